@@ -1,0 +1,44 @@
+# Two commands do everything: `make demo` and `make test`.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+SEEDS  ?= 1
+
+.PHONY: demo test check slow docs clean help
+
+help:  ## what can be made
+	@grep -hE '^[a-z]+:.*##' Makefile | sed 's/:.*##/\t/'
+
+demo: $(VENV)/.demo  ## the main job on the embedded data set: three arms, a table, figures, report.html
+	$(BIN)/safari run --seeds $(SEEDS)
+
+test: check  ## everything that must hold: style, types, tests, doctests, documented examples
+	$(BIN)/pytest -n 2
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+slow: $(VENV)/.dev  ## the tests that take minutes
+	$(BIN)/pytest -m slow
+
+docs: $(VENV)/.dev  ## write again the pages that are made from the code
+	$(BIN)/python tools/make_docs.py
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and pinned: a range would fetch the CUDA build.
+$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) -r constraints.txt
+	$(PIP) -e ".[plots]"
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	$(PIP) -e ".[dev]"
+	@touch $@
+
+clean:  ## remove the virtual environment and caches, never your runs
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

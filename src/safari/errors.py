@@ -1,0 +1,69 @@
+"""What can go wrong, in few kinds: each message names the thing, its limit and the value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+
+class SafariError(Exception):
+    """The parent of every error that a user can cause and mend; the command prints it without a traceback."""
+
+
+class ConfigError(SafariError):
+    """One or several fields of a configuration are wrong; `problems` holds a line for each.
+
+    >>> str(ConfigError(["rounds must be at least 1, got 0"]))
+    'rounds must be at least 1, got 0'
+    """
+
+    def __init__(self, problems: Sequence[str] | str):
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class DataError(SafariError):
+    """A data set is missing, truncated or corrupt."""
+
+
+class PruneError(SafariError):
+    """A mask cannot be made: nothing to prune, or a sparsity that leaves nothing."""
+
+
+class RunError(SafariError):
+    """A run's folder cannot be read, written or resumed."""
+
+
+class WireError(SafariError):
+    """Bytes that are not a valid frame; `offset` says where it was noticed."""
+
+    def __init__(self, problem: str, offset: int):
+        self.offset = offset
+        super().__init__(f"{problem} (at byte {offset})")
+
+
+class MissingExtraError(SafariError):
+    """An optional library is not installed.
+
+    >>> str(MissingExtraError("matplotlib", "plots", "figures"))
+    "figures need matplotlib: pip install 'safari-fl[plots]'"
+    """
+
+    def __init__(self, library: str, extra: str, purpose: str):
+        super().__init__(f"{purpose} need {library}: pip install 'safari-fl[{extra}]'")
+
+
+def one_of(field: str, value: object, allowed: Iterable[str]) -> str:
+    """The sentence for a value that is not among the allowed ones, with the nearest spelling.
+
+    >>> one_of("pruner", "snipp", ["mag", "snip"])
+    "pruner must be one of mag, snip; got 'snipp' (did you mean 'snip'?)"
+    """
+    names = sorted(allowed)
+    return f"{field} must be one of {', '.join(names)}; got {value!r}{did_you_mean(value, names)}"
+
+
+def did_you_mean(value: object, names: Iterable[str]) -> str:
+    """' (did you mean ...?)' for the nearest of `names`, or nothing when none is near."""
+    near = get_close_matches(str(value), list(names), n=1, cutoff=0.6)
+    return f" (did you mean {near[0]!r}?)" if near else ""

@@ -1,0 +1,37 @@
+"""Data sets, how they are divided among the clients, and augmentation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from safari.data.augment import (
+    AUGMENTATIONS,
+    Augmentation,
+    crop_and_flip,
+    draw_crop_and_flip,
+)
+from safari.data.dataset import Data, as_data, from_datasets, from_tensors
+from safari.data.digits import digits
+from safari.data.partitions import PARTITIONS, dirichlet, groups, iid, label_counts, shards
+
+DATASETS: dict[str, Callable[..., Data]] = {"digits": digits}
+"""Data sets by name; the keyword-only parameters of each are its options."""
+
+__all__ = [
+    "AUGMENTATIONS",
+    "DATASETS",
+    "PARTITIONS",
+    "Augmentation",
+    "Data",
+    "as_data",
+    "crop_and_flip",
+    "digits",
+    "dirichlet",
+    "draw_crop_and_flip",
+    "from_datasets",
+    "from_tensors",
+    "groups",
+    "iid",
+    "label_counts",
+    "shards",
+]

@@ -1,0 +1,31 @@
+"""The embedded data set: small enough to travel with the package, real enough to show the effect."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+import numpy as np
+
+from safari.data.dataset import Data, from_tensors
+
+
+def digits() -> Data:
+    """1,797 handwritten digits of 8x8 pixels, embedded in the package.
+
+    Every fifth sample is for testing (1,438 to train on, 359 to test on). Pixels, counts from 0 to 16, are
+    scaled to 0..1 and normalised with the mean and the standard deviation of the training split.
+
+    Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning
+    Repository (1998), https://doi.org/10.24432/C50P49, licence CC BY 4.0; its test part, as scikit-learn
+    ships it. `python tests/data/make_digits.py` writes the embedded file again from scikit-learn.
+
+    >>> data = digits()
+    >>> data.input_shape, len(data.train_x), len(data.test_x), data.classes
+    ((1, 8, 8), 1438, 359, 10)
+    """
+    with files("safari.data").joinpath("digits.npz").open("rb") as file:
+        stored = np.load(file, allow_pickle=False)
+        x, y = stored["images"][:, None] / 16, stored["labels"].astype(np.int64)
+    test = np.arange(len(y)) % 5 == 4
+    x = (x - x[~test].mean()) / x[~test].std()
+    return from_tensors("digits", train=(x[~test], y[~test]), test=(x[test], y[test]), classes=10)

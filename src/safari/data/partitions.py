@@ -1,0 +1,192 @@
+"""Which client holds which sample.
+
+A partition is a function of the training labels; its keyword-only parameters are its options. It gives every
+sample one owner, and returns the sorted indices that each client owns: disjoint, never empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from safari.errors import ConfigError, DataError
+
+Labels: TypeAlias = npt.NDArray[np.int64]
+Parts: TypeAlias = "list[npt.NDArray[np.int64]]"
+
+# Shares are equal to nine digits by then; far above, the sum behind a Dirichlet draw overflows.
+LARGEST_ALPHA = 1e18
+
+
+def groups(labels: Labels, clients: int, rng: np.random.Generator, *, groups: int = 2) -> Parts:
+    """Clients in groups, each group with its own labels and IID inside, as in the paper.
+
+    Classes and clients are cut into `groups` contiguous blocks; the first blocks are larger by one where the
+    division leaves a rest.
+
+    >>> labels = np.array([0, 0, 1, 1, 2, 2, 3, 3])
+    >>> [labels[part].tolist() for part in groups(labels, 2, np.random.default_rng(0))]
+    [[0, 0, 1, 1], [2, 2, 3, 3]]
+    """
+    present, rank = _classes(labels, clients)
+    _whole("groups", groups, 1)
+    if groups > len(present):
+        raise ConfigError(f"groups must be at most the number of classes ({len(present)}), got {groups}")
+    if groups > clients:
+        raise ConfigError(f"groups must be at most the number of clients ({clients}), got {groups}")
+    group_of_sample = _blocks(len(present), groups)[rank]
+    group_of_client = _blocks(clients, groups)
+    owner = np.empty(len(labels), np.int64)
+    for group in range(groups):
+        samples, holders = np.flatnonzero(group_of_sample == group), np.flatnonzero(group_of_client == group)
+        if len(samples) < len(holders):
+            raise ConfigError(
+                f"groups={groups} gives group {group} {len(holders)} clients and {len(samples)} samples: "
+                "use fewer clients or fewer groups"
+            )
+        owner[rng.permutation(samples)] = holders[np.arange(len(samples)) % len(holders)]
+    return _by_owner(owner, clients)
+
+
+def iid(labels: Labels, clients: int, rng: np.random.Generator) -> Parts:
+    """Every client draws from the same distribution, in equal shares.
+
+    >>> [part.tolist() for part in iid(np.zeros(5, np.int64), 2, np.random.default_rng(0))]
+    [[1, 2, 3], [0, 4]]
+    """
+    _classes(labels, clients)
+    owner = np.empty(len(labels), np.int64)
+    owner[rng.permutation(len(labels))] = np.arange(len(labels)) % clients
+    return _by_owner(owner, clients)
+
+
+def shards(labels: Labels, clients: int, rng: np.random.Generator, *, shards_per_client: int = 2) -> Parts:
+    """Samples sorted by label and cut into shards, a few random ones for each client (McMahan et al., 2017).
+
+    >>> labels = np.array([0, 1, 0, 1])
+    >>> parts = shards(labels, 2, np.random.default_rng(0), shards_per_client=1)
+    >>> sorted(labels[part].tolist() for part in parts)
+    [[0, 0], [1, 1]]
+    """
+    _classes(labels, clients)
+    _whole("shards_per_client", shards_per_client, 1)
+    most = len(labels) // clients
+    if shards_per_client > most:
+        raise ConfigError(
+            f"shards_per_client must be at most samples / clients ({len(labels)} / {clients} = {most}), "
+            f"got {shards_per_client}"
+        )
+    # Shuffled first, so that which samples of a label make a shard is random too.
+    shuffled = rng.permutation(len(labels))
+    by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    owner_of_shard = rng.permutation(np.repeat(np.arange(clients), shards_per_client))
+    owner = np.empty(len(labels), np.int64)
+    owner[by_label] = owner_of_shard[_blocks(len(labels), len(owner_of_shard))]
+    return _by_owner(owner, clients)
+
+
+def dirichlet(
+    labels: Labels, clients: int, rng: np.random.Generator, *, alpha: float = 0.3, minimum: int = 1
+) -> Parts:
+    """Each label divided among the clients in Dirichlet(alpha) shares: the smaller alpha, the more skewed.
+
+    A client left with fewer than `minimum` samples is filled up with random ones of the largest clients.
+
+    >>> labels = np.arange(1000) % 10
+    >>> parts = dirichlet(labels, 5, np.random.default_rng(0), alpha=0.1, minimum=20)
+    >>> sum(map(len, parts)), min(map(len, parts)) >= 20
+    (1000, True)
+    """
+    present, rank = _classes(labels, clients)
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 < alpha <= LARGEST_ALPHA:
+        raise ConfigError(f"alpha must be above 0 and at most {LARGEST_ALPHA:g}, got {alpha!r}")
+    _whole("minimum", minimum, 1)
+    most = len(labels) // clients
+    if minimum > most:
+        raise ConfigError(
+            f"minimum must be at most samples / clients ({len(labels)} / {clients} = {most}), got {minimum}"
+        )
+    owner = np.empty(len(labels), np.int64)
+    for label in range(len(present)):
+        samples = rng.permutation(np.flatnonzero(rank == label))
+        edges = np.cumsum(rng.dirichlet(np.full(clients, float(alpha))))
+        # Edges are scaled by the last one, as rounding may leave it below 1 and a sample without an owner.
+        owner[samples] = np.searchsorted(edges / edges[-1], (np.arange(len(samples)) + 0.5) / len(samples))
+    return _by_owner(_filled_up(owner, clients, minimum, rng), clients)
+
+
+def label_counts(labels: Labels, parts: Sequence[Labels], classes: int) -> npt.NDArray[np.int64]:
+    """How many samples of each label each client holds: int64[clients, classes].
+
+    >>> label_counts(np.array([0, 2, 2]), [np.array([0]), np.array([1, 2])], 3).tolist()
+    [[1, 0, 0], [0, 0, 2]]
+    """
+    owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    held = labels[np.concatenate([np.empty(0, np.int64), *parts])]
+    if held.size and not 0 <= held.min() <= held.max() < classes:
+        raise DataError(f"labels must lie in 0..{classes - 1}, got {held.min()}..{held.max()}")
+    return np.bincount(owner * classes + held, minlength=len(parts) * classes).reshape(len(parts), classes)
+
+
+def _filled_up(owner: Labels, clients: int, minimum: int, rng: np.random.Generator) -> Labels:
+    """Moves samples, one from whoever is largest at a time, until every client has `minimum`."""
+    sizes = np.bincount(owner, minlength=clients)
+    lacking = np.maximum(minimum - sizes, 0)
+    if not lacking.any():
+        return owner
+    # A sample's place among its owner's, in random order. Taking the highest places first is taking from the
+    # largest client each time; places from `minimum` on suffice, since samples >= clients * minimum.
+    shuffled = rng.permutation(len(owner))
+    grouped = shuffled[np.argsort(owner[shuffled], kind="stable")]
+    place = np.arange(len(owner)) - (np.cumsum(sizes) - sizes)[owner[grouped]]
+    given = grouped[np.argsort(-place, kind="stable")[: lacking.sum()]]
+    filled = owner.copy()
+    filled[given] = np.repeat(np.arange(clients), lacking)
+    return filled
+
+
+def _classes(labels: Labels, clients: int) -> tuple[Labels, Labels]:
+    """The labels that occur, sorted, and each sample's rank among them; checks what every partition needs."""
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or not labels.size:
+        raise DataError(
+            f"labels must be a non-empty array of integers with one dimension, "
+            f"got {labels.dtype} of shape {[*labels.shape]}"
+        )
+    _whole("clients", clients, 1)
+    if clients > len(labels):
+        raise ConfigError(f"clients must be at most the number of samples ({len(labels)}), got {clients}")
+    present, rank = np.unique(labels, return_inverse=True)
+    return present, rank
+
+
+def _whole(field: str, value: object, low: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
+        raise ConfigError(f"{field} must be an integer of at least {low}, got {value!r}")
+
+
+def _blocks(count: int, blocks: int) -> Labels:
+    """The block of each of `count` things cut into contiguous blocks, the first ones larger by one.
+
+    >>> _blocks(5, 2).tolist()
+    [0, 0, 0, 1, 1]
+    """
+    size, rest = divmod(count, blocks)
+    return np.repeat(np.arange(blocks), np.where(np.arange(blocks) < rest, size + 1, size))
+
+
+def _by_owner(owner: Labels, clients: int) -> Parts:
+    order = np.argsort(owner, kind="stable")
+    ends = np.cumsum(np.bincount(owner, minlength=clients)).tolist()
+    return [order[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+PARTITIONS: dict[str, Callable[..., Parts]] = {
+    "groups": groups,
+    "iid": iid,
+    "shards": shards,
+    "dirichlet": dirichlet,
+}
+"""Partitions by name; the keyword-only parameters of each are its options."""

@@ -10,11 +10,12 @@ from safari.data.augment import (
     crop_and_flip,
     draw_crop_and_flip,
 )
+from safari.data.cifar10 import cifar10
 from safari.data.dataset import Data, as_data, from_datasets, from_tensors
 from safari.data.digits import digits
 from safari.data.partitions import PARTITIONS, dirichlet, groups, iid, label_counts, shards
 
-DATASETS: dict[str, Callable[..., Data]] = {"digits": digits}
+DATASETS: dict[str, Callable[..., Data]] = {"digits": digits, "cifar10": cifar10}
 """Data sets by name; the keyword-only parameters of each are its options."""
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Augmentation",
     "Data",
     "as_data",
+    "cifar10",
     "crop_and_flip",
     "digits",
     "dirichlet",

@@ -55,7 +55,7 @@ class Data:
 
 
 def from_tensors(name: str, train: Split, test: Split, classes: int | None = None) -> Data:
-    """A data set from pairs (inputs, labels) of tensors or arrays; by default `classes` is the largest label + 1.
+    """A data set from (inputs, labels) of tensors or arrays; by default `classes` is the largest label + 1.
 
     >>> x, y = np.zeros((4, 1, 8, 8)), np.array([0, 1, 1, 0])
     >>> data = from_tensors("toy", train=(x, y), test=(x, y))

@@ -53,6 +53,11 @@ class Data:
         """The shape of one sample, without the batch dimension."""
         return tuple(self.train_x.shape[1:])
 
+    def to(self, device: torch.device) -> Data:
+        """The same data set with its tensors on another device."""
+        tensors = (t.to(device) for t in (self.train_x, self.train_y, self.test_x, self.test_y))
+        return Data(self.name, *tensors, classes=self.classes)
+
 
 def from_tensors(name: str, train: Split, test: Split, classes: int | None = None) -> Data:
     """A data set from (inputs, labels) of tensors or arrays; by default `classes` is the largest label + 1.

@@ -1,0 +1,19 @@
+"""The server's side (Algorithm 3): similarity, compensation, the weighted sum."""
+
+from safari.aggregation.compensation import Compensation, Decision, Round, combine
+from safari.aggregation.rules import RULES, stand_in
+from safari.aggregation.server import Outcome, Server
+from safari.aggregation.similarity import observe, unknown
+
+__all__ = [
+    "RULES",
+    "Compensation",
+    "Decision",
+    "Outcome",
+    "Round",
+    "Server",
+    "combine",
+    "observe",
+    "stand_in",
+    "unknown",
+]

@@ -1,0 +1,82 @@
+"""The rules that come with the package; a rule's keyword arguments are its options."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from safari.aggregation.compensation import Compensation, Decision, Round, State
+from safari.aggregation.similarity import observe, unknown
+from safari.errors import ConfigError
+
+# Beyond this the matrix of pairs would not fit: 20,000 clients need 1.6 GB.
+MOST_CLIENTS_WITH_PAIRS = 20_000
+
+
+def drop() -> Compensation:
+    """Average what arrived, as FedAvg does; the missing have no voice."""
+
+    def apply(state: State, round: Round) -> tuple[Decision, State]:
+        return Decision(_share(round)), state
+
+    return Compensation(lambda clients, size, device: {}, apply)
+
+
+def perfect() -> Compensation:
+    """FedAvg on a perfect network: links are overridden and everything arrives."""
+    return dataclasses.replace(drop(), overrides_network=True)
+
+
+def safari() -> Compensation:
+    """The paper's rule: for each missing client, the most similar that arrived (last seen L2 distance)."""
+
+    def init(clients: int, size: int, device: torch.device) -> State:
+        if clients > MOST_CLIENTS_WITH_PAIRS:
+            raise ConfigError(
+                f"clients must be at most {MOST_CLIENTS_WITH_PAIRS} for the rule safari, "
+                f"which remembers every pair; got {clients}"
+            )
+        return {"similarity": unknown(clients, device)}
+
+    def apply(state: State, round: Round) -> tuple[Decision, State]:
+        if len(round.arrived) == 0:
+            return Decision(_share(round)), state
+        similarity = observe(state["similarity"], round.arrived, round.models[:, : round.parameters])
+        seen = similarity[round.missing][:, round.arrived]
+        return stand_in(round, _most_similar(seen)), {"similarity": similarity}
+
+    return Compensation(init, apply)
+
+
+RULES: dict[str, Callable[..., Compensation]] = {"perfect": perfect, "drop": drop, "safari": safari}
+
+
+def stand_in(round: Round, mixture: Tensor) -> Decision:
+    """The decision in which arrivals speak for the missing: `mixture[j, i]` is i's share of j's weight.
+
+    Rows belong to `round.missing`, columns to `round.arrived`, and each row sums to 1.
+    """
+    present = round.present
+    a = round.weights[present] + round.weights[~present] @ mixture
+    arrived = round.arrived.tolist()
+    names = {}
+    for client, row in zip(round.missing.tolist(), mixture.tolist(), strict=True):
+        order = sorted(range(len(row)), key=lambda i: (-row[i], i))
+        names[client] = tuple(arrived[i] for i in order if row[i] > 0)
+    return Decision(a, stand_ins=names)
+
+
+def _most_similar(seen: Tensor) -> Tensor:
+    """All the weight on the most similar arrival; shared equally where no similarity is known."""
+    known = ~seen.isnan()
+    best = seen.nan_to_num(nan=-torch.inf).argmax(1)
+    one = torch.nn.functional.one_hot(best, seen.shape[1]).to(torch.float64)
+    return torch.where(known.any(1, keepdim=True), one, 1.0 / seen.shape[1])
+
+
+def _share(round: Round) -> Tensor:
+    weights = round.weights[round.present]
+    return weights / weights.sum() if len(weights) else weights

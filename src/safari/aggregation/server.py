@@ -1,0 +1,151 @@
+"""The server (Algorithm 3): models in, the next model out. It sees vectors and ids, never a module or a link.
+
+This is all that another framework needs of SAFARI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from safari.aggregation.compensation import Compensation, Round, State, combine
+from safari.aggregation.rules import RULES
+from safari.errors import SafariError, one_of
+
+Vector = Tensor | np.ndarray
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What happened in a round: who arrived, who was missing, whose update was refused and why,
+    and who stood in for whom."""
+
+    arrived: tuple[int, ...]
+    missing: tuple[int, ...]
+    refused: Mapping[int, str]
+    stand_ins: Mapping[int, tuple[int, ...]]
+
+    @property
+    def lost(self) -> bool:
+        """Nobody arrived, so that the model stayed as it was."""
+        return not self.arrived
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server's whole state; `step` returns the next one.
+
+    >>> server = Server.start(torch.zeros(2), clients=3, rule="safari")
+    >>> near, far = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 9.0])
+    >>> server, _ = server.step({0: near, 1: near, 2: far})   # 0 and 1 turn out to be alike
+    >>> server, outcome = server.step({0: near, 2: far})      # 1 is missing
+    >>> outcome.stand_ins
+    {1: (0,)}
+    >>> server.model                                          # (near + near + far) / 3
+    tensor([0.6667, 3.0000])
+    """
+
+    model: Tensor
+    round: int
+    weights: Tensor
+    parameters: int
+    rule: Compensation
+    state: State
+
+    @classmethod
+    def start(
+        cls,
+        model: Vector,
+        clients: int,
+        rule: str | Compensation = "safari",
+        *,
+        weights: Sequence[float] | None = None,
+        parameters: int | None = None,
+    ) -> Server:
+        """A server before its first round.
+
+        `weights`: one positive number a client (say, its sample count); equal by default. `parameters`:
+        how many numbers, from the front, are parameters (all by default): similarity looks at them alone.
+        """
+        vector = torch.as_tensor(model).to(torch.float32)
+        if clients < 1:
+            raise SafariError(f"clients must be at least 1, got {clients}")
+        if isinstance(rule, str):
+            if rule not in RULES:
+                raise SafariError(one_of("rule", rule, RULES))
+            rule = RULES[rule]()
+        shares = torch.as_tensor(np.ones(clients) if weights is None else np.asarray(weights, np.float64))
+        if shares.shape != (clients,) or not bool((shares > 0).all()):
+            raise SafariError(f"weights must hold a positive number for each of the {clients} clients")
+        return cls(
+            model=vector,
+            round=0,
+            weights=shares.to(vector.device),
+            parameters=len(vector) if parameters is None else parameters,
+            rule=rule,
+            state=rule.init(clients, len(vector), vector.device),
+        )
+
+    def step(
+        self, received: Mapping[int, Vector], cohort: Sequence[int] | None = None
+    ) -> tuple[Server, Outcome]:
+        """One round: `received` maps client ids to models; `cohort` is who was asked (all by default).
+
+        A model of the wrong length or with a NaN or infinity in it is refused, and its client is missing.
+        """
+        asked = self._cohort(cohort)
+        accepted, refused = self._accept(received, asked)
+        device = self.model.device
+        ids = torch.tensor(sorted(accepted), dtype=torch.int64, device=device)
+        models = [accepted[i] for i in sorted(accepted)]
+        cohort_ids = torch.tensor(asked, dtype=torch.int64, device=device)
+        weights = self.weights[cohort_ids]
+        view = Round(
+            number=self.round,
+            global_model=self.model,
+            cohort=cohort_ids,
+            arrived=ids,
+            models=torch.stack(models) if models else self.model.new_empty((0, len(self.model))),
+            weights=weights / weights.sum(),
+            parameters=self.parameters,
+        )
+        decision, state = self.rule.apply(self.state, view)
+        following = replace(self, model=combine(view, decision), round=self.round + 1, state=state)
+        outcome = Outcome(
+            arrived=tuple(ids.tolist()),
+            missing=tuple(view.missing.tolist()),
+            refused=refused,
+            stand_ins=dict(decision.stand_ins),
+        )
+        return following, outcome
+
+    def _cohort(self, cohort: Sequence[int] | None) -> list[int]:
+        clients = len(self.weights)
+        asked = list(range(clients)) if cohort is None else sorted(int(i) for i in cohort)
+        if len(set(asked)) != len(asked):
+            raise SafariError("cohort must name each client once")
+        if not asked or asked[0] < 0 or asked[-1] >= clients:
+            raise SafariError(f"cohort must hold ids from 0 to {clients - 1}, got {asked}")
+        return asked
+
+    def _accept(
+        self, received: Mapping[int, Vector], asked: Sequence[int]
+    ) -> tuple[dict[int, Tensor], dict[int, str]]:
+        accepted: dict[int, Tensor] = {}
+        refused: dict[int, str] = {}
+        members = set(asked)
+        for client, raw in received.items():
+            vector = torch.as_tensor(raw).to(self.model.device)
+            if client not in members:
+                refused[client] = "was not asked in this round"
+            elif vector.shape != self.model.shape:
+                refused[client] = f"expected {len(self.model)} numbers, got shape {tuple(vector.shape)}"
+            elif not bool(torch.isfinite(vector).all()):
+                refused[client] = f"{int((~torch.isfinite(vector)).sum())} numbers are NaN or infinite"
+            else:
+                accepted[client] = vector.to(torch.float32)
+        return accepted, refused

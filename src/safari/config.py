@@ -1,0 +1,306 @@
+"""An experiment as validated data. Every field says what it means, so that the reference page,
+the commented template and the errors all come from here."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from safari.errors import ConfigError, did_you_mean, one_of
+from safari.plugins import fits, spell
+
+
+def _f(default: Any, doc: str, **limits: Any) -> Any:
+    """A field with its documentation and limits: `least`, `most`, `above`, `below`, `choices`."""
+    metadata = {"doc": doc, **limits}
+    if isinstance(default, list | dict):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Plug:
+    """A plug-in by name, with its options: a table with `name` and whatever the plug-in takes."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _plug(name: str, doc: str, **options: Any) -> Any:
+    return field(default_factory=lambda: Plug(name, dict(options)), metadata={"doc": doc})
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way of treating the missing, under a name of its own."""
+
+    name: str
+    rule: Plug
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """Which weights are trained and sent."""
+
+    pruner: str = _f("mag", "rand, mag, snip, grasp, synflow, or your own as file.py:name")
+    sparsity: float = _f(0.8, "fraction of the prunable weights that is cut", least=0.0, below=1.0)
+    batch: int = _f(64, "samples that snip and grasp look at, drawn anew each round", least=1)
+
+
+@dataclass(frozen=True)
+class Local:
+    """What a client does in a round (Algorithm 2)."""
+
+    steps: int = _f(5, "local steps τ in a round", least=1)
+    epochs: float = _f(0.0, "passes over the client's own data instead of `steps`; 0: use `steps`", least=0.0)
+    batch: int = _f(32, "samples in a step", least=1)
+    optimiser: str = _f("adam", "adam (lr) or sgd (lr/τ, as in the paper)", choices=("adam", "sgd"))
+    lr: float = _f(0.001, "learning rate η", above=0.0)
+    augment: str = _f("none", "none, or crop-flip for pictures", choices=("none", "crop-flip"))
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """How models are averaged."""
+
+    weights: str = _f(
+        "uniform", "uniform, or samples: by each client's sample count", choices=("uniform", "samples")
+    )
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What computes the rounds."""
+
+    name: str = _f("reference", "reference: one client after the other, as Algorithm 1 reads")
+    device: str = _f("auto", "cpu, cuda, or auto: cuda where there is one", choices=("auto", "cpu", "cuda"))
+    threads: int = _f(0, "CPU threads for torch; 0: its own choice", least=0)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """When and how the global model is tested."""
+
+    every: int = _f(1, "rounds between two evaluations; the last round is always evaluated", least=1)
+    batch: int = _f(1000, "test samples in one forward pass", least=1)
+    last: int = _f(20, "final accuracy is the mean over the evaluations of so many last rounds", least=1)
+    target: float = _f(0.85, "top-1 accuracy for 'rounds to target'", above=0.0, most=1.0)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """When the state is saved, so that `safari resume` can go on."""
+
+    every: int = _f(10, "rounds between two checkpoints; the last round always has one", least=1)
+
+
+@dataclass(frozen=True)
+class Track:
+    """Experiment trackers, through their own libraries."""
+
+    tensorboard: bool = _f(False, "write TensorBoard event files into the run's folder (extra: tensorboard)")
+    mlflow: str = _f("", "MLflow tracking URI, or a folder; empty: off (extra: mlflow)")
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole experiment: arms × seeds under one setting. The defaults are the demo.
+
+    >>> Config().pruning.sparsity
+    0.8
+    >>> parse({"rounds": 5, "pruning": {"pruner": "snip"}}).pruning.pruner
+    'snip'
+    """
+
+    name: str = _f("demo", "a name for the run's folder and report")
+    seed: int = _f(0, "the first seed; everything random follows from it", least=0)
+    seeds: int = _f(1, "how many seeds: seed, seed + 1, ...", least=1)
+    rounds: int = _f(150, "rounds T", least=1)
+    clients: int = _f(10, "clients m", least=1)
+    cohort: int = _f(0, "clients asked in a round, sampled anew each time; 0: all", least=0)
+    arms: tuple[Arm, ...] = field(
+        default_factory=lambda: tuple(Arm(rule, Plug(rule)) for rule in ("perfect", "drop", "safari")),
+        metadata={
+            "doc": "what the server does about the missing, compared side by side: rules by name, or tables "
+            'such as {name = "mine", rule = "file.py:rule", option = 1}'
+        },
+    )
+    data: Plug = _plug("digits", "the data set: digits, cifar10, or your own")
+    partition: Plug = _plug("groups", "who holds which samples: groups, iid, shards, dirichlet", groups=2)
+    model: Plug = _plug("cnn", "the model: cnn, mlp, resnet20, or your own")
+    pruning: Pruning = field(default_factory=Pruning)
+    local: Local = field(default_factory=Local)
+    uplink: Plug = _plug(
+        "bernoulli", "how updates get lost on the way to the server", p=[1, 0.3, 0.3, 0.3, 0.3]
+    )
+    downlink: Plug = _plug("perfect", "how the broadcast gets lost on the way to the clients")
+    aggregation: Aggregation = field(default_factory=Aggregation)
+    engine: Engine = field(default_factory=Engine)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    track: Track = field(default_factory=Track)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The complete config as plain tables: `parse(config.to_dict()) == config`."""
+        return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+
+    @property
+    def digest(self) -> str:
+        """A hash of everything that is in the config."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
+
+
+def parse(table: Mapping[str, Any]) -> Config:
+    """A Config from plain tables; ConfigError lists every problem at once.
+
+    >>> parse({"ronuds": 3, "clients": 0})
+    Traceback (most recent call last):
+    ...
+    safari.errors.ConfigError: ronuds is not a field (did you mean 'rounds'?)
+    clients must be at least 1, got 0
+    """
+    problems: list[str] = []
+    values = _read(Config, table, "", problems)
+    clients, cohort = values.get("clients", 10), values.get("cohort", 0)
+    if cohort > clients:
+        problems.append(f"cohort must be at most clients ({clients}), got {cohort}")
+    if not problems and not values.get("arms", [1]):
+        problems.append("arms must name at least one rule, got none")
+    names = [arm.name for arm in values.get("arms", ())]
+    problems += [f"arms: the name {n!r} is used twice" for n in sorted(set(names)) if names.count(n) > 1]
+    problems += [
+        f"arms: a name may hold letters, digits, and . _ + - only, got {n!r}"
+        for n in names
+        if not _is_plain(n)
+    ]
+    name = values.get("name", "demo")
+    if not _is_plain(name):
+        problems.append(f"name may hold letters, digits, and . _ + - only, got {name!r}")
+    if problems:
+        raise ConfigError(problems)
+    return Config(**values)
+
+
+def override(table: Mapping[str, Any], settings: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """The tables with `("pruning.sparsity", 0.9)` and the like put in.
+
+    Naming another plug-in drops the options of the one before.
+
+    >>> override({"uplink": {"name": "bernoulli", "p": 0.3}}, [("uplink.name", "lost")])
+    {'uplink': {'name': 'lost'}}
+    """
+    out: dict[str, Any] = {k: dict(v) if isinstance(v, Mapping) else v for k, v in table.items()}
+    for key, value in settings:
+        head, _, rest = key.partition(".")
+        if not rest:
+            out[head] = value
+            continue
+        inner = out.setdefault(head, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"{key}: {head} is not a table")
+        if rest == "name" and inner.get("name") != value:
+            inner.clear()
+        inner[rest] = value
+    return out
+
+
+def _read(cls: type, table: Mapping[str, Any], prefix: str, problems: list[str]) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    problems += [
+        f"{prefix}{key} is not a field{did_you_mean(key, fields)}" for key in table if key not in fields
+    ]
+    values: dict[str, Any] = {}
+    for name, f in fields.items():
+        if name not in table:
+            continue
+        path, value, hint = prefix + name, table[name], hints[name]
+        if dataclasses.is_dataclass(hint):
+            if not isinstance(value, Mapping):
+                problems.append(f"{path} must be a table, got {value!r}")
+            elif hint is Plug:
+                values[name] = _read_plug(path, value, getattr(Config(), name), problems)
+            else:
+                section = cast(type, hint)
+                values[name] = section(**_read(section, value, path + ".", problems))
+        elif name == "arms":
+            values[name] = _read_arms(value, problems)
+        elif not fits(value, hint):
+            problems.append(f"{path} must be {spell(hint)}, got {value!r}")
+        else:
+            problem = _beyond(path, value, f.metadata)
+            if problem:
+                problems.append(problem)
+            else:
+                values[name] = float(value) if hint is float else value
+    return values
+
+
+def _read_plug(path: str, table: Mapping[str, Any], default: Plug, problems: list[str]) -> Plug:
+    name = table.get("name", default.name)
+    if not isinstance(name, str) or not name:
+        problems.append(f"{path}.name must be a text, got {name!r}")
+        return default
+    options = {key: value for key, value in table.items() if key != "name"}
+    return Plug(name, options if "name" in table else {**default.options, **options})
+
+
+def _read_arms(value: object, problems: list[str]) -> tuple[Arm, ...]:
+    if not isinstance(value, list | tuple):
+        problems.append(f"arms must be a list of rules, got {value!r}")
+        return ()
+    arms = []
+    for item in value:
+        if isinstance(item, str):
+            short = item.rpartition(":")[2]
+            arms.append(Arm(short, Plug(item)))
+        elif isinstance(item, Mapping) and isinstance(item.get("rule"), str):
+            options = {key: v for key, v in item.items() if key not in ("name", "rule")}
+            arms.append(
+                Arm(str(item.get("name", item["rule"].rpartition(":")[2])), Plug(item["rule"], options))
+            )
+        else:
+            problems.append(f'arms: each must be a rule\'s name or a table with "rule", got {item!r}')
+    return tuple(arms)
+
+
+def _beyond(path: str, value: Any, limits: Mapping[str, Any]) -> str | None:
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{path} must be a finite number, got {value}"
+    if "choices" in limits and value not in limits["choices"]:
+        return one_of(path, value, limits["choices"])
+    if "least" in limits and value < limits["least"]:
+        return f"{path} must be at least {limits['least']}, got {value}"
+    if "above" in limits and value <= limits["above"]:
+        return f"{path} must be above {limits['above']}, got {value}"
+    if "below" in limits and value >= limits["below"]:
+        return f"{path} must be below {limits['below']}, got {value}"
+    if "most" in limits and value > limits["most"]:
+        return f"{path} must be at most {limits['most']}, got {value}"
+    return None
+
+
+def _is_plain(name: str) -> bool:
+    return bool(name) and name[0] != "." and all(c.isascii() and (c.isalnum() or c in "._+-") for c in name)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Plug):
+        return {"name": value.name, **{k: _plain(v) for k, v in value.options.items()}}
+    if isinstance(value, Arm):
+        if value.rule.options or value.name != value.rule.name:
+            return {"name": value.name, "rule": value.rule.name, **_plain(dict(value.rule.options))}
+        return value.name
+    if dataclasses.is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

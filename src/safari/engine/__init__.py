@@ -1,0 +1,18 @@
+"""What computes the rounds: `reference` reads like Algorithm 1."""
+
+from safari.engine.experiment import ENGINES, Watcher, engine_of, resume, run
+from safari.engine.world import KINDS, World, assemble, check, load_data, rule_of
+
+__all__ = [
+    "ENGINES",
+    "KINDS",
+    "Watcher",
+    "World",
+    "assemble",
+    "check",
+    "engine_of",
+    "load_data",
+    "resume",
+    "rule_of",
+    "run",
+]

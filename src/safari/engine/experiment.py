@@ -1,0 +1,129 @@
+"""A whole experiment: every arm and every seed, side by side, into a run's folder that can be resumed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from safari.config import Config, parse
+from safari.engine import reference
+from safari.engine.record import Record
+from safari.engine.state import State, from_saved, initial, to_saved
+from safari.engine.world import World, assemble, load_data, rule_of
+from safari.errors import ConfigError, one_of
+from safari.runs import RunFolder, Trial, seeds_of, summarise
+
+RoundFunction = Callable[[State], tuple[State, Record, dict[str, float]]]
+
+# An engine is prepared once for a world and then runs rounds; see `reference` for what a round is.
+ENGINES: dict[str, Callable[[World], RoundFunction]] = {"reference": reference.prepare}
+
+
+class Watcher(Protocol):
+    """Somebody who follows a run: a progress bar, a tracker."""
+
+    def start(self, run: RunFolder) -> None:
+        """Called once, when the run has its folder."""
+
+    def round(self, trial: Trial, record: Mapping[str, Any]) -> None:
+        """Called after each round, and for rounds that an earlier process had done."""
+
+    def stop(self) -> None:
+        """Called once at the end, also after an error."""
+
+
+def run(
+    config: Config | Mapping[str, Any], out: str | Path, watchers: Sequence[Watcher] = ()
+) -> dict[str, Any]:
+    """Run an experiment into a new folder; returns its summary.
+
+    >>> import tempfile
+    >>> small = {"rounds": 2, "arms": ["drop"], "clients": 2, "model": {"name": "mlp"}}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     summary = run(small, f"{folder}/first")
+    >>> summary["arms"]["drop"]["seeds"]["0"]["rounds"]
+    2
+    """
+    if not isinstance(config, Config):
+        config = parse(config)
+    data = load_data(config)
+    # Everything that can be wrong is found before the folder is made.
+    assemble(config, config.seed, data)
+    engine_of(config)
+    return _go(RunFolder.create(Path(out), config), watchers)
+
+
+def resume(path: str | Path, watchers: Sequence[Watcher] = ()) -> dict[str, Any]:
+    """Go on with a run that was interrupted; a finished one is only summarised again."""
+    return _go(RunFolder.open(Path(path)), watchers)
+
+
+def engine_of(config: Config) -> Callable[[World], RoundFunction]:
+    """The engine that a config names."""
+    if config.engine.name not in ENGINES:
+        raise ConfigError(one_of("engine.name", config.engine.name, ENGINES))
+    return ENGINES[config.engine.name]
+
+
+def _go(run: RunFolder, watchers: Sequence[Watcher]) -> dict[str, Any]:
+    config = run.config
+    with run.writing(), _threads(config.engine.threads), contextlib.ExitStack() as stack:
+        for watcher in watchers:
+            watcher.start(run)
+            stack.callback(watcher.stop)
+        data = load_data(config)
+        for seed in seeds_of(config):
+            world = assemble(config, seed, data)
+            _run_seed(run, world, engine_of(config)(world), watchers)
+        summary = summarise(run)
+        run.write("summary.json", json.dumps(summary, indent=2) + "\n")
+    return summary
+
+
+def _run_seed(run: RunFolder, world: World, engine: RoundFunction, watchers: Sequence[Watcher]) -> None:
+    arms = []
+    for arm in run.config.arms:
+        trial = run.trial(arm.name, world.seed)
+        rule, saved = rule_of(arm.rule), trial.load()
+        state = initial(world, rule) if saved is None else from_saved(saved, world, rule)
+        for record in trial.records():
+            for watcher in watchers:
+                watcher.round(trial, record)
+        arms.append(_rounds(trial, state, world, engine))
+    # Side by side: one round of each arm in turn.
+    while arms:
+        for arm_rounds in list(arms):
+            step = next(arm_rounds, None)
+            if step is None:
+                arms.remove(arm_rounds)
+                continue
+            for watcher in watchers:
+                watcher.round(*step)
+
+
+def _rounds(
+    trial: Trial, state: State, world: World, engine: RoundFunction
+) -> Iterator[tuple[Trial, Record]]:
+    rounds, every = world.config.rounds, world.config.checkpoint.every
+    while state.round < rounds:
+        state, record, seconds = engine(state)
+        trial.append(record, seconds)
+        if state.round % every == 0 or state.round == rounds:
+            trial.save(to_saved(state, world))
+        yield trial, record
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if count:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,116 @@
+"""A round's record: one line of `rounds.jsonl`, the same for every engine."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from safari.aggregation import Outcome
+from safari.models import Layout
+
+Record = dict[str, Any]
+
+
+class Stopwatch:
+    """Seconds by part; waits for the device, so that each part is charged its own work."""
+
+    def __init__(self, device: torch.device):
+        self.seconds: dict[str, float] = {}
+        self._device = device
+        self._last = time.perf_counter()
+
+    def lap(self, part: str) -> None:
+        """Charge the time since the last lap to `part`."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        now = time.perf_counter()
+        self.seconds[part] = self.seconds.get(part, 0.0) + now - self._last
+        self._last = now
+
+
+class MaskCount:
+    """How dense a round's masks are, and how far clients agree, without keeping the masks."""
+
+    def __init__(self, layout: Layout):
+        self._layout = layout
+        self._kept: list[int] = []
+        self._any: Tensor | None = None
+        self._all: Tensor | None = None
+
+    def add(self, mask: Tensor) -> None:
+        """Count one client's mask."""
+        weights = mask[self._layout.prunable.to(mask.device)]
+        self._kept.append(int(weights.sum()))
+        self._any = weights if self._any is None else self._any | weights
+        self._all = weights if self._all is None else self._all & weights
+
+    @property
+    def kept(self) -> list[int]:
+        """How many weights each client kept, in the order added."""
+        return list(self._kept)
+
+    @property
+    def density(self) -> float | None:
+        """Mean fraction of the prunable weights that a client kept."""
+        return fmean(self._kept) / self._layout.prunable_count if self._kept else None
+
+    @property
+    def agreement(self) -> float | None:
+        """Weights kept by all clients over weights kept by any: 1 when all masks are the same."""
+        if self._any is None or self._all is None:
+            return None
+        return int(self._all.sum()) / max(1, int(self._any.sum()))
+
+
+def record_of(
+    layout: Layout,
+    t: int,
+    trained: Sequence[int],
+    outcome: Outcome,
+    scores: Mapping[str, float] | None,
+    losses: Sequence[float],
+    masks: MaskCount,
+    before: Tensor,
+    after: Tensor,
+) -> Record:
+    """The line for round t (counted from 1 in the record).
+
+    `support` is the fraction of prunable weights of the new global model that are not 0, `churn` the
+    fraction that became or ceased to be 0 in this round.
+    """
+    weights = layout.prunable.to(after.device)
+    was, now = before[weights] != 0, after[weights] != 0
+    support = {
+        e.name: round(int((after[e.offset : e.end] != 0).sum()) / max(1, e.size), 6)
+        for e in layout.entries
+        if e.kind == "weight"
+    }
+    return {
+        "round": t + 1,
+        "loss": _finite(scores["loss"]) if scores else None,
+        "top1": scores["top1"] if scores else None,
+        "top5": scores["top5"] if scores else None,
+        "train_loss": _finite(fmean(losses)) if losses else None,
+        "trained": list(trained),
+        "arrived": list(outcome.arrived),
+        "missing": list(outcome.missing),
+        "refused": {str(client): reason for client, reason in outcome.refused.items()},
+        "stand_ins": {str(client): list(who) for client, who in outcome.stand_ins.items()},
+        "lost": outcome.lost,
+        "density": masks.density,
+        "agreement": masks.agreement,
+        "support": int(now.sum()) / layout.prunable_count,
+        "churn": int((was != now).sum()) / layout.prunable_count,
+        "layers": support,
+        "bytes": {"up": 0, "down": 0},
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,100 @@
+"""Algorithm 1, one client after the other: the engine to read, and the one that others are compared with."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+from torch import Tensor
+
+from safari.engine.record import MaskCount, Record, Stopwatch, record_of
+from safari.engine.state import State
+from safari.engine.world import World
+from safari.pruning import compute_mask
+from safari.seeds import derive, generator, torch_generator
+from safari.training import evaluate, train_local
+
+
+def prepare(world: World) -> Callable[[State], tuple[State, Record, dict[str, float]]]:
+    """The engine for one world; there is nothing to prepare."""
+    return functools.partial(run_round, world)
+
+
+def run_round(world: World, state: State) -> tuple[State, Record, dict[str, float]]:
+    """One round: the next state, the round's record, and the seconds each part took."""
+    t, x = state.round, state.server.model
+    watch = Stopwatch(world.device)
+    masks = MaskCount(world.layout)
+
+    # 1. The server broadcasts x; the network decides whom that reaches, and whose answer will arrive.
+    cohort = world.cohort(t)
+    heard, answered, uplink, downlink = network(world, state)
+
+    # 2. Each client that received it computes a mask on it and trains inside the mask (Algorithm 2).
+    received: dict[int, Tensor] = {}
+    losses: list[float] = []
+    shared: Tensor | None = None
+    for client in cohort:
+        if not heard[client]:
+            continue
+        if shared is None or world.pruner.needs_data:
+            shared = mask_of(world, x, client, t)
+        mask = shared
+        masks.add(mask)
+        watch.lap("mask")
+        model, loss = train_local(
+            world.module,
+            world.layout,
+            x,
+            mask,
+            world.training_batches(client, t),
+            optimiser=world.config.local.optimiser,
+            lr=world.config.local.lr,
+            seed=derive(world.seed, "module", client, t) >> 1,
+        )
+        losses.append(loss)
+        watch.lap("train")
+        # 3. The uplink delivers it, or does not.
+        if answered[client]:
+            received[client] = model
+
+    # 4. The server lets arrivals stand in for the missing, and averages (Algorithm 3).
+    server, outcome = state.server.step(received, cohort)
+    watch.lap("aggregate")
+
+    scores = None
+    if (t + 1) % world.config.evaluation.every == 0 or t + 1 == world.config.rounds:
+        world.layout.write(world.module, server.model)
+        scores = evaluate(world.module, world.data.test_x, world.data.test_y, world.config.evaluation.batch)
+    watch.lap("evaluate")
+
+    trained = [client for client in cohort if heard[client]]
+    record = record_of(world.layout, t, trained, outcome, scores, losses, masks, x, server.model)
+    return State(server, uplink, downlink), record, watch.seconds
+
+
+def network(
+    world: World, state: State
+) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Whom the broadcast reaches, whose answer would arrive, and both links' next states."""
+    t = state.round
+    heard, downlink = world.downlink.apply(state.downlink, t, generator(world.seed, "downlink", t))
+    answered, uplink = world.uplink.apply(state.uplink, t, generator(world.seed, "uplink", t))
+    if state.server.rule.overrides_network:
+        heard = answered = np.ones(len(world.parts), dtype=bool)
+    return heard, answered, uplink, downlink
+
+
+def mask_of(world: World, x: Tensor, client: int, t: int) -> Tensor:
+    """A client's mask on the global model. After the first round, what is 0 stays cut."""
+    return compute_mask(
+        world.module,
+        world.layout,
+        x,
+        world.pruner,
+        world.config.pruning.sparsity,
+        world.pruning_batch(client, t),
+        torch_generator(world.seed, "pruner"),
+        support=None if t == 0 else x != 0,
+    )

@@ -1,0 +1,85 @@
+"""What a link is: a pair of pure functions that say, each round, whose message gets through.
+
+A link knows the truth (probabilities, bursts, traces) and never meets the server: the server sees only
+who arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safari.errors import ConfigError
+
+State = dict[str, np.ndarray]
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a link may know: how many clients there are, which labels they hold, and randomness of its own."""
+
+    clients: int
+    label_counts: NDArray[np.int64]
+    rng: np.random.Generator
+
+
+@dataclass(frozen=True)
+class Link:
+    """`init(setting) -> state`; `apply(state, round, rng) -> (delivered, state)`.
+
+    `delivered` holds a bool a client. `rng` is fresh every round; draw one number a client, in order,
+    and adding a client will not change the others' luck.
+    """
+
+    init: Callable[[Setting], State]
+    apply: Callable[[State, int, np.random.Generator], tuple[Bools, State]]
+
+
+def from_probability(
+    init: Callable[[Setting], Floats], schedule: Callable[[Floats, int], Floats] | None = None
+) -> Link:
+    """A link with a success probability for each client, perhaps changed over time by `schedule(p, round)`.
+
+    >>> link = from_probability(lambda setting: np.array([1.0, 0.0]), lambda p, t: p if t < 5 else 1 - p)
+    >>> rng = np.random.default_rng(0)
+    >>> state = link.init(Setting(2, np.zeros((2, 1), int), rng))
+    >>> [link.apply(state, t, rng)[0].tolist() for t in (0, 5)]
+    [[True, False], [False, True]]
+    """
+
+    def apply(state: State, t: int, rng: np.random.Generator) -> tuple[Bools, State]:
+        p = state["p"] if schedule is None else schedule(state["p"], t)
+        return rng.random(len(p)) < p, state
+
+    return Link(lambda setting: {"p": init(setting)}, apply)
+
+
+def spread(field: str, p: float | Sequence[float], clients: int) -> Floats:
+    """A probability a client, from one number or from a list that is repeated to fit.
+
+    >>> spread("p", [1, 0.3], 4).tolist()
+    [1.0, 0.3, 1.0, 0.3]
+    """
+    values = probabilities(field, p)
+    if clients % len(values):
+        raise ConfigError(
+            f"{field} must hold one number or a list whose length divides the {clients} clients; "
+            f"got {len(values)} numbers"
+        )
+    return np.tile(values, clients // len(values))
+
+
+def probabilities(field: str, p: float | Sequence[float]) -> Floats:
+    """One or more numbers, each checked to lie between 0 and 1."""
+    values = np.atleast_1d(np.asarray(p, dtype=np.float64))
+    if values.size == 0:
+        raise ConfigError(f"{field} must hold at least one number, got an empty list")
+    for value in values:
+        if not 0 <= value <= 1:
+            raise ConfigError(f"{field} must lie between 0 and 1, got {value}")
+    return values

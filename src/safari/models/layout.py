@@ -1,0 +1,162 @@
+"""A module as one flat vector, and back.
+
+Parameters come first, float buffers after them, so that `vector[:layout.parameters]` is all that was
+trained. The server needs this table and never the module.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from safari.errors import SafariError
+
+Kind = Literal["weight", "parameter", "buffer"]
+
+_PRUNABLE_LAYERS = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)
+# The parts of attention that are linear maps but not layers of their own.
+_ATTENTION_WEIGHTS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+_EXACT_IN_FLOAT32 = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor's place in the vector; `kind` is "weight" where it may be pruned."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+    kind: Kind
+
+    @property
+    def size(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+    @property
+    def end(self) -> int:
+        """Where the next entry begins."""
+        return self.offset + self.size
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names, shapes and kinds of all the numbers of a module, in a fixed order.
+
+    >>> layout = Layout.of(nn.Linear(3, 2))
+    >>> layout.size, layout.parameters, layout.prunable_count
+    (8, 8, 6)
+    >>> [(entry.name, entry.kind) for entry in layout.entries]
+    [('weight', 'weight'), ('bias', 'parameter')]
+    """
+
+    entries: tuple[Entry, ...]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Layout:
+        """The layout of any module; names the tensor when one cannot be held exactly in float32."""
+        prunable = _prunable_ids(module)
+        persistent = module.state_dict(keep_vars=True).keys()
+        found: list[tuple[str, Tensor, Kind]] = [
+            (name, p, "weight" if id(p) in prunable else "parameter") for name, p in module.named_parameters()
+        ]
+        found += [
+            (name, b, "buffer")
+            for name, b in module.named_buffers()
+            if name in persistent and b.is_floating_point()
+        ]
+        entries = []
+        offset = 0
+        for name, tensor, kind in found:
+            if nn.parameter.is_lazy(tensor):
+                raise SafariError(f"{name} has no shape yet: run a batch through the lazy module first")
+            if tensor.dtype not in _EXACT_IN_FLOAT32:
+                raise SafariError(f"{name} must be float32, float16 or bfloat16; got {tensor.dtype}")
+            entries.append(Entry(name, tuple(tensor.shape), offset, kind))
+            offset = entries[-1].end
+        if not entries:
+            raise SafariError(f"{type(module).__name__} has no parameters")
+        return cls(tuple(entries))
+
+    @property
+    def size(self) -> int:
+        """How many numbers the vector holds."""
+        return self.entries[-1].end
+
+    @cached_property
+    def parameters(self) -> int:
+        """How many of them, from the front, are parameters."""
+        return sum(entry.size for entry in self.entries if entry.kind != "buffer")
+
+    @cached_property
+    def prunable(self) -> Tensor:
+        """A bool vector: True where a weight may be pruned."""
+        return torch.cat([torch.full((e.size,), e.kind == "weight") for e in self.entries])
+
+    @cached_property
+    def prunable_count(self) -> int:
+        """How many weights may be pruned."""
+        return int(self.prunable.sum())
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of names, shapes and kinds: two sides with the same digest mean the same vector."""
+        table = [(e.name, e.shape, e.kind) for e in self.entries]
+        return hashlib.sha256(json.dumps(table).encode()).hexdigest()
+
+    def split(self, vector: Tensor) -> dict[str, Tensor]:
+        """Views of a vector (or a mask) by name, in each tensor's own shape.
+
+        >>> Layout.of(nn.Linear(2, 1)).split(torch.tensor([1.0, 2.0, 3.0]))
+        {'weight': tensor([[1., 2.]]), 'bias': tensor([3.])}
+        """
+        self.check(vector)
+        return {e.name: vector[e.offset : e.end].view(e.shape) for e in self.entries}
+
+    def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """One vector from tensors by name: the inverse of `split`."""
+        return torch.cat([tensors[e.name].reshape(-1) for e in self.entries])
+
+    def read(self, module: nn.Module) -> Tensor:
+        """The module's numbers as a new float32 vector."""
+        state = module.state_dict(keep_vars=True)
+        return self.join({e.name: state[e.name].detach().to(torch.float32) for e in self.entries})
+
+    @torch.no_grad()
+    def write(self, module: nn.Module, vector: Tensor) -> None:
+        """Put a vector into the module, in place; integer buffers are left alone."""
+        state = cast(Mapping[str, Tensor], module.state_dict(keep_vars=True))
+        for name, value in self.split(vector).items():
+            state[name].copy_(value)
+
+    def check(self, vector: Tensor) -> None:
+        """Raise unless the vector has this layout's length."""
+        if vector.shape != (self.size,):
+            raise SafariError(f"vector must have shape ({self.size},), got {tuple(vector.shape)}")
+
+
+def prunable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The trainable weights of convolution and linear layers, by name."""
+    ids = _prunable_ids(module)
+    return {name: p for name, p in module.named_parameters() if id(p) in ids}
+
+
+def _prunable_ids(module: nn.Module) -> set[int]:
+    found = set()
+    for layer in module.modules():
+        names: tuple[str, ...] = ()
+        if isinstance(layer, _PRUNABLE_LAYERS):
+            names = ("weight",)
+        elif isinstance(layer, nn.MultiheadAttention):
+            names = _ATTENTION_WEIGHTS
+        weights = (getattr(layer, name, None) for name in names)
+        found |= {id(w) for w in weights if isinstance(w, nn.Parameter) and w.requires_grad}
+    return found

@@ -1,0 +1,169 @@
+"""How a name in a config becomes an object, and which options it takes.
+
+A plug-in is a built-in's name, `package.module:object`, `path/to/file.py:object`, or what an installed
+package offers under the entry-point group `safari.<kind>`. Its options are the keyword-only parameters of
+the function: built-in or yours, they are checked and documented in the same way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from safari.errors import ConfigError, did_you_mean, one_of
+
+
+@dataclass(frozen=True)
+class Option:
+    """One keyword-only parameter of a plug-in."""
+
+    name: str
+    hint: Any
+    default: Any
+
+
+def resolve(kind: str, field: str, name: str, builtin: Mapping[str, Any]) -> Any:
+    """The object behind a name; ConfigError with the allowed names and the nearest spelling otherwise.
+
+    >>> resolve("rule", "arms", "dorp", {"drop": 1, "safari": 2})
+    Traceback (most recent call last):
+    ...
+    safari.errors.ConfigError: arms must be one of drop, safari; got 'dorp' (did you mean 'drop'?); \
+your own goes in as file.py:name or package.module:name
+    """
+    if name in builtin:
+        return builtin[name]
+    offered = {point.name: point for point in entry_points(group=f"safari.{kind}")}
+    if name in offered:
+        return offered[name].load()
+    if ":" not in name:
+        names = [*builtin, *offered]
+        raise ConfigError(
+            one_of(field, name, names) + "; your own goes in as file.py:name or package.module:name"
+        )
+    source, _, attribute = name.rpartition(":")
+    module = _import(field, source)
+    if not hasattr(module, attribute):
+        near = did_you_mean(attribute, vars(module))
+        raise ConfigError(f"{field}: {source} has no {attribute!r}{near}")
+    return getattr(module, attribute)
+
+
+def options_of(factory: Callable[..., Any]) -> list[Option]:
+    """A factory's options, in the order written.
+
+    >>> def link(*, p: float = 0.3): ...
+    >>> options_of(link)
+    [Option(name='p', hint=<class 'float'>, default=0.3)]
+    """
+    hints = typing.get_type_hints(factory) if isinstance(factory, types.FunctionType) else {}
+    return [
+        Option(p.name, hints.get(p.name, Any), p.default)
+        for p in inspect.signature(factory).parameters.values()
+        if p.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+
+
+def check_options(field: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> list[str]:
+    """What is wrong with these options: unknown names, wrong types, missing ones. A line each."""
+    known = {option.name: option for option in options_of(factory)}
+    problems = []
+    for name, value in options.items():
+        if name not in known:
+            allowed = ", ".join(known) or "none"
+            problems.append(
+                f"{field}.{name} is not an option (allowed: {allowed}){did_you_mean(name, known)}"
+            )
+        elif not fits(value, known[name].hint):
+            problems.append(f"{field}.{name} must be {spell(known[name].hint)}, got {value!r}")
+    missing = [
+        o.name for o in known.values() if o.default is inspect.Parameter.empty and o.name not in options
+    ]
+    return problems + [f"{field}.{name} is required" for name in missing]
+
+
+def fits(value: object, hint: Any) -> bool:
+    """Does a TOML value suit a type hint? An int is a fine float; a bool is not a number.
+
+    >>> fits(1, float), fits(True, int), fits([1, 0.3], float | Sequence[float]), fits("x", Literal["x", "y"])
+    (True, False, True, True)
+    """
+    if hint is Any:
+        return True
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, arg) for arg in args)
+    if origin is Literal:
+        return value in args
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if origin in (list, tuple, Sequence) or hint in (list, tuple):
+        inner = args[0] if args else Any
+        return isinstance(value, list | tuple) and all(fits(item, inner) for item in value)
+    return isinstance(value, hint) if isinstance(hint, type) else True
+
+
+def spell(hint: Any) -> str:
+    """A type hint in plain words.
+
+    >>> spell(float | Sequence[float])
+    'a number or a list (each a number)'
+    """
+    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", Any: "anything"}
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(spell(arg) for arg in args)
+    if origin is Literal:
+        return "one of " + ", ".join(str(arg) for arg in args)
+    if origin in (list, tuple, Sequence):
+        return f"a list (each {spell(args[0])})" if args else "a list"
+    return words.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def first_line(thing: Any) -> str:
+    """The first line of a plug-in's docstring: what `safari list` prints."""
+    doc = inspect.getdoc(getattr(thing, "score", thing)) or ""
+    return doc.split("\n", 1)[0]
+
+
+def _import(field: str, source: str) -> types.ModuleType:
+    try:
+        if source.endswith(".py"):
+            return _import_file(field, Path(source))
+        return importlib.import_module(source)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{field}: cannot import {source}: {type(error).__name__}: {error}") from error
+
+
+def _import_file(field: str, path: Path) -> types.ModuleType:
+    if not path.is_file():
+        raise ConfigError(f"{field}: no such file: {path} (paths are relative to the current folder)")
+    # One module a file, however often it is named, so that its objects are the same everywhere.
+    name = "safari_plugin_" + hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{field}: cannot import {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

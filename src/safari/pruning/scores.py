@@ -1,0 +1,84 @@
+"""How important is each weight? One function a pruner: `(module, batch, generator) -> {name: score}`.
+
+The module arrives in eval mode with the weights to be judged in it; higher scores are kept. A score
+function leaves the module as it found it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from safari.errors import PruneError
+from safari.models import prunable_parameters
+
+Batch = tuple[Tensor, Tensor]
+Score = Callable[[nn.Module, Batch | None, torch.Generator], Mapping[str, Tensor]]
+
+GRASP_TEMPERATURE = 200.0
+
+
+def rand(module: nn.Module, batch: Batch | None, generator: torch.Generator) -> dict[str, Tensor]:
+    """A random rank, drawn once a run: every client and round gets the same."""
+    weights = prunable_parameters(module)
+    return {name: torch.rand(w.shape, generator=generator).to(w.device) for name, w in weights.items()}
+
+
+def mag(module: nn.Module, batch: Batch | None, generator: torch.Generator) -> dict[str, Tensor]:
+    """Magnitude: |w|."""
+    return {name: w.detach().abs() for name, w in prunable_parameters(module).items()}
+
+
+def snip(module: nn.Module, batch: Batch | None, generator: torch.Generator) -> dict[str, Tensor]:
+    """SNIP (Lee et al., 2019): |w · ∂L/∂w|, how much the loss on a batch hangs on the weight."""
+    x, y = _need(batch, "snip")
+    weights = prunable_parameters(module)
+    grads = _grad(F.cross_entropy(module(x), y), list(weights.values()))
+    return {name: (w.detach() * g).abs() for (name, w), g in zip(weights.items(), grads, strict=True)}
+
+
+def grasp(module: nn.Module, batch: Batch | None, generator: torch.Generator) -> dict[str, Tensor]:
+    """GraSP (Wang et al., 2020): w · Hg at temperature 200, what keeps the gradient flowing."""
+    x, y = _need(batch, "grasp")
+    weights = prunable_parameters(module)
+    tensors = list(weights.values())
+    loss = F.cross_entropy(module(x) / GRASP_TEMPERATURE, y)
+    g = _grad(loss, tensors, create_graph=True)
+    flow = torch.stack([(a * a.detach()).sum() for a in g]).sum()
+    hg = _grad(flow, tensors) if flow.requires_grad else [torch.zeros_like(w) for w in tensors]
+    return {name: w.detach() * h for (name, w), h in zip(weights.items(), hg, strict=True)}
+
+
+def synflow(module: nn.Module, batch: Batch | None, generator: torch.Generator) -> dict[str, Tensor]:
+    """SynFlow (Tanaka et al., 2020): |w · ∂R/∂w|, R the sum of outputs of the net of |w| on ones; no data.
+
+    Only the batch's shape is used. In float64, because R multiplies over the layers.
+    """
+    x, _ = _need(batch, "synflow")
+    if not x.is_floating_point():
+        raise PruneError(f"synflow feeds an input of ones, so inputs must be real numbers; got {x.dtype}")
+    positive = copy.deepcopy(module).double()
+    with torch.no_grad():
+        for tensor in positive.state_dict(keep_vars=True).values():
+            tensor.abs_()
+    weights = prunable_parameters(positive)
+    ones = torch.ones((1, *x.shape[1:]), dtype=torch.float64, device=x.device)
+    grads = _grad(positive(ones).sum(), list(weights.values()))
+    return {name: (w.detach() * g).abs() for (name, w), g in zip(weights.items(), grads, strict=True)}
+
+
+def _grad(value: Tensor, weights: Sequence[Tensor], create_graph: bool = False) -> list[Tensor]:
+    # A weight that the output does not depend on has no gradient: its score is 0.
+    with torch.enable_grad():
+        grads = torch.autograd.grad(value, weights, create_graph=create_graph, allow_unused=True)
+    return [torch.zeros_like(w) if g is None else g for w, g in zip(weights, grads, strict=True)]
+
+
+def _need(batch: Batch | None, pruner: str) -> Batch:
+    if batch is None:
+        raise PruneError(f"{pruner} needs batch=(inputs, labels), got None")
+    return batch

@@ -1,0 +1,207 @@
+"""A run's folder.
+
+RUN/config.toml                      complete: `safari run RUN/config.toml` does it all again
+RUN/summary.json                     final numbers, every arm
+RUN/report.html, RUN/figures/
+RUN/trials/ARM/seed-N/rounds.jsonl   one line a round; bit-equal between two runs of one config
+RUN/trials/ARM/seed-N/timings.jsonl  seconds, apart because they are never equal
+RUN/trials/ARM/seed-N/checkpoint.safetensors
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from safari.config import Config, parse
+from safari.errors import ConfigError, RunError
+from safari.runs.files import append_line, keep_lines, making, write_atomically
+from safari.toml import read_toml, to_toml
+
+FORMAT = "safari-run-1"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint: the round it was made after, its tensors, and small facts as JSON."""
+
+    round: int
+    tensors: Mapping[str, Tensor]
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One arm with one seed."""
+
+    arm: str
+    seed: int
+    path: Path
+
+    @property
+    def rounds(self) -> Path:
+        """The file of records."""
+        return self.path / "rounds.jsonl"
+
+    @property
+    def timings(self) -> Path:
+        """The file of seconds."""
+        return self.path / "timings.jsonl"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The file of the last checkpoint."""
+        return self.path / "checkpoint.safetensors"
+
+    def append(self, record: Mapping[str, Any], seconds: Mapping[str, float]) -> None:
+        """Add a round's line."""
+        append_line(self.timings, json.dumps({"round": record["round"], **seconds}))
+        append_line(self.rounds, json.dumps(record, allow_nan=False))
+
+    def save(self, saved: Saved) -> None:
+        """Replace the checkpoint, after all records so far are on the disk."""
+        for path in (self.rounds, self.timings):
+            _sync(path)
+        metadata = {"format": FORMAT, "round": str(saved.round), "facts": json.dumps(saved.facts)}
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in saved.tensors.items()}
+        write_atomically(self.checkpoint, save(tensors, metadata))
+
+    def load(self) -> Saved | None:
+        """The last checkpoint, with the records cut back to it; None where there is none yet."""
+        if not self.checkpoint.exists():
+            keep_lines(self.rounds, 0)
+            keep_lines(self.timings, 0)
+            return None
+        saved = read_checkpoint(self.checkpoint)
+        kept = min(keep_lines(self.rounds, saved.round), keep_lines(self.timings, saved.round))
+        if kept < saved.round:
+            raise RunError(
+                f"{self.path}: the checkpoint is of round {saved.round}, the records end at {kept}"
+            )
+        return saved
+
+    def records(self) -> list[dict[str, Any]]:
+        """The records so far; a last line that is still being written is left out."""
+        return list(read_lines(self.rounds))
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run: a config, and a trial for each arm and seed."""
+
+    path: Path
+    config: Config
+
+    @classmethod
+    def create(cls, path: Path, config: Config) -> RunFolder:
+        """A new run; RunError when the folder holds one already."""
+        if (path / "config.toml").exists():
+            raise RunError(
+                f"{path} holds a run already: go on with 'safari resume {path}', or choose another --out"
+            )
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise RunError(f"{path} is not an empty folder; choose another --out")
+        with making(path):
+            write_atomically(path / "config.toml", to_toml(config).encode())
+        return cls(path, config)
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """A run that exists."""
+        if not (path / "config.toml").is_file():
+            raise RunError(f"{path} is not a run's folder: it has no config.toml")
+        try:
+            return cls(path, parse(read_toml(path / "config.toml")))
+        except ConfigError as error:
+            raise ConfigError([f"{path / 'config.toml'}: {problem}" for problem in error.problems]) from error
+
+    def trial(self, arm: str, seed: int) -> Trial:
+        """The place of one arm and seed; made when it is not there."""
+        with making(self.path / "trials" / arm / f"seed-{seed}") as path:
+            return Trial(arm, seed, path)
+
+    def trials(self) -> list[Trial]:
+        """All trials that the config asks for and that have begun, by arm and then by seed."""
+        wanted = [
+            Trial(arm.name, seed, self.path / "trials" / arm.name / f"seed-{seed}")
+            for arm in self.config.arms
+            for seed in seeds_of(self.config)
+        ]
+        return [trial for trial in wanted if trial.rounds.exists()]
+
+    def write(self, name: str, text: str) -> Path:
+        """Put a text file into the folder, atomically."""
+        write_atomically(self.path / name, text.encode())
+        return self.path / name
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Hold the folder for one writer; RunError for the second."""
+        lock = FileLock(self.path / ".lock", timeout=0)
+        owner = self.path / ".writer"
+        try:
+            lock.acquire()
+        except Timeout as error:
+            who = owner.read_text().strip() if owner.exists() else "unknown"
+            raise RunError(f"{self.path} is being written by another process (pid {who})") from error
+        except OSError as error:
+            raise RunError(f"cannot lock {self.path}: {error.strerror or error}") from error
+        try:
+            write_atomically(owner, f"{os.getpid()}\n".encode())
+            yield
+        finally:
+            owner.unlink(missing_ok=True)
+            lock.release()
+
+
+def seeds_of(config: Config) -> range:
+    """The seeds that a config asks for."""
+    return range(config.seed, config.seed + config.seeds)
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a JSON-lines file; RunError names the line that is not JSON."""
+    if not path.exists():
+        return
+    with path.open("rb") as handle:
+        for number, line in enumerate(handle, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                value = json.loads(line)
+            except ValueError as error:
+                raise RunError(f"{path}, line {number} is not JSON: {error}") from error
+            if not isinstance(value, dict):
+                raise RunError(f"{path}, line {number} is not a record")
+            yield value
+
+
+def read_checkpoint(path: Path) -> Saved:
+    """A checkpoint file, checked; never unpickles."""
+    try:
+        with safe_open(path, framework="pt") as handle:
+            metadata = handle.metadata() or {}
+            tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+        if metadata.get("format") != FORMAT:
+            raise RunError(f"{path}: format must be {FORMAT}, got {metadata.get('format')!r}")
+        return Saved(int(metadata["round"]), tensors, json.loads(metadata["facts"]))
+    except (SafetensorError, KeyError, ValueError, OSError) as error:
+        raise RunError(f"{path} is not a readable checkpoint: {error}") from error
+
+
+def _sync(path: Path) -> None:
+    try:
+        with path.open("rb") as handle:
+            os.fsync(handle.fileno())
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from error

@@ -1,0 +1,88 @@
+"""What a run came to: final accuracy, its wobble, and how long it took, for each arm over the seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean, pstdev, stdev
+from typing import Any
+
+from safari.config import Config
+from safari.runs.folder import RunFolder
+
+Record = Mapping[str, Any]
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Mean, sample standard deviation and n; None for what cannot be said.
+
+    >>> spread([1.0, 3.0])
+    {'mean': 2.0, 'std': 1.4142135623730951, 'n': 2}
+    >>> spread([5.0])
+    {'mean': 5.0, 'std': None, 'n': 1}
+    """
+    return {
+        "mean": fmean(values) if values else None,
+        "std": stdev(values) if len(values) > 1 else None,
+        "n": len(values),
+    }
+
+
+def summarise_trial(records: Sequence[Record], config: Config) -> dict[str, Any]:
+    """One trial: means over the evaluations in the last rounds, and the first round at the target."""
+    evaluated = [r for r in records if r["top1"] is not None]
+    last = [r for r in evaluated if r["round"] > config.rounds - config.evaluation.last]
+    reached = [r["round"] for r in evaluated if r["top1"] >= config.evaluation.target]
+    asked = sum(len(r["arrived"]) + len(r["missing"]) for r in records)
+    arrived = sum(len(r["arrived"]) for r in records)
+    return {
+        "rounds": len(records),
+        "finished": len(records) >= config.rounds,
+        "top1": _mean(last, "top1"),
+        "top5": _mean(last, "top5"),
+        "loss": _mean(last, "loss"),
+        "top1_within": pstdev([r["top1"] for r in last]) if last else None,
+        "rounds_to_target": reached[0] if reached else None,
+        "lost_updates": 1 - arrived / asked if asked else None,
+        "bytes_up": sum(r["bytes"]["up"] for r in records),
+        "bytes_down": sum(r["bytes"]["down"] for r in records),
+        "refused": sum(len(r["refused"]) for r in records),
+    }
+
+
+def summarise(run: RunFolder) -> dict[str, Any]:
+    """The whole run, as it stands: `summary.json`."""
+    config = run.config
+    trials: dict[str, dict[str, Any]] = {arm.name: {} for arm in config.arms}
+    for trial in run.trials():
+        trials[trial.arm][str(trial.seed)] = summarise_trial(trial.records(), config)
+    return {
+        "name": config.name,
+        "config": config.digest,
+        "rounds": config.rounds,
+        "last": config.evaluation.last,
+        "target": config.evaluation.target,
+        "arms": {arm: _over_seeds(list(seeds.values())) | {"seeds": seeds} for arm, seeds in trials.items()},
+    }
+
+
+def _over_seeds(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    names = (
+        "top1",
+        "top5",
+        "loss",
+        "top1_within",
+        "rounds_to_target",
+        "lost_updates",
+        "bytes_up",
+        "bytes_down",
+    )
+    columns = {name: [t[name] for t in trials if t[name] is not None] for name in names}
+    return {name: spread(values) for name, values in columns.items()} | {
+        "reached_target": f"{len(columns['rounds_to_target'])} of {len(trials)}"
+    }
+
+
+def _mean(records: Sequence[Record], key: str) -> float | None:
+    values = [r[key] for r in records if r[key] is not None and math.isfinite(r[key])]
+    return fmean(values) if values else None

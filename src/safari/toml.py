@@ -1,0 +1,93 @@
+"""TOML in and out: the standard library reads it; writing our few kinds of values takes a page."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safari.config import Config
+from safari.errors import ConfigError
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as plain tables; ConfigError when it is missing or malformed."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """`key=value` from the command line; the value as TOML reads it, or else a text.
+
+    >>> parse_setting("pruning.sparsity=0.9"), parse_setting("pruning.pruner=snip")
+    (('pruning.sparsity', 0.9), ('pruning.pruner', 'snip'))
+    >>> parse_setting("arms=drop,safari")
+    ('arms', ['drop', 'safari'])
+    """
+    key, equals, value = text.partition("=")
+    key, value = key.strip(), value.strip()
+    if not equals or not key:
+        raise ConfigError(f"--set takes key=value, such as pruning.sparsity=0.9; got {text!r}")
+    try:
+        return key, tomllib.loads(f"x = {value}")["x"]
+    except tomllib.TOMLDecodeError:
+        return key, value.split(",") if key == "arms" else value
+
+
+def to_toml(config: Config, *, comments: bool = False) -> str:
+    """The complete config; with `comments`, each field's documentation above it."""
+    scalars: list[str] = []
+    tables: list[str] = []
+    values = config.to_dict()
+    for f in dataclasses.fields(Config):
+        value, doc = values[f.name], f.metadata.get("doc", "")
+        if not isinstance(value, Mapping):
+            scalars += _line(f.name, value, doc, comments)
+            continue
+        docs = _docs(getattr(config, f.name))
+        body = [line for k, v in value.items() for line in _line(k, v, docs.get(k, ""), comments)]
+        head = doc or _first_line(type(getattr(config, f.name)))
+        tables += ["", *([f"# {head}"] if comments else []), f"[{f.name}]", *body]
+    return "\n".join([*scalars, *tables]) + "\n"
+
+
+def _docs(section: object) -> dict[str, str]:
+    if not dataclasses.is_dataclass(section):
+        return {}
+    return {f.name: f.metadata.get("doc", "") for f in dataclasses.fields(section)}
+
+
+def _first_line(cls: type) -> str:
+    return (cls.__doc__ or "").split("\n", 1)[0]
+
+
+def _line(key: str, value: Any, doc: str, comments: bool) -> list[str]:
+    return [*([f"# {doc}"] if comments and doc else []), f"{_key(key)} = {_value(value)}"]
+
+
+def _key(key: str) -> str:
+    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else _value(key)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_value(item) for item in value) + "]"
+    if isinstance(value, int):
+        return str(value)
+    raise ConfigError(f"a config can hold texts, numbers, booleans, lists and tables; got {value!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -55,8 +55,13 @@ class Data:
 
     def to(self, device: torch.device) -> Data:
         """The same data set with its tensors on another device."""
-        tensors = (t.to(device) for t in (self.train_x, self.train_y, self.test_x, self.test_y))
-        return Data(self.name, *tensors, classes=self.classes)
+        return replace(
+            self,
+            train_x=self.train_x.to(device),
+            train_y=self.train_y.to(device),
+            test_x=self.test_x.to(device),
+            test_y=self.test_y.to(device),
+        )
 
 
 def from_tensors(name: str, train: Split, test: Split, classes: int | None = None) -> Data:

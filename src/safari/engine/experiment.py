@@ -43,7 +43,7 @@ def run(
     """Run an experiment into a new folder; returns its summary.
 
     >>> import tempfile
-    >>> small = {"rounds": 2, "arms": ["drop"], "clients": 2, "model": {"name": "mlp"}}
+    >>> small = {"rounds": 2, "arms": ["drop"], "clients": 5, "model": {"name": "mlp"}}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     summary = run(small, f"{folder}/first")
     >>> summary["arms"]["drop"]["seeds"]["0"]["rounds"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -162,7 +163,7 @@ def assemble(config: Config, seed: int, data: Data) -> World:
         problems.attempt(lambda: _named("local.augment", lambda: world.training_batches(0, 0)))
         for direction, link in (("uplink", uplink), ("downlink", downlink)):
             setting = world.setting(direction)
-            problems.attempt(lambda d=direction, k=link, s=setting: _named(d, lambda: k.init(s)))
+            problems.attempt(partial(_named, direction, partial(link.init, setting)))
         problems.raise_if_any()
         return world
     raise ConfigError(problems.lines)
@@ -233,12 +234,12 @@ class _Problems:
 def _check_names(config: Config, problems: _Problems) -> None:
     for kind in ("data", "partition", "model"):
         plug = getattr(config, kind)
-        problems.attempt(lambda k=kind, p=plug: _factory(k, k, p))
+        problems.attempt(partial(_factory, kind, kind, plug))
     problems.attempt(lambda: as_pruner(resolve("pruner", "pruning.pruner", config.pruning.pruner, PRUNERS)))
     for direction in ("uplink", "downlink"):
-        problems.attempt(lambda d=direction: _link(d, getattr(config, d)))
+        problems.attempt(partial(_link, direction, getattr(config, direction)))
     for arm in config.arms:
-        problems.attempt(lambda a=arm: rule_of(a.rule))
+        problems.attempt(partial(rule_of, arm.rule))
     problems.attempt(lambda: device_of(config))
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from safari.config import Config, parse
@@ -17,6 +20,7 @@ from safari.engine.state import State, from_saved, initial, to_saved
 from safari.engine.world import World, assemble, load_data, rule_of
 from safari.errors import ConfigError, one_of
 from safari.runs import RunFolder, Trial, seeds_of, summarise
+from safari.version import __version__
 
 RoundFunction = Callable[[State], tuple[State, Record, dict[str, float]]]
 
@@ -79,10 +83,36 @@ def _go(run: RunFolder, watchers: Sequence[Watcher]) -> dict[str, Any]:
         data = load_data(config)
         for seed in seeds_of(config):
             world = assemble(config, seed, data)
+            if seed == config.seed:
+                _describe(run, world)
             _run_seed(run, world, engine_of(config)(world), watchers)
         summary = summarise(run)
         run.write("summary.json", json.dumps(summary, indent=2) + "\n")
     return summary
+
+
+def _describe(run: RunFolder, world: World) -> None:
+    """Who holds what, and what the run was begun on: for the report, once."""
+    if not (run.path / "clients.json").exists():
+        clients = {"label_counts": world.label_counts.tolist(), "samples": [len(p) for p in world.parts]}
+        run.write("clients.json", json.dumps(clients) + "\n")
+    if not (run.path / "environment.json").exists():
+        run.write("environment.json", json.dumps(environment(world.device), indent=2) + "\n")
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions and hardware: what a number needs beside it."""
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return {
+        "safari": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": gpu,
+    }
 
 
 def _run_seed(run: RunFolder, world: World, engine: RoundFunction, watchers: Sequence[Watcher]) -> None:

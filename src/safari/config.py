@@ -78,7 +78,17 @@ class Aggregation:
 class Engine:
     """What computes the rounds."""
 
-    name: str = _f("reference", "reference: one client after the other, as Algorithm 1 reads")
+    name: str = _f(
+        "vectorised",
+        "vectorised: all clients at once; reference: one after the other, as Algorithm 1 reads",
+        choices=("vectorised", "reference"),
+    )
+    precision: str = _f(
+        "float32",
+        "float32, or bfloat16 for the clients' training (weights and sums stay float32)",
+        choices=("float32", "bfloat16"),
+    )
+    graph: bool = _f(True, "replay a round's training as one CUDA graph where that is possible")
     device: str = _f("auto", "cpu, cuda, or auto: cuda where there is one", choices=("auto", "cpu", "cuda"))
     threads: int = _f(0, "CPU threads for torch; 0: its own choice", least=0)
 

@@ -1,6 +1,6 @@
 """How important is each weight? One function a pruner: `(module, batch, generator) -> {name: score}`.
 
-The module arrives in eval mode with the weights to be judged in it; higher scores are kept. A score
+The module arrives in eval mode, gradients enabled, with the weights to be judged in it; higher scores are kept. A score
 function leaves the module as it found it.
 """
 
@@ -73,8 +73,7 @@ def synflow(module: nn.Module, batch: Batch | None, generator: torch.Generator) 
 
 def _grad(value: Tensor, weights: Sequence[Tensor], create_graph: bool = False) -> list[Tensor]:
     # A weight that the output does not depend on has no gradient: its score is 0.
-    with torch.enable_grad():
-        grads = torch.autograd.grad(value, weights, create_graph=create_graph, allow_unused=True)
+    grads = torch.autograd.grad(value, weights, create_graph=create_graph, allow_unused=True)
     return [torch.zeros_like(w) if g is None else g for w, g in zip(weights, grads, strict=True)]
 
 

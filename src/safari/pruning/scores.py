@@ -63,8 +63,9 @@ def synflow(module: nn.Module, batch: Batch | None, generator: torch.Generator) 
         raise PruneError(f"synflow feeds an input of ones, so inputs must be real numbers; got {x.dtype}")
     positive = copy.deepcopy(module).double()
     with torch.no_grad():
-        for tensor in positive.state_dict(keep_vars=True).values():
-            tensor.abs_()
+        for tensor in (*positive.parameters(), *positive.buffers()):
+            if tensor.is_floating_point():
+                tensor.abs_()
     weights = prunable_parameters(positive)
     ones = torch.ones((1, *x.shape[1:]), dtype=torch.float64, device=x.device)
     grads = _grad(positive(ones).sum(), list(weights.values()))

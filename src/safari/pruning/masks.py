@@ -33,6 +33,10 @@ class Pruner:
     needs_data: bool = True
     iterations: int = 1
 
+    def __post_init__(self) -> None:
+        if self.iterations < 1:
+            raise PruneError(f"iterations must be at least 1, got {self.iterations}")
+
 
 PRUNERS: dict[str, Pruner] = {
     "rand": Pruner(s.rand, needs_data=False),

@@ -95,7 +95,7 @@ class Server:
     ) -> tuple[Server, Outcome]:
         """One round: `received` maps client ids to models; `cohort` is who was asked (all by default).
 
-        A model of the wrong length or with a NaN or infinity in it is refused, and its client is missing.
+        A model of the wrong length, with a NaN or infinity in it, or not of numbers at all is refused, and its client is missing.
         """
         asked = self._cohort(cohort)
         accepted, refused = self._accept(received, asked)
@@ -139,13 +139,25 @@ class Server:
         refused: dict[int, str] = {}
         members = set(asked)
         for client, raw in received.items():
-            vector = torch.as_tensor(raw).to(self.model.device)
+            vector = _real_vector(raw)
             if client not in members:
                 refused[client] = "was not asked in this round"
+            elif vector is None:
+                refused[client] = "is not an array of real numbers"
             elif vector.shape != self.model.shape:
                 refused[client] = f"expected {len(self.model)} numbers, got shape {tuple(vector.shape)}"
             elif not bool(torch.isfinite(vector).all()):
                 refused[client] = f"{int((~torch.isfinite(vector)).sum())} numbers are NaN or infinite"
             else:
-                accepted[client] = vector.to(torch.float32)
+                accepted[client] = vector.to(self.model.device)
         return accepted, refused
+
+
+def _real_vector(raw: Vector) -> Tensor | None:
+    """What came in, as float32 (a number too large for that becomes infinite); None when it has no such form."""
+    try:
+        # A copy, because arrays made from received bytes are read-only, and without its graph.
+        vector = torch.tensor(raw) if isinstance(raw, np.ndarray) else torch.as_tensor(raw).detach()
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    return None if vector.is_complex() else vector.to(torch.float32)

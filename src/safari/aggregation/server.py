@@ -71,7 +71,17 @@ class Server:
         `weights`: one positive number a client (say, its sample count); equal by default. `parameters`:
         how many numbers, from the front, are parameters (all by default): similarity looks at them alone.
         """
-        vector = torch.as_tensor(model).to(torch.float32)
+        # A copy without a graph: the caller goes on using theirs.
+        vector = torch.as_tensor(model).detach().to(torch.float32, copy=True)
+        if vector.ndim != 1 or not len(vector) or not bool(torch.isfinite(vector).all()):
+            raise SafariError(
+                f"model must be one vector of finite numbers, got shape {tuple(vector.shape)}"
+                f" with {int((~torch.isfinite(vector)).sum())} numbers NaN or infinite"
+            )
+        if parameters is not None and not 1 <= parameters <= len(vector):
+            raise SafariError(
+                f"parameters must lie between 1 and the model's {len(vector)} numbers, got {parameters}"
+            )
         if clients < 1:
             raise SafariError(f"clients must be at least 1, got {clients}")
         if isinstance(rule, str):
@@ -79,8 +89,8 @@ class Server:
                 raise SafariError(one_of("rule", rule, RULES))
             rule = RULES[rule]()
         shares = torch.as_tensor(np.ones(clients) if weights is None else np.asarray(weights, np.float64))
-        if shares.shape != (clients,) or not bool((shares > 0).all()):
-            raise SafariError(f"weights must hold a positive number for each of the {clients} clients")
+        if shares.shape != (clients,) or not bool(((shares > 0) & shares.isfinite()).all()):
+            raise SafariError(f"weights must hold a positive, finite number for each of the {clients} clients")
         return cls(
             model=vector,
             round=0,

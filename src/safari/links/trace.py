@@ -5,26 +5,29 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
-from safari.errors import ConfigError, DataError, MissingExtraError
+from safari.errors import ConfigError, DataError, MissingExtraError, one_of
 from safari.links.link import Bools, Link, Setting, State
 
+After = Literal["repeat", "lost", "error"]
 COLUMNS = ("round", "client", "delivered")
 _TRUE, _FALSE = {"1", "true", "yes"}, {"0", "false", "no"}
 # A trace is held as one bool a client and round; this bounds what a typing error in a file can ask for.
 MOST_CELLS = 2**31
 
 
-def trace(*, file: str = "", after: Literal["repeat", "lost", "error"] = "repeat") -> Link:
+def trace(*, file: str = "", after: After = "repeat") -> Link:
     """Replay a CSV or Parquet file with columns round, client (both from 0) and delivered (0 or 1).
 
     `after` says what happens when the run is longer than the trace: start again, lose everything, or stop.
     """
     if not file:
         raise ConfigError("file must name a CSV or Parquet file, got ''")
+    if after not in get_args(After):
+        raise ConfigError(one_of("after", after, get_args(After)))
 
     def init(setting: Setting) -> State:
         table = read_trace(Path(file))
@@ -38,7 +41,7 @@ def trace(*, file: str = "", after: Literal["repeat", "lost", "error"] = "repeat
             raise DataError(f"{file}: ends after {len(table)} rounds, and round {t} was asked for")
         if t >= len(table) and after == "lost":
             return np.zeros(table.shape[1], dtype=bool), state
-        return table[t % len(table)], state
+        return table[t % len(table)].copy(), state
 
     return Link(init, apply)
 

@@ -156,6 +156,12 @@ class Config:
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
 
 
+# The fields that name a plug-in, with what they name by default.
+_PLUGS = {
+    f.name: plug for f in dataclasses.fields(Config) if isinstance(plug := getattr(Config(), f.name), Plug)
+}
+
+
 def parse(table: Mapping[str, Any]) -> Config:
     """A Config from plain tables; ConfigError lists every problem at once.
 
@@ -190,22 +196,25 @@ def parse(table: Mapping[str, Any]) -> Config:
 def override(table: Mapping[str, Any], settings: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """The tables with `("pruning.sparsity", 0.9)` and the like put in.
 
-    Naming another plug-in drops the options of the one before.
+    Naming another plug-in drops the options of the one before, but none that `settings` itself put in:
+    their order does not matter.
 
     >>> override({"uplink": {"name": "bernoulli", "p": 0.3}}, [("uplink.name", "lost")])
     {'uplink': {'name': 'lost'}}
     """
     out: dict[str, Any] = {k: dict(v) if isinstance(v, Mapping) else v for k, v in table.items()}
+    given: set[str] = set()
     for key, value in settings:
         head, _, rest = key.partition(".")
+        given.add(key)
         if not rest:
             out[head] = value
             continue
         inner = out.setdefault(head, {})
         if not isinstance(inner, dict):
             raise ConfigError(f"{key}: {head} is not a table")
-        if rest == "name" and inner.get("name") != value:
-            inner.clear()
+        if rest == "name" and head in _PLUGS and inner.get("name", _PLUGS[head].name) != value:
+            inner = out[head] = {k: v for k, v in inner.items() if f"{head}.{k}" in given}
         inner[rest] = value
     return out
 
@@ -225,7 +234,7 @@ def _read(cls: type, table: Mapping[str, Any], prefix: str, problems: list[str])
             if not isinstance(value, Mapping):
                 problems.append(f"{path} must be a table, got {value!r}")
             elif hint is Plug:
-                values[name] = _read_plug(path, value, getattr(Config(), name), problems)
+                values[name] = _read_plug(path, value, _PLUGS[name], problems)
             else:
                 section = cast(type, hint)
                 values[name] = section(**_read(section, value, path + ".", problems))

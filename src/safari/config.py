@@ -174,10 +174,8 @@ def parse(table: Mapping[str, Any]) -> Config:
     problems: list[str] = []
     values = _read(Config, table, "", problems)
     clients, cohort = values.get("clients", 10), values.get("cohort", 0)
-    if cohort > clients:
+    if cohort > clients and ("clients" in values or "clients" not in table):
         problems.append(f"cohort must be at most clients ({clients}), got {cohort}")
-    if not problems and not values.get("arms", [1]):
-        problems.append("arms must name at least one rule, got none")
     names = [arm.name for arm in values.get("arms", ())]
     problems += [f"arms: the name {n!r} is used twice" for n in sorted(set(names)) if names.count(n) > 1]
     problems += [
@@ -264,6 +262,8 @@ def _read_arms(value: object, problems: list[str]) -> tuple[Arm, ...]:
     if not isinstance(value, list | tuple):
         problems.append(f"arms must be a list of rules, got {value!r}")
         return ()
+    if not value:
+        problems.append("arms must name at least one rule, got none")
     arms = []
     for item in value:
         if isinstance(item, str):

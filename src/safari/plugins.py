@@ -23,6 +23,10 @@ from typing import Any, Literal, get_args, get_origin
 from safari.errors import ConfigError, did_you_mean, one_of
 
 
+# TOML's whole numbers have no end in Python; from here on they have no float.
+_BEYOND_FLOAT = 2**1023
+
+
 @dataclass(frozen=True)
 class Option:
     """One keyword-only parameter of a plug-in."""
@@ -106,7 +110,8 @@ def fits(value: object, hint: Any) -> bool:
     if origin is Literal:
         return value in args
     if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < _BEYOND_FLOAT
+        return isinstance(value, float) or whole
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     if origin in (list, tuple, Sequence) or hint in (list, tuple):

@@ -18,10 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from safari.errors import ConfigError, did_you_mean, one_of
 
+T = TypeVar("T")
 
 # TOML's whole numbers have no end in Python; from here on they have no float.
 _BEYOND_FLOAT = 2**1023
@@ -49,7 +50,7 @@ your own goes in as file.py:name or package.module:name
         return builtin[name]
     offered = {point.name: point for point in entry_points(group=f"safari.{kind}")}
     if name in offered:
-        return offered[name].load()
+        return _load(field, f"entry point {name!r} ({offered[name].value})", offered[name].load)
     if ":" not in name:
         names = [*builtin, *offered]
         raise ConfigError(
@@ -144,10 +145,15 @@ def first_line(thing: Any) -> str:
 
 
 def _import(field: str, source: str) -> types.ModuleType:
+    if source.endswith(".py"):
+        return _load(field, source, lambda: _import_file(field, Path(source)))
+    return _load(field, source, lambda: importlib.import_module(source))
+
+
+def _load(field: str, source: str, load: Callable[[], T]) -> T:
+    """Run somebody else's code for the first time: whatever goes wrong in it has a name in the config."""
     try:
-        if source.endswith(".py"):
-            return _import_file(field, Path(source))
-        return importlib.import_module(source)
+        return load()
     except ConfigError:
         raise
     except Exception as error:

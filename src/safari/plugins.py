@@ -71,12 +71,19 @@ def options_of(factory: Callable[..., Any]) -> list[Option]:
     >>> options_of(link)
     [Option(name='p', hint=<class 'float'>, default=0.3)]
     """
-    hints = typing.get_type_hints(factory) if isinstance(factory, types.FunctionType) else {}
+    hints = _hints(factory.__init__ if isinstance(factory, type) else factory)
     return [
         Option(p.name, hints.get(p.name, Any), p.default)
         for p in inspect.signature(factory).parameters.values()
         if p.kind is inspect.Parameter.KEYWORD_ONLY
     ]
+
+
+def _hints(function: Any) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function)
+    except (NameError, TypeError):  # a name imported for type checkers alone, or no function at all
+        return {}
 
 
 def check_options(field: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> list[str]:

@@ -71,7 +71,7 @@ def options_of(factory: Callable[..., Any]) -> list[Option]:
     >>> options_of(link)
     [Option(name='p', hint=<class 'float'>, default=0.3)]
     """
-    hints = _hints(factory.__init__ if isinstance(factory, type) else factory)
+    hints = _hints(factory.__init__ if isinstance(factory, type) else factory)  # type: ignore[misc]
     return [
         Option(p.name, hints.get(p.name, Any), p.default)
         for p in inspect.signature(factory).parameters.values()

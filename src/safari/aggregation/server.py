@@ -90,7 +90,9 @@ class Server:
             rule = RULES[rule]()
         shares = torch.as_tensor(np.ones(clients) if weights is None else np.asarray(weights, np.float64))
         if shares.shape != (clients,) or not bool(((shares > 0) & shares.isfinite()).all()):
-            raise SafariError(f"weights must hold a positive, finite number for each of the {clients} clients")
+            raise SafariError(
+                f"weights must hold a positive, finite number for each of the {clients} clients"
+            )
         return cls(
             model=vector,
             round=0,
@@ -105,7 +107,8 @@ class Server:
     ) -> tuple[Server, Outcome]:
         """One round: `received` maps client ids to models; `cohort` is who was asked (all by default).
 
-        A model of the wrong length, with a NaN or infinity in it, or not of numbers at all is refused, and its client is missing.
+        A model of the wrong length, with a NaN or infinity in it, or not of numbers at all is refused,
+        and its client is missing.
         """
         asked = self._cohort(cohort)
         accepted, refused = self._accept(received, asked)
@@ -164,7 +167,7 @@ class Server:
 
 
 def _real_vector(raw: Vector) -> Tensor | None:
-    """What came in, as float32 (a number too large for that becomes infinite); None when it has no such form."""
+    """What came in, as float32 (infinite where too large for that); None when it has no such form."""
     try:
         # A copy, because arrays made from received bytes are read-only, and without its graph.
         vector = torch.tensor(raw) if isinstance(raw, np.ndarray) else torch.as_tensor(raw).detach()

@@ -88,7 +88,8 @@ def _read_csv(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
                 if cells is None:
                     found = ",".join(str(value) for value in row.values())
                     raise DataError(
-                        f"{path}, line {reader.line_num}: expected two whole numbers and 0 or 1, got {found!r}"
+                        f"{path}, line {reader.line_num}: "
+                        f"expected two whole numbers and 0 or 1, got {found!r}"
                     )
                 rows.append(cells)
     except (OSError, UnicodeDecodeError, csv.Error) as error:

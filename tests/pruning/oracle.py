@@ -115,7 +115,7 @@ def highest(scores: Scores, keep: int) -> Scores:
 
 
 def above_threshold(scores: np.ndarray, keep: int) -> np.ndarray:
-    """The same without sorting: all above the keep-th highest score, and the earliest of those equal to it."""
+    """The same without sorting: all above the keep-th highest score, and the earliest equal to it."""
     edge = np.partition(scores, len(scores) - keep)[len(scores) - keep]
     mask = scores > edge
     mask[np.flatnonzero(scores == edge)[: keep - int(mask.sum())]] = True

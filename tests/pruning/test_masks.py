@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pruning import oracle
 from torch import Tensor, nn
 
+from pruning import oracle
 from safari.errors import PruneError
 from safari.models import Layout
 from safari.pruning import PRUNERS, Pruner, as_pruner, compute_mask, density, kept_count, prune, top_k

@@ -7,9 +7,9 @@ from functools import cache
 
 import pytest
 import torch
-from pruning import oracle
 from torch import Tensor, nn
 
+from pruning import oracle
 from safari.models import cnn, resnet20
 from safari.pruning import PRUNERS, Batch, prune, scores
 from safari.seeds import torch_generator

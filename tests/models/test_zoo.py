@@ -18,7 +18,7 @@ def count(module: nn.Module) -> int:
 
 
 def test_resnet20_by_hand() -> None:
-    """3·16·9 for the stem; 6, 6 and 6 convolutions of three widths, the first of a stage from half; the head."""
+    """A stem; six convolutions in each of three widths, the first of a stage from half the width; a head."""
     stem = 3 * 16 * 9
     stages = 6 * 16 * 16 * 9 + (16 * 32 + 5 * 32 * 32) * 9 + (32 * 64 + 5 * 64 * 64) * 9
     norms = 2 * (7 * 16 + 6 * 32 + 6 * 64)

@@ -52,9 +52,9 @@ your own goes in as file.py:name or package.module:name
     if name in offered:
         return _load(field, f"entry point {name!r} ({offered[name].value})", offered[name].load)
     if ":" not in name:
-        names = [*builtin, *offered]
         raise ConfigError(
-            one_of(field, name, names) + "; your own goes in as file.py:name or package.module:name"
+            one_of(field, name, {*builtin, *offered})
+            + "; your own goes in as file.py:name or package.module:name"
         )
     source, _, attribute = name.rpartition(":")
     module = _import(field, source)
@@ -140,7 +140,7 @@ def spell(hint: Any) -> str:
         return " or ".join(spell(arg) for arg in args)
     if origin is Literal:
         return "one of " + ", ".join(str(arg) for arg in args)
-    if origin in (list, tuple, Sequence):
+    if origin in (list, tuple, Sequence) or hint in (list, tuple):
         return f"a list (each {spell(args[0])})" if args else "a list"
     return words.get(hint, getattr(hint, "__name__", str(hint)))
 

@@ -14,6 +14,9 @@ from safari.models import cnn, resnet20
 from safari.pruning import PRUNERS, Batch, prune, scores
 from safari.seeds import torch_generator
 
+# Forward over reverse derivatives load torch's own scripts.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+
 SPARSITIES = ("0", "0.5", "0.8", "0.95", "0.99")
 CLASSES = 10
 SHAPES = {"cnn": (1, 8, 8), "resnet20": (3, 32, 32)}
@@ -38,6 +41,12 @@ def network(name: str) -> nn.Module:
 def batch(name: str) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(11)
     return torch.randn((8, *SHAPES[name]), generator=generator), torch.arange(8) % CLASSES
+
+
+@cache
+def exact_grasp(name: str) -> dict[str, Tensor]:
+    x, y = batch(name)
+    return oracle.grasp_scores(copy.deepcopy(network(name)).double(), x.double(), y)
 
 
 def count(masks: dict[str, Tensor]) -> int:
@@ -68,7 +77,8 @@ def test_synflow_keeps_exact_counts_and_agrees_on_the_cnn(sparsity: str) -> None
     keep = oracle.kept(total, sparsity)
     masks = prune(module, pruner="synflow", sparsity=float(sparsity), batch=batch("cnn"))
     assert count(masks) == keep
-    assert_same(masks, oracle.synflow_masks(module, SHAPES["cnn"], keep))
+    if keep < total:
+        assert_same(masks, oracle.synflow_masks(module, SHAPES["cnn"], keep))
 
 
 def test_synflow_agrees_on_resnet20() -> None:
@@ -116,7 +126,7 @@ def test_scores_from_gradients_agree_in_double_precision(name: str, pruner: str)
     module = copy.deepcopy(network(name)).double()
     x, y = batch(name)[0].double(), batch(name)[1]
     found = getattr(scores, pruner)(module, (x, y), torch.Generator())
-    expected = getattr(oracle, f"{pruner}_scores")(module, x, y)
+    expected = exact_grasp(name) if pruner == "grasp" else oracle.snip_scores(module, x, y)
     assert list(found) == list(expected)
     largest = max(float(s.abs().max()) for s in expected.values())
     assert largest > 0
@@ -146,7 +156,7 @@ def test_grasp_masks_agree(name: str, sparsity: str) -> None:
     precision; in single precision all but a few weights in a thousand must be judged the same."""
     module = network(name)
     x, y = batch(name)
-    found = oracle.grasp_scores(copy.deepcopy(module).double(), x.double(), y)
+    found = exact_grasp(name)
     keep = oracle.kept(sum(s.numel() for s in found.values()), sparsity)
     expected = oracle.highest(found, keep)
     assert_same(prune(module, pruner=in_double, sparsity=float(sparsity), batch=(x, y)), expected)

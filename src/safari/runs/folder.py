@@ -25,7 +25,7 @@ from torch import Tensor
 
 from safari.config import Config, parse
 from safari.errors import ConfigError, RunError
-from safari.runs.files import append_line, keep_lines, making, write_atomically
+from safari.runs.files import append_line, keep_lines, making, temporaries, write_atomically
 from safari.toml import read_toml, to_toml
 
 FORMAT = "safari-run-1"
@@ -109,10 +109,11 @@ class RunFolder:
             raise RunError(
                 f"{path} holds a run already: go on with 'safari resume {path}', or choose another --out"
             )
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if path.exists() and (not path.is_dir() or set(path.iterdir()) - set(temporaries(path))):
             raise RunError(f"{path} is not an empty folder; choose another --out")
+        text = to_toml(config)
         with making(path):
-            write_atomically(path / "config.toml", to_toml(config).encode())
+            write_atomically(path / "config.toml", text.encode())
         return cls(path, config)
 
     @classmethod
@@ -157,6 +158,8 @@ class RunFolder:
         except OSError as error:
             raise RunError(f"cannot lock {self.path}: {error.strerror or error}") from error
         try:
+            for left_by_a_crash in temporaries(self.path):
+                left_by_a_crash.unlink(missing_ok=True)
             write_atomically(owner, f"{os.getpid()}\n".encode())
             yield
         finally:

@@ -120,7 +120,7 @@ def _run_seed(run: RunFolder, world: World, engine: RoundFunction, watchers: Seq
     for arm in run.config.arms:
         trial = run.trial(arm.name, world.seed)
         rule, saved = rule_of(arm.rule), trial.load()
-        state = initial(world, rule) if saved is None else from_saved(saved, world, rule)
+        state = initial(world, rule) if saved is None else from_saved(saved, world, rule, trial)
         for record in trial.records():
             for watcher in watchers:
                 watcher.round(trial, record)
@@ -144,7 +144,7 @@ def _rounds(
         state, record, seconds = engine(state)
         trial.append(record, seconds)
         if state.round % every == 0 or state.round == rounds:
-            trial.save(to_saved(state, world))
+            trial.save(to_saved(state, world, trial))
         yield trial, record
 
 

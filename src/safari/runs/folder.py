@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -73,7 +74,11 @@ class Trial:
         for path in (self.rounds, self.timings):
             _sync(path)
         metadata = {"format": FORMAT, "round": str(saved.round), "facts": json.dumps(saved.facts)}
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in saved.tensors.items()}
+        # Copies, because safetensors refuses tensors that share memory, as a rule's state may.
+        tensors = {
+            name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+            for name, tensor in saved.tensors.items()
+        }
         write_atomically(self.checkpoint, save(tensors, metadata))
 
     def load(self) -> Saved | None:

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs.kit import TINY, environment, python
 
+from runs.kit import TINY, environment, python
 from safari.config import parse
 from safari.errors import ConfigError, RunError
 from safari.runs import RunFolder, Saved, Trial, seeds_of
@@ -38,7 +38,8 @@ def test_a_second_run_in_one_folder_is_refused(tmp_path):
     with pytest.raises(RunError) as error:
         RunFolder.create(tmp_path / "run", parse({**TINY, "rounds": 99}))
     assert str(error.value) == (
-        f"{tmp_path}/run holds a run already: go on with 'safari resume {tmp_path}/run', or choose another --out"
+        f"{tmp_path}/run holds a run already: go on with 'safari resume {tmp_path}/run', "
+        "or choose another --out"
     )
     assert (tmp_path / "run" / "config.toml").read_bytes() == before
 
@@ -81,7 +82,7 @@ def test_opening_a_run_whose_config_was_spoilt_names_the_file_in_every_line(tmp_
         f"{tmp_path}/config.toml: clients must be at least 1, got 0",
     ]
     (tmp_path / "config.toml").write_bytes(b"rounds = \xff")
-    with pytest.raises(ConfigError, match="config.toml is not valid TOML"):
+    with pytest.raises(ConfigError, match=r"config.toml is not valid TOML"):
         RunFolder.open(tmp_path)
 
 

@@ -45,7 +45,8 @@ KINDS: dict[str, tuple[Mapping[str, Any], str]] = {
 
 @dataclass(frozen=True)
 class World:
-    """Everything that does not change while a run goes on. `module` is scratch space for one client."""
+    """Everything that does not change while a run goes on. `module` is scratch space for one client;
+    `counters` are its buffers that no vector holds, as it was built with them."""
 
     config: Config
     seed: int
@@ -55,6 +56,7 @@ class World:
     label_counts: np.ndarray
     module: nn.Module
     layout: Layout
+    counters: Mapping[str, Tensor]
     start: Tensor
     pruner: Pruner
     augmentation: Augmentation
@@ -71,6 +73,18 @@ class World:
         if self.config.aggregation.weights == "samples":
             return [float(len(part)) for part in self.parts]
         return None
+
+    def fresh_module(self) -> nn.Module:
+        """The scratch module without what the last client's training counted in it.
+
+        A norm without momentum hangs on such counts: left alone, they would carry over from client to
+        client and from arm to arm, and a resumed run would miss them.
+        """
+        buffers = dict(self.module.named_buffers())
+        with torch.no_grad():
+            for name, value in self.counters.items():
+                buffers[name].copy_(value)
+        return self.module
 
     def steps(self, client: int) -> int:
         """How many local steps a client makes in a round."""
@@ -152,6 +166,7 @@ def assemble(config: Config, seed: int, data: Data) -> World:
             label_counts=label_counts(labels, parts, data.classes),
             module=module.to(device),
             layout=layout,
+            counters=_counters(module.to(device), layout),
             start=layout.read(module),
             pruner=as_pruner(resolve("pruner", "pruning.pruner", config.pruning.pruner, PRUNERS)),
             augmentation=AUGMENTATIONS[config.local.augment],
@@ -266,6 +281,11 @@ def _module(config: Config, seed: int, data: Data) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model.name: {config.model.name} must return a torch.nn.Module, got {module!r}")
     return module
+
+
+def _counters(module: nn.Module, layout: Layout) -> dict[str, Tensor]:
+    held = {entry.name for entry in layout.entries}
+    return {name: buffer.clone() for name, buffer in module.named_buffers() if name not in held}
 
 
 def _check_parts(parts: object, clients: int, samples: int) -> None:

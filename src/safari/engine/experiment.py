@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from safari.config import Config, parse
+from safari.data import Data
 from safari.engine import reference
 from safari.engine.record import Record
 from safari.engine.state import State, from_saved, initial, to_saved
@@ -59,7 +60,7 @@ def run(
     # Everything that can be wrong is found before the folder is made.
     assemble(config, config.seed, data)
     engine_of(config)
-    return _go(RunFolder.create(Path(out), config), watchers)
+    return _go(RunFolder.create(Path(out), config), watchers, data)
 
 
 def resume(path: str | Path, watchers: Sequence[Watcher] = ()) -> dict[str, Any]:
@@ -74,13 +75,14 @@ def engine_of(config: Config) -> Callable[[World], RoundFunction]:
     return ENGINES[config.engine.name]
 
 
-def _go(run: RunFolder, watchers: Sequence[Watcher]) -> dict[str, Any]:
+def _go(run: RunFolder, watchers: Sequence[Watcher], data: Data | None = None) -> dict[str, Any]:
     config = run.config
     with run.writing(), _threads(config.engine.threads), contextlib.ExitStack() as stack:
         for watcher in watchers:
             watcher.start(run)
             stack.callback(watcher.stop)
-        data = load_data(config)
+        if data is None:
+            data = load_data(config)
         for seed in seeds_of(config):
             world = assemble(config, seed, data)
             if seed == config.seed:

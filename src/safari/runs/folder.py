@@ -73,13 +73,14 @@ class Trial:
         """Replace the checkpoint, after all records so far are on the disk."""
         for path in (self.rounds, self.timings):
             _sync(path)
-        metadata = {"format": FORMAT, "round": str(saved.round), "facts": json.dumps(saved.facts)}
+        # One entry: safetensors writes several in any order, and equal runs should have equal files.
+        about = {"format": FORMAT, "round": saved.round, "facts": saved.facts}
         # Copies, because safetensors refuses tensors that share memory, as a rule's state may.
         tensors = {
             name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
             for name, tensor in saved.tensors.items()
         }
-        write_atomically(self.checkpoint, save(tensors, metadata))
+        write_atomically(self.checkpoint, save(tensors, {"safari": json.dumps(about)}))
 
     def load(self) -> Saved | None:
         """The last checkpoint, with the records cut back to it; None where there is none yet."""
@@ -198,12 +199,12 @@ def read_checkpoint(path: Path) -> Saved:
     """A checkpoint file, checked; never unpickles."""
     try:
         with safe_open(path, framework="pt") as handle:
-            metadata = handle.metadata() or {}
+            about = json.loads((handle.metadata() or {}).get("safari", "{}"))
             tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
-        if metadata.get("format") != FORMAT:
-            raise RunError(f"{path}: format must be {FORMAT}, got {metadata.get('format')!r}")
-        return Saved(int(metadata["round"]), tensors, json.loads(metadata["facts"]))
-    except (SafetensorError, KeyError, ValueError, OSError) as error:
+        if about.get("format") != FORMAT:
+            raise RunError(f"{path}: format must be {FORMAT}, got {about.get('format')!r}")
+        return Saved(int(about["round"]), tensors, dict(about["facts"]))
+    except (SafetensorError, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         raise RunError(f"{path} is not a readable checkpoint: {error}") from error
 
 

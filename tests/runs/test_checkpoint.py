@@ -142,14 +142,17 @@ def test_a_folder_where_the_checkpoint_should_be(run, trial):
 
 
 def test_a_checkpoint_of_another_format(run, trial):
-    for metadata, problem in [
+    unreadable = " is not a readable checkpoint: "
+    for about, problem in [
         (None, ": format must be safari-run-1, got None"),
-        ({"format": "safari-run-2"}, ": format must be safari-run-1, got 'safari-run-2'"),
-        ({"format": "safari-run-1"}, " is not a readable checkpoint: 'round'"),
-        ({"format": "safari-run-1", "round": "x", "facts": "{}"}, " is not a readable checkpoint: invalid "),
-        ({"format": "safari-run-1", "round": "7", "facts": "{"}, " is not a readable checkpoint: Expecting "),
+        ('{"format": "safari-run-2"}', ": format must be safari-run-1, got 'safari-run-2'"),
+        ('{"format": "safari-run-1"}', unreadable + "'round'"),
+        ('{"format": "safari-run-1", "round": "x", "facts": {}}', unreadable + "invalid literal"),
+        ('{"format": "safari-run-1", "round": 7, "facts": 3}', unreadable + "'int' object"),
+        ("[]", unreadable + "'list' object"),
+        ("{", unreadable + "Expecting"),
     ]:
-        save_file({"model": torch.zeros(3)}, trial.checkpoint, metadata)
+        save_file({"model": torch.zeros(3)}, trial.checkpoint, None if about is None else {"safari": about})
         with pytest.raises(RunError) as error:
             safari.resume(run)
         assert str(error.value).startswith(f"{trial.checkpoint}{problem}")

@@ -116,13 +116,13 @@ trial.save(Saved(99, {"model": torch.zeros(10_000)}, {}))
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of its own with 80 kB."""
+    """A file system of its own with 64 kB."""
     if os.geteuid() != 0:
         pytest.skip("only root may mount a small file system")
     place = tmp_path / "disk"
     place.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=80k", "tmpfs", str(place)], capture_output=True, text=True
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], capture_output=True, text=True
     )
     if mounted.returncode:
         pytest.skip(f"cannot mount a small file system here: {mounted.stderr.strip()}")
@@ -131,7 +131,7 @@ def small_disk(tmp_path):
 
 
 def test_a_full_disk_stops_the_run_and_more_space_lets_it_go_on(small_disk, tmp_path):
-    config = {**TINY, "rounds": 60}
+    config = {**TINY, "rounds": 40}
     run = small_disk / "run"
     code = LIMITED.replace("resource.setrlimit", "(lambda *ignored: None)")
     child = python("-c", code, json.dumps(config), str(run), "0")
@@ -140,14 +140,14 @@ def test_a_full_disk_stops_the_run_and_more_space_lets_it_go_on(small_disk, tmp_
     assert child.stderr.startswith(f"RunError: cannot write {run}/")
     assert child.stderr.endswith(": No space left on device; what was there before is untouched\n")
     reached = whole_lines(run)
-    assert 0 < min(reached.values()) < 60
+    assert 0 < min(reached.values()) < 40
     assert leftovers(run) == []
 
     # What is redone after the checkpoint may just fit again, and then the next thing does not.
     again = python("-c", RESUME, str(run))
     assert again.returncode == 1
     assert ": No space left on device; what was there before is untouched" in again.stderr
-    assert 0 < min(whole_lines(run).values()) < 60
+    assert 0 < min(whole_lines(run).values()) < 40
 
     subprocess.run(["mount", "-o", "remount,size=10m", str(small_disk)], check=True)
     safari.resume(run)

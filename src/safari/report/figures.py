@@ -33,13 +33,16 @@ MOST_ROUNDS_ONE_BY_ONE = 300
 MOST_BLOCKS = 100
 FEW_POINTS = 25
 
+# Off by one from the palette: lines may change their colour on a dark page, pixels cannot.
 _STATUS = {
-    ARRIVED: ("arrived", "#0072b2"),
+    ARRIVED: ("arrived", "#0072b3"),
     STOOD_IN: ("missing, another stood in", "#f5d08a"),
-    MISSING: ("missing, nobody stood in", "#9c9c9c"),
-    REFUSED: ("refused", "#000000"),
+    MISSING: ("missing, nobody stood in", "#bdbdbd"),
+    REFUSED: ("refused", "#d55e01"),
     NOT_ASKED: ("not asked", "#ffffff"),
 }
+
+_UNKNOWN: dict[str, Any] = {"facecolor": "#ffffff", "edgecolor": "#a8a8a8", "hatch": "/////"}
 
 
 def curves(
@@ -130,15 +133,15 @@ def traffic(
 def similarity(matrix: Floats) -> Figure:
     """Clients × clients: how alike the server holds them; pairs it knows nothing of are hatched."""
     with styled():
-        from matplotlib.patches import Patch
+        from matplotlib.patches import Patch, Rectangle
 
         clients = len(matrix)
         figure = new_figure(4.6, 4.1)
         axes = figure.add_subplot()
         shown = np.array(matrix, dtype=np.float64)
         np.fill_diagonal(shown, np.nan)
-        axes.patch.set(facecolor="#ffffff", edgecolor="#a8a8a8", hatch="/////")
         extent = (-0.5, clients - 0.5, clients - 0.5, -0.5)
+        axes.add_patch(Rectangle((-0.5, -0.5), clients, clients, zorder=0, linewidth=0, **_UNKNOWN))
         image = axes.imshow(np.ma.masked_invalid(shown), cmap="cividis", interpolation="none", extent=extent)
         # Each client with itself says nothing, and its value would swallow the scale.
         itself = np.zeros((clients, clients, 4))
@@ -155,8 +158,9 @@ def similarity(matrix: Floats) -> Figure:
             bar.set_label("similarity (larger: more alike)")
             bar.outline.set_visible(False)
         if unknown.any():
-            patch = Patch(facecolor="#ffffff", edgecolor="#a8a8a8", hatch="/////")
-            figure.legend([patch], ["never arrived together"], loc="outside lower center")
+            figure.legend(
+                [Patch(linewidth=0.6, **_UNKNOWN)], ["never arrived together"], loc="outside lower center"
+            )
         return figure
 
 
@@ -230,8 +234,8 @@ def _from_zero(axes: Axes, lines: Sequence[Series], factor: float) -> None:
     if first > 3 * rest and any(len(s.rounds) > 1 for s in lines):
         top, room = rest, 1.3
         axes.annotate(
-            f"round 1: {factor * first:.3g} %", xy=(0, 1), xycoords="axes fraction", xytext=(6, -2),
-            textcoords="offset points", va="top", fontsize=8, color=SOFT,
+            f"round 1: {factor * first:.3g} %", xy=(1, 1), xycoords="axes fraction", xytext=(0, -2),
+            textcoords="offset points", va="top", ha="right", fontsize=8, color=SOFT,
         )  # fmt: skip
     axes.set_ylim(0.0, room * factor * top if top > 0 else 1.0)
 

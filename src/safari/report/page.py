@@ -131,19 +131,9 @@ def _results(summaries: Mapping[str, Mapping[str, Any]]) -> str:
         + "</tr>"
         for first, *rest in body
     ]
-    return "\n".join(
-        [
-            "<section>",
-            "<h2>Results</h2>",
-            '<div class="scroll"><table class="numbers">',
-            f"<thead><tr>{head}</tr></thead>",
-            "<tbody>",
-            *rows,
-            "</tbody></table></div>",
-            f'<p class="note">{escape(explain(summaries))}</p>',
-            "</section>",
-        ]
-    )
+    table = f'<div class="scroll"><table class="numbers"><thead><tr>{head}</tr></thead><tbody>'
+    note = f'<p class="note">{escape(explain(summaries))}</p>'
+    return _section("Results", [table, *rows, "</tbody></table></div>", note])
 
 
 def _figures(runs: Sequence[RunData]) -> list[str]:
@@ -170,35 +160,22 @@ def _figure(drawn: Drawn, number: int) -> str:
     words = f"<b>{escape(drawn.title)}</b> {escape(drawn.caption)}"
     return (
         f'<figure class="{kind}"><figcaption>{words}</figcaption>'
-        f'<div class="scroll" style="--natural: {96 * width:.0f}px">{svg}</div></figure>'
+        f'<div class="scroll" style="--natural: {120 * width:.0f}px">{svg}</div></figure>'
     )
 
 
 def _arms(runs: Sequence[RunData], rules: Mapping[str, str]) -> str:
-    lines = []
+    rows = []
     for run in runs:
         for arm in run.config.arms:
             name = arm.name if len(runs) == 1 else f"{run.name}/{arm.name}"
             options = ", ".join(f"{key} = {value!r}" for key, value in arm.rule.options.items())
-            about = rules.get(arm.rule.name, "")
-            lines.append(
-                f'<tr><th scope="row">{escape(name)}</th><td><code>{escape(arm.rule.name)}</code>'
-                + (f" ({escape(options)})" if options else "")
-                + f"</td><td>{escape(about)}</td></tr>"
-            )
-    return "\n".join(
-        [
-            "<section>",
-            "<h2>Arms: what the server does about the missing</h2>",
-            '<div class="scroll"><table>',
-            '<thead><tr><th scope="col">arm</th><th scope="col">rule</th><th scope="col">what it does</th>'
-            "</tr></thead>",
-            "<tbody>",
-            *lines,
-            "</tbody></table></div>",
-            "</section>",
-        ]
-    )
+            rule = f"<code>{escape(arm.rule.name)}</code>" + (f" ({escape(options)})" if options else "")
+            about = escape(rules.get(arm.rule.name, ""))
+            rows.append(f'<tr><th scope="row">{escape(name)}</th><td>{rule}</td><td>{about}</td></tr>')
+    head = "".join(f'<th scope="col">{text}</th>' for text in ("arm", "rule", ""))
+    table = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>'
+    return _section("Arms: what the server does about the missing", [table, *rows, "</tbody></table></div>"])
 
 
 def _environment(run: RunData, several: bool) -> str:

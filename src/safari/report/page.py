@@ -18,6 +18,7 @@ from safari.report.inline import inline_svg
 from safari.report.sheet import STYLE
 from safari.report.style import render, styled
 from safari.report.table import cells, explain, rows_of
+from safari.report.track import shareable
 from safari.runs import RunFolder, summarise
 from safari.runs.files import making, write_atomically
 from safari.toml import to_toml
@@ -189,7 +190,7 @@ def _environment(run: RunData, several: bool) -> str:
 
 def _config(run: RunData, several: bool) -> str:
     title = "Configuration" + (f" of {run.name}" if several else "")
-    return _details(title, [f"<pre><code>{escape(to_toml(run.config))}</code></pre>"])
+    return _details(title, [f"<pre><code>{escape(to_toml(shareable(run.config)))}</code></pre>"])
 
 
 def _section(title: str, body: Sequence[str]) -> str:

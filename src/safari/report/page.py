@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from html import escape
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -54,17 +55,27 @@ def write_figures(runs: RunFolder | Sequence[RunFolder], folder: Path) -> list[P
     several = [runs] if isinstance(runs, RunFolder) else list(runs)
     with styled():
         data = [read_run(run, name) for run, name in zip(several, run_names(several), strict=True)]
-    paths = []
+    paths = list[Path]()
     with making(folder):
         for drawn in draw_all(data):
-            stem = drawn.name if drawn.run is None or len(data) == 1 else f"{drawn.run}-{drawn.name}"
-            # A run's name may come from its folder's: only what is safe in any file system is kept.
-            stem = re.sub(r"[^A-Za-z0-9._+-]+", "-", stem).lstrip(".")
+            whose = "" if drawn.run is None or len(data) == 1 else f"{drawn.run}-"
+            stem = _stem(whose + drawn.name, {path.stem.casefold() for path in paths})
             for kind in ("png", "svg"):
                 path = folder / f"{stem}.{kind}"
                 write_atomically(path, render(drawn.figure, kind))
                 paths.append(path)
     return paths
+
+
+def _stem(name: str, taken: Set[str]) -> str:
+    """A file's name that is safe in any file system and not taken: a run's may come from its folder's.
+
+    >>> _stem("my run #2-labels", {"labels"}), _stem("Top1", {"top1", "top1-2"})
+    ('my-run-2-labels', 'Top1-3')
+    """
+    safe = re.sub(r"[^A-Za-z0-9._+]+", "-", name).lstrip(".-") or "figure"
+    numbered = (safe if n == 1 else f"{safe}-{n}" for n in count(1))
+    return next(stem for stem in numbered if stem.casefold() not in taken)
 
 
 def _document(title: str, body: Iterable[str]) -> str:

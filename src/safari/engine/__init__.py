@@ -1,7 +1,7 @@
 """What computes the rounds: `reference` reads like Algorithm 1."""
 
-from safari.engine.experiment import ENGINES, Watcher, engine_of, resume, run
-from safari.engine.world import KINDS, World, assemble, check, load_data, rule_of
+from safari.engine.experiment import ENGINES, Watcher, check, engine_of, ready, resume, run
+from safari.engine.world import KINDS, World, assemble, load_data, rule_of
 
 __all__ = [
     "ENGINES",
@@ -12,6 +12,7 @@ __all__ = [
     "check",
     "engine_of",
     "load_data",
+    "ready",
     "resume",
     "rule_of",
     "run",

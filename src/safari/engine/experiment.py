@@ -18,8 +18,8 @@ from safari.data import Data
 from safari.engine import reference
 from safari.engine.record import Record
 from safari.engine.state import State, from_saved, initial, to_saved
-from safari.engine.world import World, assemble, load_data, rule_of
-from safari.errors import ConfigError, one_of
+from safari.engine.world import Problems, World, assemble, check_names, load_data, rule_of
+from safari.errors import ConfigError, DataError, SafariError, one_of
 from safari.runs import RunFolder, Trial, seeds_of, summarise
 from safari.version import __version__
 
@@ -56,16 +56,41 @@ def run(
     """
     if not isinstance(config, Config):
         config = parse(config)
-    data = load_data(config)
-    # Everything that can be wrong is found before the folder is made.
-    assemble(config, config.seed, data)
-    engine_of(config)
+    data = ready(config)
     return _go(RunFolder.create(Path(out), config), watchers, data)
 
 
 def resume(path: str | Path, watchers: Sequence[Watcher] = ()) -> dict[str, Any]:
     """Go on with a run that was interrupted; a finished one is only summarised again."""
     return _go(RunFolder.open(Path(path)), watchers)
+
+
+def ready(config: Config) -> Data:
+    """The data of a config, when a run of it can start: what can be wrong is found before a folder is made.
+
+    ConfigError lists everything that would stop the run before its first round; a DataError comes as it is
+    when it is alone.
+    """
+    problems = Problems()
+    problems.attempt(lambda: engine_of(config))
+    try:
+        data = load_data(config)
+    except SafariError as error:
+        check_names(config, problems)
+        if isinstance(error, DataError) and not problems.lines:
+            raise
+        problems.lines += [line for line in str(error).splitlines() if line not in problems.lines]
+        raise ConfigError(problems.lines) from error
+    problems.attempt(lambda: assemble(config, config.seed, data))
+    problems.raise_if_any()
+    return data
+
+
+def check(config: Config) -> list[str]:
+    """Everything that would stop a run before its first round, a line each: what `safari validate` prints."""
+    problems = Problems()
+    problems.attempt(lambda: ready(config))
+    return problems.lines
 
 
 def engine_of(config: Config) -> Callable[[World], RoundFunction]:

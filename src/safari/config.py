@@ -181,11 +181,20 @@ def parse(table: Mapping[str, Any]) -> Config:
     safari.errors.ConfigError: ronuds is not a field (did you mean 'rounds'?)
     clients must be at least 1, got 0
     """
+    config, problems = examine(table)
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def examine(table: Mapping[str, Any]) -> tuple[Config, list[str]]:
+    """A Config in which everything wrong has its default, and what is wrong: to look on for more problems."""
     problems: list[str] = []
     values = _read(Config, table, "", problems)
     clients, cohort = values.get("clients", 10), values.get("cohort", 0)
     if cohort > clients and ("clients" in values or "clients" not in table):
         problems.append(f"cohort must be at most clients ({clients}), got {cohort}")
+        del values["cohort"]
     names = [arm.name for arm in values.get("arms", ())]
     problems += [f"arms: the name {n!r} is used twice" for n in sorted(set(names)) if names.count(n) > 1]
     problems += [
@@ -196,9 +205,7 @@ def parse(table: Mapping[str, Any]) -> Config:
     name = values.get("name", "demo")
     if not _is_plain(name):
         problems.append(f"name may hold letters, digits, and . _ + - only, got {name!r}")
-    if problems:
-        raise ConfigError(problems)
-    return Config(**values)
+    return Config(**values), problems
 
 
 def override(table: Mapping[str, Any], settings: Sequence[tuple[str, Any]]) -> dict[str, Any]:

@@ -36,7 +36,8 @@ def main() -> None:
     """Run the command; a user's mistake ends in one message and exit code 2, Ctrl-C in 130."""
     signal.signal(signal.SIGTERM, _terminated)
     try:
-        cli.main(prog_name="safari", standalone_mode=False)
+        # Click returns a command's exit code instead of leaving with it when it does not stand alone.
+        sys.exit(cli.main(prog_name="safari", standalone_mode=False))
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -48,8 +49,6 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("stopped", err=True)
         sys.exit(130)
-    except click.exceptions.Exit as done:
-        sys.exit(done.exit_code)
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:

@@ -61,8 +61,13 @@ def quiet_option(function: F) -> F:
 
 def read_config(path: Path | None, settings: Sequence[str], seeds: int | None = None) -> Config:
     """The config from a file (or the demo's), with the command line's changes."""
+    return parse(read_table(path, settings, seeds))
+
+
+def read_table(path: Path | None, settings: Sequence[str], seeds: int | None = None) -> dict[str, Any]:
+    """The same as plain tables, not yet checked."""
     table = Config().to_dict() if path is None else read_toml(path)
     changes = [parse_setting(text) for text in settings]
     if seeds is not None:
         changes.append(("seeds", seeds))
-    return parse(override(table, changes))
+    return override(table, changes)

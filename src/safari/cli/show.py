@@ -15,7 +15,7 @@ from safari.cli.options import json_option
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where the report goes.  [default: the run's folder; runs/overlay for several]",
+    help="Where report.html and figures/ go.  [default: the run's folder; runs/overlay for several]",
 )
 @json_option
 def show(folders: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
@@ -23,10 +23,7 @@ def show(folders: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
 
     Works on runs that are still going, too.
     """
-    from rich.console import Console
-
-    from safari.errors import MissingExtraError
-    from safari.report import rich_table, summary_rows, write_figures, write_report
+    from safari.cli.finish import draw, print_table
     from safari.runs import RunFolder, summarise
     from safari.runs.files import making
 
@@ -35,11 +32,6 @@ def show(folders: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
         click.echo(json.dumps({str(run.path): summarise(run) for run in runs}, indent=2))
         return
     with making(out or (folders[0] if len(runs) == 1 else Path("runs/overlay"))) as place:
-        if len(runs) == 1:
-            try:
-                write_figures(runs[0], place / "figures")
-            except MissingExtraError as error:
-                click.echo(str(error), err=True)
-        page = write_report(runs, place / "report.html")
-    Console().print(rich_table(summary_rows(runs)))
+        page = draw(runs, place)
+    print_table(runs)
     click.echo(f"report: {page}", err=True)

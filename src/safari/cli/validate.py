@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from safari.cli.options import json_option, read_config, set_option
+from safari.cli.options import json_option, read_table, set_option
+from safari.config import examine
 from safari.errors import ConfigError
 
 
@@ -23,13 +24,19 @@ def validate(config: Path, settings: tuple[str, ...], as_json: bool) -> None:
     """
     problems: list[str] = []
     try:
-        wanted = read_config(config, settings)
+        wanted, problems = examine(read_table(config, settings))
     except ConfigError as error:
         problems = error.problems
     else:
-        from safari.engine import check
+        from safari.engine import Problems, check, check_names
 
-        problems = check(wanted)
+        if problems:
+            # What a wrong field may spoil is left out; a plug-in's name and options are wrong by themselves.
+            more = Problems()
+            check_names(wanted, more)
+            problems += more.lines
+        else:
+            problems = check(wanted)
     if as_json:
         click.echo(json.dumps({"config": str(config), "valid": not problems, "problems": problems}))
     elif not problems:

@@ -43,7 +43,7 @@ def run_round(world: World, state: State) -> tuple[State, Record, dict[str, floa
         mask = shared
         watch.lap("mask")
         model, loss = train_local(
-            world.module,
+            world.fresh_module(),
             world.layout,
             x,
             mask,

@@ -46,7 +46,8 @@ class Vectorised:
         self.world = world
         pick = np.arange(_TRIAL_SAMPLES) % len(world.data.train_y)
         example = world.data.train_x[torch.from_numpy(pick)].to(world.device)
-        self.stack = stack(world.module, world.layout, example)
+        bfloat16 = world.config.engine.precision == "bfloat16"
+        self.stack = stack(world.module, world.layout, example, bfloat16=bfloat16)
         self.chunk = len(world.parts) if world.device.type == "cuda" else _CPU_CHUNK
         self._recorded: dict[tuple[int, ...], Recorded] = {}
         # What draws random numbers of its own, or asks the host in between, cannot be replayed.

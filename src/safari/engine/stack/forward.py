@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -81,26 +80,39 @@ class Stack:
     random: bool
 
 
-def stack(module: nn.Module, layout: Layout, example: Tensor) -> Stack:
+def stack(module: nn.Module, layout: Layout, example: Tensor, *, bfloat16: bool = False) -> Stack:
     """The fastest way that is right for this module, tried on `example` inputs (an even number, four or more)."""
     reasons = []
-    fuse = example.device.type == "cuda" and find_spec("triton") is not None
-    layers = partial(by_layers, fuse=fuse)
-    ways: list[tuple[Way, Callable[[nn.Module, bool], Forward]]] = [("layers", layers), ("vmap", by_vmap)]
     random = _is_random(module, layout, example)
-    for way, make in ways:
+    makers: dict[Way, Callable[[nn.Module, bool], Forward]] = {"layers": by_layers, "vmap": by_vmap}
+    for way, make in makers.items():
         if way == "vmap" and random:
             reasons.append("vmap: the module draws random numbers")
             continue
         try:
             found = Stack(make(module, True), make(module, False), way, "; ".join(reasons), random)
             _compare(found, module, layout, example)
-            return found
+            return _fused(found, module, layout, example) if bfloat16 and way == "layers" else found
         except CannotStack as error:
             reasons.append(f"{way}: {error}")
         except Exception as error:  # whatever a user's module does under tracing
             reasons.append(f"{way}: {type(error).__name__}: {_first_line(error)}")
     return Stack(by_loop(module, True), by_loop(module, False), "loop", "; ".join(reasons), random)
+
+
+def _fused(plain: Stack, module: nn.Module, layout: Layout, example: Tensor) -> Stack:
+    """The same with fused kernels, where there are any for this device and they give the same."""
+    if example.device.type != "cuda" or find_spec("triton") is None:
+        return plain
+    fused = replace(plain, train=by_layers(module, True, fuse=True))
+    with torch.autocast("cuda", torch.bfloat16), torch.no_grad():
+        outs = [
+            way.train(_two_clients(module, layout), example, Luck([0, 1], example.device)).float()
+            for way in (fused, plain)
+        ]
+    error = float((outs[0] - outs[1]).norm() / outs[1].norm())
+    # bfloat16 has 8 bits; a wrong kernel would be off by about 1.
+    return fused if error < 0.1 else replace(plain, why=f"fused kernels are off by {error:.2g}")
 
 
 def by_layers(module: nn.Module, training: bool, fuse: bool = False) -> Forward:
@@ -272,9 +284,6 @@ def _unwrap(thing: Any) -> Any:
 
 def _compare(found: Stack, module: nn.Module, layout: Layout, example: Tensor) -> None:
     """Two clients with different weights and samples, against the loop: outputs and buffers in both modes."""
-    base = layout.read(module)
-    # Buffers such as a running variance must stay positive, so the other client's are scaled.
-    rows = torch.stack([base, base * 1.25])
     for training in (True, False):
         ours: dict[str, Tensor] = {}
         theirs: dict[str, Tensor] = {}
@@ -282,14 +291,19 @@ def _compare(found: Stack, module: nn.Module, layout: Layout, example: Tensor) -
             ("ours", found.train if training else found.eval),
             ("theirs", by_loop(module, training)),
         ):
-            copy = rows.clone()
-            tensors = {e.name: copy[:, e.offset : e.end].clone().view(2, *e.shape) for e in layout.entries}
+            tensors = _two_clients(module, layout)
             with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=False):
                 out = way(tensors, example, Luck([0, 1], example.device))
             (ours if name == "ours" else theirs).update({"its output": out, **tensors})
         for name, expected in theirs.items():
             if not torch.allclose(ours[name], expected, rtol=1e-3, atol=1e-4):
                 raise CannotStack(f"{name} differs from the module's own")
+
+
+def _two_clients(module: nn.Module, layout: Layout) -> dict[str, Tensor]:
+    # Buffers such as a running variance must stay positive, so the other client's numbers are scaled.
+    tensors = layout.split(layout.read(module))
+    return {name: torch.stack([tensor, tensor * 1.25]) for name, tensor in tensors.items()}
 
 
 def _is_random(module: nn.Module, layout: Layout, example: Tensor) -> bool:

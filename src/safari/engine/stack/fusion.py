@@ -34,12 +34,11 @@ class Fusion:
         from safari.engine.stack.fused import ConvNorm
 
         x = values[self.source]
-        kind = torch.bfloat16 if torch.is_autocast_enabled(x.tensor.device.type) else torch.float32
         residual = None
         if self.residual is not None:
-            residual = values[self.residual].batch().permute(0, 2, 3, 1).to(kind)
+            residual = values[self.residual].batch().permute(0, 2, 3, 1).to(torch.bfloat16)
         out = ConvNorm.apply(
-            x.batch().permute(0, 2, 3, 1).to(kind),
+            x.batch().permute(0, 2, 3, 1).to(torch.bfloat16),
             tensors[f"{self.conv_name}.weight"],
             tensors[f"{self.norm_name}.weight"],
             tensors[f"{self.norm_name}.bias"],

@@ -1,21 +1,35 @@
 """Triton kernels for what a small convolutional net spends its time on, many clients at once.
 
-Activations are `[clients · n, h, w, channels]`, weights `[clients, 9, in, out]`, in bfloat16 or float32; sums
-are float32. A 3x3
+Activations are `[clients · n, h, w, channels]`, weights `[clients, 9, in, out]`, both bfloat16; sums are
+float32. A 3x3
 convolution of 16 to 128 channels reads and writes little more than its operands; batch norm's statistics are
 taken while the convolution's result is still in registers.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 128
+BLOCK = 1024
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a kernel is cut: rows (pixels) of a program, its warps, its load stages."""
+
+    rows: int
+    warps: int
+    stages: int
+
+
+# By the number of input channels; measured on an H200 (benchmarks/kernels.py).
+CONV_TILES = {16: Tile(128, 4, 3), 32: Tile(128, 4, 3), 64: Tile(64, 4, 3)}
+WEIGHT_TILES = {16: Tile(64, 4, 3), 32: Tile(64, 4, 3), 64: Tile(64, 4, 3)}
 
 
 @triton.jit
@@ -33,14 +47,14 @@ def _conv_kernel(
     y += client.to(tl.int64) * pixels * COUT
     w += client.to(tl.int64) * 9 * CIN * COUT
     total = tl.zeros([ROWS, COUT], tl.float32)
+    # The mask of a load depends on the pixel alone, so that a pixel's channels are loaded at one go.
     for tap in tl.static_range(9):
         i, j = line * STRIDE + tap // 3 - 1, column * STRIDE + tap % 3 - 1
         valid = inside & (i >= 0) & (i < h) & (j >= 0) & (j < wd)
-        values = tl.load(
-            x + ((image * h + i) * wd + j)[:, None] * CIN + ci[None, :], mask=valid[:, None], other=0.0
-        )
+        place = x + ((image * h + i) * wd + j)[:, None] * CIN + ci[None, :]
+        values = tl.load(place, mask=valid[:, None], other=0.0)
         weights = tl.load(w + (tap * CIN + ci[:, None]) * COUT + co[None, :])
-        total = tl.dot(values, weights, total, input_precision="ieee")
+        total = tl.dot(values, weights, total)
     tl.store(y + rows[:, None] * COUT + co[None, :], total.to(y.dtype.element_ty), mask=inside[:, None])
     if STATS:
         place = partial + ((client * blocks + block) * 2) * COUT + co
@@ -53,6 +67,7 @@ def _conv_input_kernel(
     dy, w, dx, n, h, wd, oh, ow,
     CIN: tl.constexpr, COUT: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
+    # For strides above 1; with stride 1 it is a convolution with the weights turned round.
     block, client = tl.program_id(0), tl.program_id(1)
     pixels = n * h * wd
     rows = block * ROWS + tl.arange(0, ROWS)
@@ -67,13 +82,13 @@ def _conv_input_kernel(
         up, left = line + 1 - tap // 3, column + 1 - tap % 3
         i, j = up // STRIDE, left // STRIDE
         valid = inside & (up >= 0) & (left >= 0) & (i < oh) & (j < ow)
-        if STRIDE > 1:
-            valid = valid & (up % STRIDE == 0) & (left % STRIDE == 0)
+        valid = valid & (up % STRIDE == 0) & (left % STRIDE == 0)
         values = tl.load(
             dy + ((image * oh + i) * ow + j)[:, None] * COUT + co[None, :], mask=valid[:, None], other=0.0
         )
-        weights = tl.load(w + (tap * CIN + ci[:, None]) * COUT + co[None, :])
-        total = tl.dot(values, tl.trans(weights), total, input_precision="ieee")
+        # w holds the weights turned round: [9 taps from the last to the first, out, in].
+        weights = tl.load(w + ((8 - tap) * COUT + co[:, None]) * CIN + ci[None, :])
+        total = tl.dot(values, weights, total)
     tl.store(dx + rows[:, None] * CIN + ci[None, :], total.to(dx.dtype.element_ty), mask=inside[:, None])
 
 
@@ -95,23 +110,48 @@ def _conv_weight_kernel(
         inside = rows < pixels
         column, line, image = rows % ow, (rows // ow) % oh, rows // (ow * oh)
         d = tl.load(dy + rows[:, None] * COUT + co[None, :], mask=inside[:, None], other=0.0)
-        i = line * STRIDE + kh - 1
+        i, j = line * STRIDE + kh - 1, column * STRIDE - 1
         above = inside & (i >= 0) & (i < h)
-        base = (image * h + i) * wd + column * STRIDE - 1
-        for kw in tl.static_range(3):
-            j = column * STRIDE + kw - 1
-            valid = above & (j >= 0) & (j < wd)
-            values = tl.load(x + (base + kw)[:, None] * CIN + ci[None, :], mask=valid[:, None], other=0.0)
-            if kw == 0:
-                left = tl.dot(tl.trans(values), d, left, input_precision="ieee")
-            elif kw == 1:
-                middle = tl.dot(tl.trans(values), d, middle, input_precision="ieee")
-            else:
-                right = tl.dot(tl.trans(values), d, right, input_precision="ieee")
+        place = x + ((image * h + i) * wd + j)[:, None] * CIN + ci[None, :]
+        values = tl.load(place, mask=(above & (j >= 0))[:, None], other=0.0)
+        left = tl.dot(tl.trans(values), d, left)
+        values = tl.load(place + CIN, mask=(above & (j + 1 < wd))[:, None], other=0.0)
+        middle = tl.dot(tl.trans(values), d, middle)
+        values = tl.load(place + 2 * CIN, mask=(above & (j + 2 < wd))[:, None], other=0.0)
+        right = tl.dot(tl.trans(values), d, right)
     place = partial + (((split * clients + client) * 9 + kh * 3) * CIN + ci[:, None]) * COUT + co[None, :]
     tl.store(place, left)
     tl.store(place + CIN * COUT, middle)
     tl.store(place + 2 * CIN * COUT, right)
+
+
+@triton.jit
+def _weights_kernel(weight, w, turned, inner, CIN: tl.constexpr, COUT: tl.constexpr, BLOCK: tl.constexpr):
+    # float32 [clients, out, in, 3, 3] -> [clients, 9, in, out], and [clients, 9 from last to first, out, in].
+    client = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < 9 * CIN * COUT
+    tap, ci, co = at // (CIN * COUT), (at // COUT) % CIN, at % COUT
+    real = inside & (ci < inner)
+    value = tl.load(weight + ((client * COUT + co) * inner + ci) * 9 + tap, mask=real, other=0.0)
+    tl.store(w + client * 9 * CIN * COUT + at, value.to(w.dtype.element_ty), mask=inside)
+    spot = client * 9 * CIN * COUT + ((8 - tap) * COUT + co) * CIN + ci
+    tl.store(turned + spot, value.to(w.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _weight_gradient_total_kernel(
+    partial, out, splits, inner, clients, CIN: tl.constexpr, COUT: tl.constexpr, BLOCK: tl.constexpr
+):
+    # The splits' sum, [clients, 9, in, out], in the weight's own order [clients, out, in, 3, 3].
+    client = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < 9 * CIN * COUT
+    total = tl.zeros([BLOCK], tl.float32)
+    for split in range(splits):
+        total += tl.load(partial + (split * clients + client) * 9 * CIN * COUT + at, mask=inside, other=0.0)
+    tap, ci, co = at // (CIN * COUT), (at // COUT) % CIN, at % COUT
+    tl.store(out + ((client * COUT + co) * inner + ci) * 9 + tap, total, mask=inside & (ci < inner))
 
 
 @triton.jit
@@ -245,48 +285,71 @@ def _adam_kernel(p, g, first, second, mask, size, step_size, root, eps, beta1, b
     tl.store(p + at, value, mask=inside)
 
 
-def conv(x: Tensor, w: Tensor, clients: int, stride: int, stats: bool) -> tuple[Tensor, Tensor]:
-    """3x3 convolution with padding 1: x `[clients · n, h, w, in]`, w `[clients, 9, in, out]`; with partial sums."""
+def weights_for(weight: Tensor, cin: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """float32 `[clients, out, in, 3, 3]` in the kernels' two orders, `in` padded to `cin` with zeros."""
+    clients, cout, inner = weight.shape[:3]
+    w, turned = torch.empty((2, clients, 9 * cin * cout), dtype=dtype, device=weight.device).unbind()
+    grid = (triton.cdiv(9 * cin * cout, BLOCK), clients)
+    _weights_kernel[grid](weight, w, turned, inner, CIN=cin, COUT=cout, BLOCK=BLOCK)
+    return w, turned
+
+
+def conv(
+    x: Tensor, w: Tensor, cout: int, clients: int, stride: int, stats: bool, tile: Tile | None = None
+) -> tuple[Tensor, Tensor]:
+    """3x3 convolution with padding 1, and the partial sums that batch norm needs."""
     total, h, wd, cin = x.shape
-    n, cout = total // clients, w.shape[-1]
-    oh, ow = (h - 1) // stride + 1, (wd - 1) // stride + 1
-    blocks = triton.cdiv(n * oh * ow, ROWS)
+    tile = tile or CONV_TILES.get(cin, Tile(128, 4, 3))
+    n, oh, ow = total // clients, (h - 1) // stride + 1, (wd - 1) // stride + 1
+    blocks = triton.cdiv(n * oh * ow, tile.rows)
     y = torch.empty((total, oh, ow, cout), dtype=x.dtype, device=x.device)
     partial = torch.empty((clients, blocks, 2, cout) if stats else (0,), device=x.device)
-    _launch(
-        _conv_kernel, (blocks, clients), x, w, y, partial, n, h, wd, oh, ow, blocks,
-        CIN=cin, COUT=cout, STRIDE=stride, ROWS=ROWS, STATS=stats,
+    _conv_kernel[blocks, clients](
+        x, w, y, partial, n, h, wd, oh, ow, blocks, CIN=cin, COUT=cout, STRIDE=stride, ROWS=tile.rows,
+        STATS=stats, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return y, partial
 
 
-def conv_input_gradient(dy: Tensor, w: Tensor, clients: int, stride: int, h: int, wd: int) -> Tensor:
+def conv_input_gradient(
+    dy: Tensor, turned: Tensor, cin: int, clients: int, stride: int, h: int, wd: int
+) -> Tensor:
     """The gradient with respect to the input of `conv`."""
     total, oh, ow, cout = dy.shape
-    cin, n = w.shape[2], total // clients
+    if stride == 1:
+        return conv(dy, turned, cin, clients, 1, stats=False)[0]
+    n, rows = total // clients, 128
     dx = torch.empty((total, h, wd, cin), dtype=dy.dtype, device=dy.device)
-    _launch(
-        _conv_input_kernel, (triton.cdiv(n * h * wd, ROWS), clients), dy, w, dx, n, h, wd, oh, ow,
-        CIN=cin, COUT=cout, STRIDE=stride, ROWS=ROWS,
-    )  # fmt: skip
+    _conv_input_kernel[triton.cdiv(n * h * wd, rows), clients](
+        dy, turned, dx, n, h, wd, oh, ow, CIN=cin, COUT=cout, STRIDE=stride, ROWS=rows
+    )
     return dx
 
 
-def conv_weight_gradient(x: Tensor, dy: Tensor, clients: int, stride: int) -> Tensor:
-    """The gradient with respect to the weights of `conv`, float32 `[clients, 9, in, out]`."""
+def conv_weight_gradient(
+    x: Tensor,
+    dy: Tensor,
+    inner: int,
+    clients: int,
+    stride: int,
+    tile: Tile | None = None,
+    programs: int = 2048,
+) -> Tensor:
+    """The gradient with respect to the weights of `conv`, float32 `[clients, out, in, 3, 3]`."""
     total, h, wd, cin = x.shape
     _, oh, ow, cout = dy.shape
-    n = total // clients
-    pixels = n * oh * ow
-    splits = max(1, min(64, pixels // 1024, 2048 // (3 * clients)))
-    per_split = triton.cdiv(triton.cdiv(pixels, splits), ROWS) * ROWS
-    partial = torch.empty((splits, clients, 9, cin, cout), device=x.device)
-    _launch(
-        _conv_weight_kernel, (splits, clients, 3), x, dy, partial, n, h, wd, oh, ow, clients, per_split,
-        CIN=cin, COUT=cout, STRIDE=stride, ROWS=ROWS,
+    tile = tile or WEIGHT_TILES.get(cin, Tile(128, 4, 3))
+    pixels = total // clients * oh * ow
+    # Enough programs to fill the device, each with enough pixels to be worth its share of the sum.
+    splits = max(1, min(pixels // (4 * tile.rows), programs // (3 * clients)))
+    per_split = triton.cdiv(triton.cdiv(pixels, splits), tile.rows) * tile.rows
+    partial = torch.empty((splits, clients, 9 * cin * cout), device=x.device)
+    _conv_weight_kernel[splits, clients, 3](
+        x, dy, partial, total // clients, h, wd, oh, ow, clients, per_split, CIN=cin, COUT=cout,
+        STRIDE=stride, ROWS=tile.rows, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    return partial.sum(0) if splits > 1 else partial[0]
-
-
-def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-    kernel[grid](*args, **constants)
+    out = torch.empty((clients, cout, inner, 3, 3), device=x.device)
+    _weight_gradient_total_kernel[triton.cdiv(9 * cin * cout, 256), clients](
+        partial, out, splits, inner, clients, CIN=cin, COUT=cout, BLOCK=256
+    )
+    return out

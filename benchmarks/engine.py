@@ -1,0 +1,167 @@
+"""How fast is a round? Ratios to the plain sequential PyTorch loop, measured in one run.
+
+    python benchmarks/engine.py --out results/engine-gpu.json            # on a GPU
+    python benchmarks/engine.py --device cpu --out results/engine-cpu.json
+
+The data are random pictures of CIFAR-10's size: speed does not depend on what they show.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from safari.config import parse
+from safari.data import Data
+from safari.data.augment import crop_and_flip
+from safari.engine.reference import mask_of
+from safari.engine.state import initial
+from safari.engine.vectorised import Vectorised
+from safari.engine.world import World, assemble, rule_of
+
+
+def random_pictures(samples: int, test: int) -> Data:
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.standard_normal((samples + test, 3, 32, 32), dtype=np.float32))
+    y = torch.from_numpy(rng.integers(0, 10, samples + test))
+    return Data("random", x[:samples], y[:samples], x[samples:], y[samples:], 10)
+
+
+def world_of(clients: int, data: Data, device: str, **tables: object) -> World:
+    config = parse(
+        {
+            "rounds": 10_000,
+            "clients": clients,
+            "arms": ["perfect"],
+            "partition": {"name": "iid"},
+            "model": {"name": "resnet20"},
+            "uplink": {"name": "perfect"},
+            "local": {"batch": 64, "augment": "crop-flip"},
+            "evaluation": {"every": 10},
+            "engine": {"device": device},
+        }
+        | tables
+    )
+    return assemble(config, 0, data)
+
+
+def sequential_round(world: World, x: torch.Tensor, t: int) -> torch.Tensor:
+    """The training part of a round as any researcher would write it: client after client, float32."""
+    local, data = world.config.local, world.data
+    model, total = world.module, torch.zeros_like(x)
+    rng = np.random.default_rng(t)
+    mask = mask_of(world, x, 0, t)
+    masks = world.layout.split(mask)
+    start = {name: v.clone() for name, v in world.layout.split(x * mask).items()}
+    for part in world.parts:
+        model.load_state_dict(start, strict=False)
+        model.train()
+        optimizer = torch.optim.Adam(model.parameters(), lr=local.lr)
+        for _ in range(local.steps):
+            pick = torch.from_numpy(rng.choice(part, local.batch)).to(x.device)
+            shift = torch.from_numpy(rng.integers(0, 9, (local.batch, 2))).to(x.device)
+            flip = torch.from_numpy(rng.random(local.batch) < 0.5).to(x.device)
+            images = crop_and_flip(data.train_x[pick], shift, flip, 4)
+            optimizer.zero_grad()
+            F.cross_entropy(model(images), data.train_y[pick]).backward()
+            for name, p in model.named_parameters():
+                p.grad.mul_(masks[name])
+            optimizer.step()
+        total += world.layout.read(model)
+    return total / len(world.parts)
+
+
+def timed(work: Callable[[int], object], device: str, warm: int, repeats: int) -> dict[str, float]:
+    seconds = []
+    for i in range(warm + repeats):
+        if device == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        work(i)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    seconds = seconds[warm:]
+    low, middle, high = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else seconds * 3
+    return {"median": middle, "q1": low, "q3": high, "n": len(seconds)}
+
+
+def training_part(clients: int, data: Data, device: str, precision: str, repeats: int) -> dict[str, object]:
+    world = world_of(clients, data, device, engine={"device": device, "precision": precision})
+    engine = Vectorised(world)
+    x = world.start
+    mask = mask_of(world, x, 0, 0).unsqueeze(0)
+    group = list(range(clients))
+    found = timed(lambda t: engine._train(x, mask, group, t), device, 3, repeats)
+    note = engine.note
+    draw = timed(lambda t: [world.training_draw(c, t) for c in group], "cpu", 1, 5)
+    return {"seconds": found, "draws": draw["median"], "note": note}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--clients", type=int, nargs="+", default=[10, 100])
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--precision", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    data = random_pictures(50_000, 10_000)
+    name = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor()
+    result: dict[str, object] = {"device": name, "torch": torch.__version__, "rows": []}
+    for clients in args.clients:
+        world = world_of(clients, data, args.device)
+        few = max(3, args.repeats // (4 if clients > 10 else 1))
+        base = timed(lambda t: sequential_round(world, world.start, t), args.device, 1, min(few, 5))
+        print(f"{clients} clients: sequential {base['median'] * 1e3:.1f} ms", flush=True)
+        for precision in args.precision:
+            try:
+                row = training_part(clients, data, args.device, precision, args.repeats)
+            except Exception as error:
+                print("  failed", precision, type(error).__name__, str(error)[:2000], flush=True)
+                continue
+            ratio = base["median"] / row["seconds"]["median"]
+            print(
+                f"  {precision}: {row['seconds']['median'] * 1e3:.2f} ms [{row['seconds']['q1'] * 1e3:.2f}, "
+                f"{row['seconds']['q3'] * 1e3:.2f}], {ratio:.1f}x; draws {row['draws'] * 1e3:.2f} ms {row['note']}",
+                flush=True,
+            )
+            result["rows"].append(
+                {"clients": clients, "precision": precision, "sequential": base, "ratio": ratio, **row}
+            )
+    if args.profile:
+        profile(data, args.device)
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(result, indent=2))
+
+
+def profile(data: Data, device: str) -> None:
+    world = world_of(10, data, device, engine={"device": device, "precision": "bfloat16", "graph": False})
+    engine = Vectorised(world)
+    mask = mask_of(world, world.start, 0, 0).unsqueeze(0)
+    run = lambda t: engine._train(world.start, mask, list(range(10)), t)
+    run(0)
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
+    ) as p:
+        run(1)
+        torch.cuda.synchronize()
+    print(p.key_averages().table(sort_by="cuda_time_total", row_limit=45, max_name_column_width=70))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,14 +1,25 @@
-"""SAFARI: federated learning that keeps training when the network loses most of the updates."""
+"""SAFARI: federated learning that keeps training when the network loses most of the updates.
 
-from safari.aggregation import Compensation, Decision, Outcome, Round, Server, stand_in
-from safari.config import Config, parse
-from safari.data import Data
-from safari.engine import resume, run
-from safari.errors import SafariError
-from safari.links import Link
-from safari.models import Layout
-from safari.pruning import Pruner, prune
+The names below are loaded when they are first used: `import safari` is instant, and `safari.wire` and the
+command line's help never import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from safari.version import __version__
+
+if TYPE_CHECKING:
+    from safari.aggregation import Compensation, Decision, Outcome, Round, Server, stand_in
+    from safari.config import Config, parse
+    from safari.data import Data
+    from safari.engine import resume, run
+    from safari.errors import SafariError
+    from safari.links import Link
+    from safari.models import Layout
+    from safari.pruning import Pruner, prune
 
 __all__ = [
     "Compensation",
@@ -29,3 +40,25 @@ __all__ = [
     "run",
     "stand_in",
 ]
+
+_HOMES = {
+    "aggregation": ("Compensation", "Decision", "Outcome", "Round", "Server", "stand_in"),
+    "config": ("Config", "parse"),
+    "data": ("Data",),
+    "engine": ("resume", "run"),
+    "errors": ("SafariError",),
+    "links": ("Link",),
+    "models": ("Layout",),
+    "pruning": ("Pruner", "prune"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"safari.{home}"), name)
+    raise AttributeError(f"module 'safari' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -78,7 +78,17 @@ class Aggregation:
 class Engine:
     """What computes the rounds."""
 
-    name: str = _f("reference", "reference: one client after the other, as Algorithm 1 reads")
+    name: str = _f(
+        "vectorised",
+        "vectorised: all clients at once; reference: one after the other, as Algorithm 1 reads",
+        choices=("vectorised", "reference"),
+    )
+    precision: str = _f(
+        "float32",
+        "float32, or bfloat16 for the clients' training (weights and sums stay float32)",
+        choices=("float32", "bfloat16"),
+    )
+    graph: bool = _f(True, "replay a round's training as one CUDA graph where that is possible")
     device: str = _f("auto", "cpu, cuda, or auto: cuda where there is one", choices=("auto", "cpu", "cuda"))
     threads: int = _f(0, "CPU threads for torch; 0: its own choice", least=0)
 
@@ -171,11 +181,20 @@ def parse(table: Mapping[str, Any]) -> Config:
     safari.errors.ConfigError: ronuds is not a field (did you mean 'rounds'?)
     clients must be at least 1, got 0
     """
+    config, problems = examine(table)
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def examine(table: Mapping[str, Any]) -> tuple[Config, list[str]]:
+    """A Config in which everything wrong has its default, and what is wrong: to look on for more problems."""
     problems: list[str] = []
     values = _read(Config, table, "", problems)
     clients, cohort = values.get("clients", 10), values.get("cohort", 0)
     if cohort > clients and ("clients" in values or "clients" not in table):
         problems.append(f"cohort must be at most clients ({clients}), got {cohort}")
+        del values["cohort"]
     names = [arm.name for arm in values.get("arms", ())]
     problems += [f"arms: the name {n!r} is used twice" for n in sorted(set(names)) if names.count(n) > 1]
     problems += [
@@ -186,9 +205,7 @@ def parse(table: Mapping[str, Any]) -> Config:
     name = values.get("name", "demo")
     if not _is_plain(name):
         problems.append(f"name may hold letters, digits, and . _ + - only, got {name!r}")
-    if problems:
-        raise ConfigError(problems)
-    return Config(**values)
+    return Config(**values), problems
 
 
 def override(table: Mapping[str, Any], settings: Sequence[tuple[str, Any]]) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def read_format(kind: DiskFormat, folder: Path, records: int = RECORDS) -> Data:
 
 
 def read_binary(path: Path, records: int = RECORDS) -> Batch:
-    """Images uint8[n, 3, 32, 32] and labels of one file of the binary version: records of label and pixels."""
+    """Images uint8[n, 3, 32, 32] and labels of one file of the binary version, which has no header."""
     raw, expected = _bytes(path), records * (1 + PIXELS)
     if len(raw) != expected:
         raise DataError(
@@ -151,7 +151,7 @@ def _shown(value: Any) -> str:
 def _normalised(images: npt.NDArray[np.uint8]) -> Tensor:
     mean, std = torch.tensor(MEAN).view(3, 1, 1), torch.tensor(STD).view(3, 1, 1)
     # In place: as float32 the training split alone takes 600 MB.
-    return torch.from_numpy(images).to(torch.float32).div_(255).sub_(mean).div_(std)
+    return torch.from_numpy(images.astype(np.float32)).div_(255).sub_(mean).div_(std)
 
 
 def _show_progress(received: int, total: int | None) -> None:

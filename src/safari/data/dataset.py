@@ -162,8 +162,11 @@ def _labels(field: str, array: object) -> Tensor:
 def _tensor(field: str, array: object) -> Tensor:
     if not isinstance(array, (Tensor, np.ndarray)):
         raise DataError(f"{field} must be a tensor or an array, got {type(array).__name__}")
+    if isinstance(array, Tensor):
+        return array.detach()
     try:
-        return torch.as_tensor(array).detach()
+        # torch refuses arrays with negative strides, and warns of those that are read-only.
+        return torch.from_numpy(np.require(array, None, ["C", "W"]))
     except (TypeError, ValueError) as error:
         raise DataError(f"{field} must be an array of numbers, got dtype {array.dtype}") from error
 

@@ -44,8 +44,8 @@ def groups(labels: Labels, clients: int, rng: np.random.Generator, *, groups: in
         samples, holders = np.flatnonzero(group_of_sample == group), np.flatnonzero(group_of_client == group)
         if len(samples) < len(holders):
             raise ConfigError(
-                f"groups={groups} gives group {group} {len(holders)} clients and {len(samples)} samples: "
-                "use fewer clients or fewer groups"
+                "groups must leave each group a sample for each of its clients; "
+                f"with {groups}, group {group} has {len(holders)} clients and {len(samples)} samples"
             )
         owner[rng.permutation(samples)] = holders[np.arange(len(samples)) % len(holders)]
     return _by_owner(owner, clients)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import pickletools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -33,6 +34,7 @@ def load_arrays(raw: bytes, source: str) -> dict[str, Any]:
     builtins.print
     """
     try:
+        _refuse_bombs(raw)
         found = _Unpickler(io.BytesIO(raw), fix_imports=False, encoding="bytes").load()
         if not isinstance(found, dict):
             raise pickle.UnpicklingError(f"expected a dict, found {type(found).__name__}")
@@ -41,6 +43,17 @@ def load_arrays(raw: bytes, source: str) -> dict[str, Any]:
     except Exception as error:
         what = str(error) or type(error).__name__
         raise DataError(f"{source}: not a pickle of plain values and uint8 arrays: {what}") from error
+
+
+def _refuse_bombs(raw: bytes) -> None:
+    """Refuses what would make the unpickler allocate far more than the file holds.
+
+    Its memo is as long as the highest index that a pickle mentions, and writers count up from 0 or 1. Sizes
+    that point behind the end of the file raise here too, before anything is allocated for them.
+    """
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(raw)):
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) > count:
+            raise pickle.UnpicklingError(f"memo index {argument} after {count} opcodes")
 
 
 class _Stand:

@@ -1,17 +1,20 @@
 """What computes the rounds: `reference` reads like Algorithm 1."""
 
-from safari.engine.experiment import ENGINES, Watcher, engine_of, resume, run
-from safari.engine.world import KINDS, World, assemble, check, load_data, rule_of
+from safari.engine.experiment import ENGINES, Watcher, check, engine_of, ready, resume, run
+from safari.engine.world import KINDS, Problems, World, assemble, check_names, load_data, rule_of
 
 __all__ = [
     "ENGINES",
     "KINDS",
+    "Problems",
     "Watcher",
     "World",
     "assemble",
     "check",
+    "check_names",
     "engine_of",
     "load_data",
+    "ready",
     "resume",
     "rule_of",
     "run",

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from safari.config import Config, parse
-from safari.engine import reference
+from safari.data import Data
+from safari.engine import reference, vectorised
 from safari.engine.record import Record
 from safari.engine.state import State, from_saved, initial, to_saved
-from safari.engine.world import World, assemble, load_data, rule_of
-from safari.errors import ConfigError, one_of
+from safari.engine.world import Problems, World, assemble, check_names, load_data, rule_of
+from safari.errors import ConfigError, DataError, SafariError, one_of
 from safari.runs import RunFolder, Trial, seeds_of, summarise
+from safari.version import __version__
 
 RoundFunction = Callable[[State], tuple[State, Record, dict[str, float]]]
 
 # An engine is prepared once for a world and then runs rounds; see `reference` for what a round is.
-ENGINES: dict[str, Callable[[World], RoundFunction]] = {"reference": reference.prepare}
+ENGINES: dict[str, Callable[[World], RoundFunction]] = {
+    "reference": reference.prepare,
+    "vectorised": vectorised.prepare,
+}
 
 
 class Watcher(Protocol):
@@ -51,16 +59,41 @@ def run(
     """
     if not isinstance(config, Config):
         config = parse(config)
-    data = load_data(config)
-    # Everything that can be wrong is found before the folder is made.
-    assemble(config, config.seed, data)
-    engine_of(config)
-    return _go(RunFolder.create(Path(out), config), watchers)
+    data = ready(config)
+    return _go(RunFolder.create(Path(out), config), watchers, data)
 
 
 def resume(path: str | Path, watchers: Sequence[Watcher] = ()) -> dict[str, Any]:
     """Go on with a run that was interrupted; a finished one is only summarised again."""
     return _go(RunFolder.open(Path(path)), watchers)
+
+
+def ready(config: Config) -> Data:
+    """The data of a config, when a run of it can start: what can be wrong is found before a folder is made.
+
+    ConfigError lists everything that would stop the run before its first round; a DataError comes as it is
+    when it is alone.
+    """
+    problems = Problems()
+    problems.attempt(lambda: engine_of(config))
+    try:
+        data = load_data(config)
+    except SafariError as error:
+        check_names(config, problems)
+        if isinstance(error, DataError) and not problems.lines:
+            raise
+        problems.lines += [line for line in str(error).splitlines() if line not in problems.lines]
+        raise ConfigError(problems.lines) from error
+    problems.attempt(lambda: assemble(config, config.seed, data))
+    problems.raise_if_any()
+    return data
+
+
+def check(config: Config) -> list[str]:
+    """Everything that would stop a run before its first round, a line each: what `safari validate` prints."""
+    problems = Problems()
+    problems.attempt(lambda: ready(config))
+    return problems.lines
 
 
 def engine_of(config: Config) -> Callable[[World], RoundFunction]:
@@ -70,19 +103,46 @@ def engine_of(config: Config) -> Callable[[World], RoundFunction]:
     return ENGINES[config.engine.name]
 
 
-def _go(run: RunFolder, watchers: Sequence[Watcher]) -> dict[str, Any]:
+def _go(run: RunFolder, watchers: Sequence[Watcher], data: Data | None = None) -> dict[str, Any]:
     config = run.config
     with run.writing(), _threads(config.engine.threads), contextlib.ExitStack() as stack:
         for watcher in watchers:
             watcher.start(run)
             stack.callback(watcher.stop)
-        data = load_data(config)
+        if data is None:
+            data = load_data(config)
         for seed in seeds_of(config):
             world = assemble(config, seed, data)
+            if seed == config.seed:
+                _describe(run, world)
             _run_seed(run, world, engine_of(config)(world), watchers)
         summary = summarise(run)
         run.write("summary.json", json.dumps(summary, indent=2) + "\n")
     return summary
+
+
+def _describe(run: RunFolder, world: World) -> None:
+    """Who holds what, and what the run was begun on: for the report, once."""
+    if not (run.path / "clients.json").exists():
+        clients = {"label_counts": world.label_counts.tolist(), "samples": [len(p) for p in world.parts]}
+        run.write("clients.json", json.dumps(clients) + "\n")
+    if not (run.path / "environment.json").exists():
+        run.write("environment.json", json.dumps(environment(world.device), indent=2) + "\n")
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions and hardware: what a number needs beside it."""
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return {
+        "safari": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": gpu,
+    }
 
 
 def _run_seed(run: RunFolder, world: World, engine: RoundFunction, watchers: Sequence[Watcher]) -> None:
@@ -90,7 +150,7 @@ def _run_seed(run: RunFolder, world: World, engine: RoundFunction, watchers: Seq
     for arm in run.config.arms:
         trial = run.trial(arm.name, world.seed)
         rule, saved = rule_of(arm.rule), trial.load()
-        state = initial(world, rule) if saved is None else from_saved(saved, world, rule)
+        state = initial(world, rule) if saved is None else from_saved(saved, world, rule, trial)
         for record in trial.records():
             for watcher in watchers:
                 watcher.round(trial, record)
@@ -114,7 +174,7 @@ def _rounds(
         state, record, seconds = engine(state)
         trial.append(record, seconds)
         if state.round % every == 0 or state.round == rounds:
-            trial.save(to_saved(state, world))
+            trial.save(to_saved(state, world, trial))
         yield trial, record
 
 

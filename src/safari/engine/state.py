@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from safari.aggregation import Compensation, Server
+from safari.config import Config
 from safari.engine.world import World
 from safari.errors import RunError
-from safari.runs import Saved
+from safari.runs import Saved, Trial
+
+_MEANINGFUL = (
+    "clients",
+    "cohort",
+    "data",
+    "partition",
+    "model",
+    "pruning",
+    "local",
+    "uplink",
+    "downlink",
+    "aggregation",
+)
 
 
 @dataclass(frozen=True)
@@ -43,20 +59,29 @@ def initial(world: World, rule: Compensation) -> State:
     )
 
 
-def to_saved(state: State, world: World) -> Saved:
+def to_saved(state: State, world: World, trial: Trial) -> Saved:
     """The state as a checkpoint."""
     tensors = {"model": state.server.model}
     tensors |= {f"rule.{name}": tensor for name, tensor in state.server.state.items()}
     for direction, link in (("uplink", state.uplink), ("downlink", state.downlink)):
         tensors |= {f"{direction}.{name}": torch.from_numpy(array) for name, array in link.items()}
-    facts = {"layout": world.layout.digest, "config": world.config.digest}
+    facts = {"layout": world.layout.digest, "config": _meaning(world.config, trial.arm)}
     return Saved(state.round, tensors, facts)
 
 
-def from_saved(saved: Saved, world: World, rule: Compensation) -> State:
-    """The state that a checkpoint holds; RunError when it is of another model."""
-    if saved.facts.get("layout") != world.layout.digest:
-        raise RunError("the checkpoint is of another model: names, shapes or kinds of its tensors differ")
+def from_saved(saved: Saved, world: World, rule: Compensation, trial: Trial) -> State:
+    """The state that a checkpoint holds; RunError when it is of another model or another config."""
+    model = saved.tensors.get("model")
+    if saved.facts.get("layout") != world.layout.digest or model is None or len(model) != world.layout.size:
+        raise RunError(
+            f"{trial.checkpoint} is of another model: names, shapes or kinds of its tensors differ"
+        )
+    changes = _changes(saved.facts.get("config", {}), _meaning(world.config, trial.arm))
+    if changes:
+        raise RunError(
+            f"{trial.checkpoint} was made under another config: {'; '.join(changes)}. "
+            "Put that back into config.toml, or begin a new run"
+        )
     state = initial(world, rule)
 
     def part(name: str) -> dict[str, torch.Tensor]:
@@ -64,7 +89,7 @@ def from_saved(saved: Saved, world: World, rule: Compensation) -> State:
 
     server = replace(
         state.server,
-        model=saved.tensors["model"].to(world.device),
+        model=model.to(world.device),
         round=saved.round,
         state={name: tensor.to(world.device) for name, tensor in part("rule.").items()},
     )
@@ -73,3 +98,24 @@ def from_saved(saved: Saved, world: World, rule: Compensation) -> State:
         uplink={name: tensor.numpy() for name, tensor in part("uplink.").items()},
         downlink={name: tensor.numpy() for name, tensor in part("downlink.").items()},
     )
+
+
+def _meaning(config: Config, arm: str) -> dict[str, Any]:
+    """What a trial's numbers follow from. How long it runs, how often it is tested and where is left out:
+    that may change between two processes."""
+    table = config.to_dict()
+    rule = next(a.rule for a in config.arms if a.name == arm)
+    return {name: table[name] for name in _MEANINGFUL} | {"rule": {"name": rule.name, **rule.options}}
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    lines = []
+    # Only what the checkpoint knew: a later version of the package may have fields that it had not.
+    for name, old in before.items():
+        new = now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            known = {key: new[key] for key in new if key in old or "name" in old}
+            lines += _changes({**dict.fromkeys(known), **old}, known, f"{prefix}{name}.")
+        elif old != new:
+            lines.append(f"{prefix}{name} was {old!r} and is {new!r}")
+    return lines

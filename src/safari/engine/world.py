@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from safari.aggregation import RULES, Compensation
-from safari.config import Config, Plug
+from safari.config import Arm, Config, Plug
 from safari.data import (
     AUGMENTATIONS,
     DATASETS,
@@ -22,7 +22,7 @@ from safari.data import (
     as_data,
     label_counts,
 )
-from safari.errors import ConfigError, DataError, PruneError, SafariError
+from safari.errors import ConfigError, PruneError, SafariError
 from safari.links import LINKS, Link, Setting
 from safari.models import MODELS, Layout
 from safari.plugins import check_options, resolve
@@ -45,16 +45,18 @@ KINDS: dict[str, tuple[Mapping[str, Any], str]] = {
 
 @dataclass(frozen=True)
 class World:
-    """Everything that does not change while a run goes on. `module` is scratch space for one client."""
+    """Everything that does not change while a run goes on. `module` is scratch space for one client;
+    `counters` are its buffers that no vector holds, as it was built with them."""
 
     config: Config
     seed: int
     device: torch.device
     data: Data
-    parts: tuple[Tensor, ...]
+    parts: tuple[np.ndarray, ...]
     label_counts: np.ndarray
     module: nn.Module
     layout: Layout
+    counters: Mapping[str, Tensor]
     start: Tensor
     pruner: Pruner
     augmentation: Augmentation
@@ -72,12 +74,28 @@ class World:
             return [float(len(part)) for part in self.parts]
         return None
 
+    def fresh_module(self) -> nn.Module:
+        """The scratch module without what the last client's training counted in it.
+
+        A norm without momentum hangs on such counts: left alone, they would carry over from client to
+        client and from arm to arm, and a resumed run would miss them.
+        """
+        buffers = dict(self.module.named_buffers())
+        with torch.no_grad():
+            for name, value in self.counters.items():
+                buffers[name].copy_(value)
+        return self.module
+
     def steps(self, client: int) -> int:
         """How many local steps a client makes in a round."""
         local = self.config.local
         if local.epochs > 0:
             return max(1, round(local.epochs * len(self.parts[client]) / local.batch))
         return local.steps
+
+    def evaluates(self, t: int) -> bool:
+        """Is the model tested after round t?"""
+        return (t + 1) % self.config.evaluation.every == 0 or t + 1 == self.config.rounds
 
     def cohort(self, t: int) -> list[int]:
         """Who is asked in round t, ascending."""
@@ -87,30 +105,45 @@ class World:
         rng = generator(self.seed, "cohort", t)
         return sorted(rng.choice(clients, self.config.cohort, replace=False).tolist())
 
-    def training_batches(self, client: int, t: int) -> list[Batch]:
-        """What a client trains on in round t."""
+    def training_draw(self, client: int, t: int) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+        """Which samples a client sees in round t, `int64[steps, batch]`, and the draws of its augmentation,
+        which have a row a sample, in the same order."""
         rng = generator(self.seed, "batches", client, t)
         part = self.parts[client]
-        picks = draw_batches(rng, len(part), self.config.local.batch, self.steps(client))
-        batches = []
-        for pick in picks:
-            index = part[torch.from_numpy(pick).to(part.device)]
-            x, y = self.data.train_x[index], self.data.train_y[index]
-            draws = self.augmentation.draw(rng, len(index), self.data.input_shape)
-            batches.append(
-                (self.augmentation.apply(x, *(torch.from_numpy(d).to(x.device) for d in draws)), y)
-            )
-        return batches
+        index = part[draw_batches(rng, len(part), self.config.local.batch, self.steps(client))]
+        return index, self.augmentation.draw(rng, index.size, self.data.input_shape)
 
-    def pruning_batch(self, client: int, t: int) -> Batch:
-        """What a client's pruner looks at in round t; only its shape matters to pruners without data."""
-        if not self.pruner.needs_data:
-            return self.data.train_x[:1], self.data.train_y[:1]
+    def batch(self, index: np.ndarray, draws: Sequence[np.ndarray]) -> Batch:
+        """Those samples, augmented, on the run's device."""
+        return self.gather(torch.from_numpy(index), [torch.from_numpy(d) for d in draws])
+
+    def gather(self, index: Tensor, draws: Sequence[Tensor]) -> Batch:
+        """The same with indices and draws as tensors, wherever they are."""
+        pick = index.to(self.data.train_x.device)
+        x = self.data.train_x[pick].to(self.device, non_blocking=True)
+        y = self.data.train_y[pick].to(self.device, non_blocking=True)
+        return self.augmentation.apply(x, *(d.to(self.device) for d in draws)), y
+
+    def training_batches(self, client: int, t: int) -> list[Batch]:
+        """What a client trains on in round t."""
+        index, draws = self.training_draw(client, t)
+        size = index.shape[1]
+        return [
+            self.batch(pick, [d[s * size : (s + 1) * size] for d in draws]) for s, pick in enumerate(index)
+        ]
+
+    def pruning_draw(self, client: int, t: int) -> np.ndarray:
+        """Which samples a client's pruner looks at in round t."""
         part = self.parts[client]
         rng = generator(self.seed, "pruning", client, t)
-        pick = rng.choice(len(part), min(self.config.pruning.batch, len(part)), replace=False)
-        index = part[torch.from_numpy(pick).to(part.device)]
-        return self.data.train_x[index], self.data.train_y[index]
+        return part[rng.choice(len(part), min(self.config.pruning.batch, len(part)), replace=False)]
+
+    def pruning_batch(self, client: int, t: int) -> Batch:
+        """Those samples; only their shape matters to pruners without data."""
+        if not self.pruner.needs_data:
+            return self.data.train_x[:1].to(self.device), self.data.train_y[:1].to(self.device)
+        pick = torch.from_numpy(self.pruning_draw(client, t)).to(self.data.train_x.device)
+        return self.data.train_x[pick].to(self.device), self.data.train_y[pick].to(self.device)
 
 
 def load_data(config: Config) -> Data:
@@ -118,55 +151,82 @@ def load_data(config: Config) -> Data:
     return as_data(_build("data", "data", config.data), config.data.name)
 
 
-def check(config: Config) -> list[str]:
-    """Everything that would stop a run before its first round, a line each: what `safari validate` prints."""
-    problems = _Problems()
-    _check_names(config, problems)
-    try:
-        data = problems.attempt(lambda: load_data(config))
-    except SafariError as error:
-        return [*problems.lines, f"data: {error}"]
-    if data is not None:
-        problems.attempt(lambda: assemble(config, config.seed, data))
-    return list(dict.fromkeys(problems.lines))
-
-
 def assemble(config: Config, seed: int, data: Data) -> World:
     """The world of one seed. ConfigError lists every problem at once."""
-    problems = _Problems()
-    _check_names(config, problems)
-    problems.raise_if_any()
+    problems = Problems()
     labels = data.train_y.numpy()
     parts = problems.attempt(lambda: _partition(config, seed, labels))
     module = problems.attempt(lambda: _module(config, seed, data))
-    device = problems.attempt(lambda: device_of(config))
-    uplink, downlink = _link("uplink", config.uplink), _link("downlink", config.downlink)
-    if parts is not None and module is not None and device is not None:
-        layout = Layout.of(module)
-        world = World(
-            config=config,
-            seed=seed,
-            device=device,
-            data=data.to(device),
-            parts=tuple(torch.from_numpy(part).to(device) for part in parts),
-            label_counts=label_counts(labels, parts, data.classes),
-            module=module.to(device),
-            layout=layout,
-            start=layout.read(module),
-            pruner=as_pruner(resolve("pruner", "pruning.pruner", config.pruning.pruner, PRUNERS)),
-            augmentation=AUGMENTATIONS[config.local.augment],
-            uplink=uplink,
-            downlink=downlink,
-        )
-        # What can only be seen with everything in hand.
-        problems.attempt(lambda: kept_count(layout.prunable_count, config.pruning.sparsity))
-        problems.attempt(lambda: _named("local.augment", lambda: world.training_batches(0, 0)))
-        for direction, link in (("uplink", uplink), ("downlink", downlink)):
-            setting = world.setting(direction)
-            problems.attempt(partial(_named, direction, partial(link.init, setting)))
-        problems.raise_if_any()
-        return world
-    raise ConfigError(problems.lines)
+    check_names(config, problems)
+    if module is not None:
+        sizes = problems.attempt(partial(Layout.of, module))
+        if sizes is not None:
+            problems.attempt(lambda: kept_count(sizes.prunable_count, config.pruning.sparsity))
+    if parts is not None:
+        counts = label_counts(labels, parts, data.classes)
+        for direction in ("uplink", "downlink"):
+            problems.attempt(partial(_start_link, config, direction, seed, counts))
+    if problems.lines or parts is None or module is None:
+        raise ConfigError(problems.lines)
+    device = device_of(config)
+    module.to(device)
+    layout = Layout.of(module)
+    world = World(
+        config=config,
+        seed=seed,
+        device=device,
+        data=data.to(device),
+        parts=tuple(parts),
+        label_counts=label_counts(labels, parts, data.classes),
+        module=module,
+        layout=layout,
+        counters=_counters(module, layout),
+        start=layout.read(module),
+        pruner=_pruner(config),
+        augmentation=AUGMENTATIONS[config.local.augment],
+        uplink=_link("uplink", config.uplink),
+        downlink=_link("downlink", config.downlink),
+    )
+    # What can only be seen with everything in hand.
+    problems.attempt(lambda: _named("local.augment", lambda: world.training_batches(0, 0)))
+    problems.attempt(lambda: _check_output(world))
+    for arm in config.arms:
+        problems.attempt(partial(_start_rule, arm, world))
+    problems.raise_if_any()
+    return world
+
+
+def check_names(config: Config, problems: Problems) -> None:
+    """Note every plug-in that does not exist or does not take its options: what can be said without data."""
+    for kind in ("data", "partition", "model"):
+        problems.attempt(partial(_factory, kind, kind, getattr(config, kind)))
+    problems.attempt(lambda: _pruner(config))
+    for direction in ("uplink", "downlink"):
+        problems.attempt(partial(_link, direction, getattr(config, direction)))
+    for arm in config.arms:
+        problems.attempt(partial(rule_of, arm.rule))
+    problems.attempt(lambda: device_of(config))
+
+
+class Problems:
+    """Collects what is wrong, so that a user sees all of it at once."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def attempt(self, make: Callable[[], T]) -> T | None:
+        """The value, or None with its problems noted, each once."""
+        try:
+            return make()
+        except SafariError as error:
+            found = error.problems if isinstance(error, ConfigError) else [str(error)]
+            self.lines += [line for line in found if line not in self.lines]
+        return None
+
+    def raise_if_any(self) -> None:
+        """ConfigError with all of them."""
+        if self.lines:
+            raise ConfigError(self.lines)
 
 
 def rule_of(plug: Plug) -> Compensation:
@@ -188,9 +248,11 @@ def device_of(config: Config) -> torch.device:
 
 
 def _factory(kind: str, field: str, plug: Plug) -> Callable[..., Any]:
-    factory: Callable[..., Any] = resolve(kind, f"{field}.name", plug.name, KINDS[kind][0])
+    # An arm's `name` is its own; what it plugs in is the rule.
+    where = field if kind == "rule" else f"{field}.name"
+    factory: Callable[..., Any] = resolve(kind, where, plug.name, KINDS[kind][0])
     if not callable(factory):
-        raise ConfigError(f"{field}.name: {plug.name} is not a function, got {factory!r}")
+        raise ConfigError(f"{where}: {plug.name} is not a function, got {factory!r}")
     problems = check_options(field, factory, plug.options)
     if problems:
         raise ConfigError(problems)
@@ -210,44 +272,30 @@ def _named(field: str, make: Callable[[], Any]) -> Any:
         raise ConfigError([f"{field}: {problem}" for problem in error.problems]) from error
 
 
-class _Problems:
-    """Collects what is wrong, so that a user sees all of it at once."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def attempt(self, make: Callable[[], T]) -> T | None:
-        """The value, or None with its problems noted."""
-        try:
-            return make()
-        except ConfigError as error:
-            self.lines += error.problems
-        except (PruneError, DataError) as error:
-            self.lines.append(str(error))
-        return None
-
-    def raise_if_any(self) -> None:
-        if self.lines:
-            raise ConfigError(self.lines)
-
-
-def _check_names(config: Config, problems: _Problems) -> None:
-    for kind in ("data", "partition", "model"):
-        plug = getattr(config, kind)
-        problems.attempt(partial(_factory, kind, kind, plug))
-    problems.attempt(lambda: as_pruner(resolve("pruner", "pruning.pruner", config.pruning.pruner, PRUNERS)))
-    for direction in ("uplink", "downlink"):
-        problems.attempt(partial(_link, direction, getattr(config, direction)))
-    for arm in config.arms:
-        problems.attempt(partial(rule_of, arm.rule))
-    problems.attempt(lambda: device_of(config))
-
-
 def _link(direction: str, plug: Plug) -> Link:
     link = _build("link", direction, plug)
     if not isinstance(link, Link):
         raise ConfigError(f"{direction}.name: {plug.name} must return a Link, got {link!r}")
     return link
+
+
+def _pruner(config: Config) -> Pruner:
+    found = resolve("pruner", "pruning.pruner", config.pruning.pruner, PRUNERS)
+    try:
+        return as_pruner(found)
+    except PruneError as error:
+        raise ConfigError(f"pruning.pruner: {error}") from error
+
+
+def _start_link(config: Config, direction: str, seed: int, counts: np.ndarray) -> None:
+    link = _link(direction, getattr(config, direction))
+    setting = Setting(len(counts), counts, generator(seed, direction))
+    _named(direction, lambda: link.init(setting))
+
+
+def _start_rule(arm: Arm, world: World) -> None:
+    rule = rule_of(arm.rule)
+    _named(f"arms: {arm.name}", lambda: rule.init(len(world.parts), world.layout.size, world.device))
 
 
 def _partition(config: Config, seed: int, labels: np.ndarray) -> list[np.ndarray]:
@@ -268,12 +316,46 @@ def _module(config: Config, seed: int, data: Data) -> nn.Module:
     return module
 
 
+def _counters(module: nn.Module, layout: Layout) -> dict[str, Tensor]:
+    held = {entry.name for entry in layout.entries}
+    return {name: buffer.clone() for name, buffer in module.named_buffers() if name not in held}
+
+
 def _check_parts(parts: object, clients: int, samples: int) -> None:
     if not isinstance(parts, list | tuple) or len(parts) != clients:
         raise ConfigError(f"partition must return a list with one array for each of the {clients} clients")
     for client, part in enumerate(parts):
         index = np.asarray(part)
-        if index.ndim != 1 or not len(index) or index.min() < 0 or index.max() >= samples:
+        # Masks of booleans would pass for the samples 0 and 1.
+        if index.ndim != 1 or index.dtype.kind not in "iu":
+            raise ConfigError(
+                f"partition: client {client} must get a list of whole numbers, "
+                f"got {index.dtype} of shape {[*index.shape]}"
+            )
+        if not len(index) or index.min() < 0 or index.max() >= samples:
             raise ConfigError(
                 f"partition: client {client} must hold at least one sample, each between 0 and {samples - 1}"
             )
+
+
+def _check_output(world: World) -> None:
+    """Can the model read a sample, and does it answer with a number for each class?"""
+    x, classes = world.data.train_x[:2], world.data.classes
+    was_training = world.module.training
+    world.module.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng([]):
+            out = world.module(x)
+    except Exception as error:
+        raise ConfigError(
+            f"model: {world.config.model.name} cannot read samples of shape {[*x.shape[1:]]}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    finally:
+        world.module.train(was_training)
+    if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(x) or out.shape[1] < classes:
+        found = f"shape {[*out.shape]}" if isinstance(out, Tensor) else type(out).__name__
+        raise ConfigError(
+            f"model: {world.config.model.name} must return a tensor of shape [{len(x)}, {classes}] "
+            f"for {len(x)} samples of {classes} classes, got {found}"
+        )

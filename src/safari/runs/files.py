@@ -30,6 +30,11 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise
 
 
+def temporaries(folder: Path) -> list[Path]:
+    """What `write_atomically` left anywhere in a folder when its process was killed."""
+    return list(folder.rglob(".*.tmp"))
+
+
 def append_line(path: Path, line: str) -> None:
     """Append one line, or nothing at all: after a failed write the file has its old length."""
     length = path.stat().st_size if path.exists() else 0

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from safari.config import Config, parse
 from safari.errors import ConfigError, RunError
-from safari.runs.files import append_line, keep_lines, making, write_atomically
+from safari.runs.files import append_line, keep_lines, making, temporaries, write_atomically
 from safari.toml import read_toml, to_toml
 
 FORMAT = "safari-run-1"
@@ -72,9 +73,14 @@ class Trial:
         """Replace the checkpoint, after all records so far are on the disk."""
         for path in (self.rounds, self.timings):
             _sync(path)
-        metadata = {"format": FORMAT, "round": str(saved.round), "facts": json.dumps(saved.facts)}
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in saved.tensors.items()}
-        write_atomically(self.checkpoint, save(tensors, metadata))
+        # One entry: safetensors writes several in any order, and equal runs should have equal files.
+        about = {"format": FORMAT, "round": saved.round, "facts": saved.facts}
+        # Copies, because safetensors refuses tensors that share memory, as a rule's state may.
+        tensors = {
+            name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+            for name, tensor in saved.tensors.items()
+        }
+        write_atomically(self.checkpoint, save(tensors, {"safari": json.dumps(about)}))
 
     def load(self) -> Saved | None:
         """The last checkpoint, with the records cut back to it; None where there is none yet."""
@@ -109,10 +115,11 @@ class RunFolder:
             raise RunError(
                 f"{path} holds a run already: go on with 'safari resume {path}', or choose another --out"
             )
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if path.exists() and (not path.is_dir() or set(path.iterdir()) - set(temporaries(path))):
             raise RunError(f"{path} is not an empty folder; choose another --out")
+        text = to_toml(config)
         with making(path):
-            write_atomically(path / "config.toml", to_toml(config).encode())
+            write_atomically(path / "config.toml", text.encode())
         return cls(path, config)
 
     @classmethod
@@ -157,6 +164,8 @@ class RunFolder:
         except OSError as error:
             raise RunError(f"cannot lock {self.path}: {error.strerror or error}") from error
         try:
+            for left_by_a_crash in temporaries(self.path):
+                left_by_a_crash.unlink(missing_ok=True)
             write_atomically(owner, f"{os.getpid()}\n".encode())
             yield
         finally:
@@ -190,12 +199,12 @@ def read_checkpoint(path: Path) -> Saved:
     """A checkpoint file, checked; never unpickles."""
     try:
         with safe_open(path, framework="pt") as handle:
-            metadata = handle.metadata() or {}
+            about = json.loads((handle.metadata() or {}).get("safari", "{}"))
             tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
-        if metadata.get("format") != FORMAT:
-            raise RunError(f"{path}: format must be {FORMAT}, got {metadata.get('format')!r}")
-        return Saved(int(metadata["round"]), tensors, json.loads(metadata["facts"]))
-    except (SafetensorError, KeyError, ValueError, OSError) as error:
+        if about.get("format") != FORMAT:
+            raise RunError(f"{path}: format must be {FORMAT}, got {about.get('format')!r}")
+        return Saved(int(about["round"]), tensors, dict(about["facts"]))
+    except (SafetensorError, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         raise RunError(f"{path} is not a readable checkpoint: {error}") from error
 
 

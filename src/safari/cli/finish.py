@@ -1,0 +1,79 @@
+"""What `run`, `resume` and `show` have in common: who watches, what a stop says, what is shown at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from safari.aggregation import RULES
+from safari.cli.progress import Bars
+from safari.config import Config
+from safari.engine import Watcher
+from safari.errors import ConfigError, MissingExtraError
+from safari.plugins import first_line, resolve
+from safari.report import rows_of, to_rich, to_text, watchers_for, write_figures, write_report
+from safari.report.gather import run_names
+from safari.runs import RunFolder, summarise
+
+
+def watchers(config: Config, quiet: bool) -> list[Watcher]:
+    """The progress bars and the trackers that the config asks for."""
+    return [Bars(quiet), *watchers_for(config)]
+
+
+@contextlib.contextmanager
+def stoppable(folder: Path) -> Iterator[None]:
+    """Say how to go on when the user stops the run."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if (folder / "config.toml").exists():
+            click.echo(f"stopped; nothing is lost: go on with 'safari resume {folder}'", err=True)
+            raise SystemExit(130) from None
+        raise
+
+
+def finish(folder: Path, *, as_json: bool, quiet: bool) -> None:
+    """Write figures and report, and show the table."""
+    run = RunFolder.open(folder)
+    page = draw([run], folder)
+    if as_json:
+        click.echo(json.dumps(summarise(run), indent=2))
+        return
+    print_table([run])
+    if not quiet:
+        click.echo(f"report: {page}", err=True)
+
+
+def draw(runs: Sequence[RunFolder], place: Path) -> Path:
+    """Write the figures and report.html of a run, or of several overlaid; returns the page."""
+    try:
+        write_figures(runs, place / "figures")
+    except MissingExtraError as error:
+        click.echo(str(error), err=True)
+    return write_report(runs, place / "report.html", rules=_explained(runs))
+
+
+def print_table(runs: Sequence[RunFolder]) -> None:
+    """The table on standard output: as wide as the terminal, or whole where there is none."""
+    rows = rows_of(dict(zip(run_names(runs), map(summarise, runs), strict=True)))
+    console = Console()
+    if console.is_terminal:
+        console.print(to_rich(rows, width=console.width))
+    else:
+        click.echo(to_text(rows))
+
+
+def _explained(runs: Sequence[RunFolder]) -> dict[str, str]:
+    """What each arm's rule does, in a line."""
+    lines = {}
+    for name in {arm.rule.name for run in runs for arm in run.config.arms}:
+        # The file of a user's rule may have moved since; the page then goes without its line.
+        with contextlib.suppress(ConfigError):
+            lines[name] = first_line(resolve("rule", "arms", name, RULES))
+    return lines

@@ -1,0 +1,73 @@
+"""Options that several commands share, and what the shell can complete in them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from safari.config import Config, override, parse
+from safari.toml import parse_setting, read_toml
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def setting_keys() -> dict[str, str]:
+    """Every key that `--set` takes, with its documentation."""
+    keys = {}
+    for f in dataclasses.fields(Config):
+        section = getattr(Config(), f.name)
+        if not dataclasses.is_dataclass(section):
+            keys[f.name] = f.metadata.get("doc", "")
+            continue
+        for inner in dataclasses.fields(section):
+            doc = inner.metadata.get("doc", f.metadata.get("doc", ""))
+            if inner.name != "options":
+                keys[f"{f.name}.{inner.name}"] = doc
+    return keys
+
+
+def _complete_setting(ctx: click.Context, param: click.Parameter, text: str) -> list[CompletionItem]:
+    return [
+        CompletionItem(f"{key}=", help=doc) for key, doc in setting_keys().items() if key.startswith(text)
+    ]
+
+
+def set_option(function: F) -> F:
+    """`--set key=value`, as often as needed."""
+    return click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="KEY=VALUE",
+        shell_complete=_complete_setting,
+        help="Change a field, such as pruning.sparsity=0.9 or uplink.name=lost. Repeatable.",
+    )(function)
+
+
+def json_option(function: F) -> F:
+    """`--json`, for scripts."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")(function)
+
+
+def quiet_option(function: F) -> F:
+    """`--quiet`, for those who do not want progress."""
+    return click.option("-q", "--quiet", is_flag=True, help="No progress, no messages.")(function)
+
+
+def read_config(path: Path | None, settings: Sequence[str], seeds: int | None = None) -> Config:
+    """The config from a file (or the demo's), with the command line's changes."""
+    return parse(read_table(path, settings, seeds))
+
+
+def read_table(path: Path | None, settings: Sequence[str], seeds: int | None = None) -> dict[str, Any]:
+    """The same as plain tables, not yet checked."""
+    table = Config().to_dict() if path is None else read_toml(path)
+    changes = [parse_setting(text) for text in settings]
+    if seeds is not None:
+        changes.append(("seeds", seeds))
+    return override(table, changes)

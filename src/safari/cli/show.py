@@ -1,0 +1,37 @@
+"""`safari show`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from safari.cli.options import json_option
+
+
+@click.command()
+@click.argument("folders", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where report.html and figures/ go.  [default: the run's folder; runs/overlay for several]",
+)
+@json_option
+def show(folders: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
+    """Show runs again: the table, the figures and report.html; several runs are laid over each other.
+
+    Works on runs that are still going, too.
+    """
+    from safari.cli.finish import draw, print_table
+    from safari.runs import RunFolder, summarise
+    from safari.runs.files import making
+
+    runs = [RunFolder.open(folder) for folder in folders]
+    if as_json:
+        click.echo(json.dumps({str(run.path): summarise(run) for run in runs}, indent=2))
+        return
+    with making(out or (folders[0] if len(runs) == 1 else Path("runs/overlay"))) as place:
+        page = draw(runs, place)
+    print_table(runs)
+    click.echo(f"report: {page}", err=True)

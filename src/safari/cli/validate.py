@@ -1,0 +1,47 @@
+"""`safari validate`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from safari.cli.options import json_option, read_table, set_option
+from safari.config import examine
+from safari.errors import ConfigError
+
+
+@click.command()
+@click.argument("config", type=click.Path(path_type=Path, dir_okay=False))
+@set_option
+@json_option
+def validate(config: Path, settings: tuple[str, ...], as_json: bool) -> None:
+    """Say everything that is wrong with a config, without running it.
+
+    Reads the data set, imports your plug-ins and builds everything up to the first round. Exit code 0: the
+    run would start; 2: it would not, and each line names the field, what is allowed and what was found.
+    """
+    problems: list[str] = []
+    try:
+        wanted, problems = examine(read_table(config, settings))
+    except ConfigError as error:
+        problems = error.problems
+    else:
+        from safari.engine import Problems, check, check_names
+
+        if problems:
+            # What a wrong field may spoil is left out; a plug-in's name and options are wrong by themselves.
+            more = Problems()
+            check_names(wanted, more)
+            problems += more.lines
+        else:
+            problems = check(wanted)
+    if as_json:
+        click.echo(json.dumps({"config": str(config), "valid": not problems, "problems": problems}))
+    elif not problems:
+        click.echo(f"{config}: fine; {len(wanted.arms)} arms × {wanted.seeds} seeds × {wanted.rounds} rounds")
+    if problems:
+        if not as_json:
+            raise ConfigError(problems)
+        raise click.exceptions.Exit(2)

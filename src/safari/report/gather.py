@@ -1,0 +1,244 @@
+"""What the figures are drawn from: a run's records as plain arrays, read once and line by line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safari.config import Config
+from safari.errors import RunError
+from safari.runs import RunFolder, Trial, read_checkpoint, read_lines
+
+Floats = NDArray[np.float64]
+Codes = NDArray[np.uint8]
+
+# What became of a client in a round; a larger code says more.
+NOT_ASKED, ARRIVED, MISSING, STOOD_IN, REFUSED = range(5)
+
+_NUMBERS = ("top1", "top5", "loss", "train_loss", "density", "agreement", "support", "churn")
+_FLOAT32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a chart: `values[s, k]` is seed s at `rounds[k]`; NaN where there is no number."""
+
+    label: str
+    rounds: Floats
+    values: Floats
+    # How many seeds the config asks for; fewer rows in `values` mean that some are not there yet.
+    seeds: int
+
+    @property
+    def mean(self) -> Floats:
+        """Mean over the seeds; NaN as soon as one of them has no number."""
+        return np.asarray(self.values.mean(axis=0), dtype=np.float64)
+
+    @property
+    def std(self) -> Floats:
+        """Sample standard deviation over the seeds; 0 with one seed."""
+        rows = len(self.values)
+        return self.values.std(axis=0, ddof=1) if rows > 1 else np.zeros(self.values.shape[1])
+
+
+@dataclass(frozen=True)
+class TrialData:
+    """One arm and seed. `columns[name][t]` is round t + 1; NaN where the record has null."""
+
+    seed: int
+    columns: Mapping[str, Floats]
+
+    @property
+    def length(self) -> int:
+        """How many rounds are recorded."""
+        return len(self.columns["top1"])
+
+
+@dataclass(frozen=True)
+class ArmData:
+    """All that is known of an arm. `status`, `similarity` and `size` are of its first seed.
+
+    `status[client, t]` is one of NOT_ASKED, ARRIVED, MISSING, STOOD_IN, REFUSED; `similarity` is None
+    for a rule that keeps none; `size` is how many numbers the model has, None before a checkpoint.
+    """
+
+    name: str
+    trials: tuple[TrialData, ...]
+    status: Codes
+    similarity: Floats | None
+    size: int | None
+
+
+@dataclass(frozen=True)
+class RunData:
+    """A run, with the arms that have begun."""
+
+    name: str
+    config: Config
+    arms: tuple[ArmData, ...]
+    label_counts: NDArray[np.int64] | None
+    environment: Mapping[str, Any]
+
+
+def run_names(runs: Sequence[RunFolder]) -> list[str]:
+    """A name for each run: the config's; the folder's where two configs share one; a number at last."""
+    names = [run.config.name for run in runs]
+    if len(set(names)) < len(names):
+        names = [run.path.resolve().name for run in runs]
+    return [name if names.count(name) == 1 else f"{name} #{i + 1}" for i, name in enumerate(names)]
+
+
+def read_run(run: RunFolder, name: str | None = None) -> RunData:
+    """Everything that the figures need."""
+    by_arm: dict[str, list[Trial]] = {}
+    for trial in run.trials():
+        by_arm.setdefault(trial.arm, []).append(trial)
+    arms = [_read_arm(arm, trials, run.config.clients) for arm, trials in by_arm.items()]
+    clients = _optional_json(run.path / "clients.json")
+    return RunData(
+        name=run.config.name if name is None else name,
+        config=run.config,
+        arms=tuple(arm for arm in arms if arm.trials),
+        label_counts=_label_counts(run.path / "clients.json", clients.get("label_counts")),
+        environment=_optional_json(run.path / "environment.json"),
+    )
+
+
+def series(runs: Sequence[RunData], column: str) -> list[Series]:
+    """A column against rounds, for every arm of every run; scores only where there was an evaluation.
+
+    Seeds that are behind the longest of their arm are left out, so that a mean never changes
+    whom it is over in the middle of a line.
+    """
+    found = []
+    for run in runs:
+        for arm in run.arms:
+            trials = _longest(arm)
+            values = np.stack([trial.columns[column] for trial in trials])
+            rounds = np.arange(1, values.shape[1] + 1, dtype=np.float64)
+            if column in ("top1", "top5", "loss"):
+                at = np.isfinite(trials[0].columns["top1"])
+                values, rounds = values[:, at], rounds[at]
+            found.append(Series(label(runs, run, arm), rounds, values, run.config.seeds))
+    return found
+
+
+def total_bytes(runs: Sequence[RunData], direction: str) -> list[Series]:
+    """Bytes so far (`direction` is "up" or "down") for every arm; empty when no bytes were counted."""
+    found = [_cumulative(s) for s in series(runs, f"bytes_{direction}")]
+    return found if any(s.values.any() for s in found) else []
+
+
+def dense_bytes(runs: Sequence[RunData], direction: str) -> list[Series]:
+    """What the same messages would come to as dense float32 models; the same line is given once."""
+    column, found = {"up": "trained", "down": "asked"}[direction], list[Series]()
+    for run in runs:
+        for arm, line in zip(run.arms, series([run], column), strict=True):
+            if arm.size is None:
+                continue
+            dense = _cumulative(line, _FLOAT32_BYTES * arm.size)
+            if not any(np.array_equal(dense.mean, other.mean) for other in found):
+                found.append(dense)
+    return found
+
+
+def label(runs: Sequence[RunData], run: RunData, arm: ArmData) -> str:
+    """An arm's name, with the run's before it when there are several."""
+    return arm.name if len(runs) == 1 else f"{run.name}/{arm.name}"
+
+
+def _longest(arm: ArmData) -> list[TrialData]:
+    length = max(trial.length for trial in arm.trials)
+    return [trial for trial in arm.trials if trial.length == length]
+
+
+def _cumulative(line: Series, factor: float = 1.0) -> Series:
+    return Series(line.label, line.rounds, np.cumsum(line.values, axis=1) * factor, line.seeds)
+
+
+def _read_arm(name: str, trials: Sequence[Trial], clients: int) -> ArmData:
+    read = []
+    status = np.zeros((clients, 0), dtype=np.uint8)
+    first: Trial | None = None
+    for trial in trials:
+        data, codes = _read_trial(trial, clients, with_status=first is None)
+        if data.length:
+            read.append(data)
+            first, status = first or trial, status if codes is None else codes
+    similarity, size = _from_checkpoint(first)
+    return ArmData(name, tuple(read), status, similarity, size)
+
+
+def _read_trial(trial: Trial, clients: int, *, with_status: bool) -> tuple[TrialData, Codes | None]:
+    rows: list[list[float]] = []
+    codes: list[Codes] = []
+    for number, record in enumerate(read_lines(trial.rounds), 1):
+        try:
+            rows.append(_row(record))
+            if with_status:
+                codes.append(_status(record, clients))
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise RunError(
+                f"{trial.rounds}, line {number} is not a round's record: {type(error).__name__} {error}"
+            ) from error
+    names = (*_NUMBERS, "asked", "trained", "bytes_up", "bytes_down")
+    table = np.array(rows, dtype=np.float64).reshape(len(rows), len(names))
+    columns = {name: table[:, k] for k, name in enumerate(names)}
+    return TrialData(trial.seed, columns), np.stack(codes, axis=1) if codes else None
+
+
+def _row(record: Mapping[str, Any]) -> list[float]:
+    numbers = [np.nan if record[name] is None else float(record[name]) for name in _NUMBERS]
+    asked, trained = len(record["arrived"]) + len(record["missing"]), len(record["trained"])
+    return [*numbers, asked, trained, float(record["bytes"]["up"]), float(record["bytes"]["down"])]
+
+
+def _status(record: Mapping[str, Any], clients: int) -> Codes:
+    out = np.full(clients, NOT_ASKED, dtype=np.uint8)
+    out[record["arrived"]] = ARRIVED
+    out[record["missing"]] = MISSING
+    out[[int(client) for client in record["stand_ins"]]] = STOOD_IN
+    out[[int(client) for client in record["refused"] if 0 <= int(client) < clients]] = REFUSED
+    return out
+
+
+def _from_checkpoint(trial: Trial | None) -> tuple[Floats | None, int | None]:
+    if trial is None or not trial.checkpoint.exists():
+        return None, None
+    tensors = read_checkpoint(trial.checkpoint).tensors
+    matrix, model = tensors.get("rule.similarity"), tensors.get("model")
+    if matrix is not None and (matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]):
+        matrix = None
+    similarity = None if matrix is None else matrix.double().numpy()
+    return similarity, None if model is None else model.numel()
+
+
+def _optional_json(path: Path) -> dict[str, Any]:
+    """A JSON object that a run's folder may hold; empty where it is not there."""
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} is not readable JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise RunError(f"{path} must hold a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _label_counts(path: Path, value: object) -> NDArray[np.int64] | None:
+    if value is None:
+        return None
+    try:
+        counts = np.array(value, dtype=np.int64)
+    except (TypeError, ValueError) as error:
+        raise RunError(f"{path}: label_counts must be a table of whole numbers: {error}") from error
+    if counts.ndim != 2 or not counts.size:
+        raise RunError(f"{path}: label_counts must be clients × classes, got shape {counts.shape}")
+    return counts

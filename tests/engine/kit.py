@@ -1,0 +1,50 @@
+"""What the tests of the engine share: rounds without a folder, and plug-ins from a real file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from safari.config import parse
+from safari.engine import World, assemble, engine_of, load_data, rule_of
+from safari.engine.record import Record
+from safari.engine.state import State, initial
+
+SMALL: dict[str, Any] = {
+    "rounds": 5,
+    "clients": 5,
+    "arms": ["safari"],
+    "model": {"name": "mlp", "hidden": [8]},
+    "local": {"steps": 2, "batch": 8},
+    "engine": {"device": "cpu", "threads": 1},
+}
+
+
+def world_of(config: dict[str, Any], seed: int = 0) -> World:
+    """The world of a config as plain tables."""
+    parsed = parse(config)
+    return assemble(parsed, seed, load_data(parsed))
+
+
+def play(config: dict[str, Any], seed: int = 0) -> Iterator[tuple[State, State, Record]]:
+    """Every round of the first arm: the state before, the state after, the record."""
+    world = world_of(config, seed)
+    engine = engine_of(world.config)(world)
+    state = initial(world, rule_of(world.config.arms[0].rule))
+    for _ in range(world.config.rounds):
+        following, record, _ = engine(state)
+        yield state, following, record
+        state = following
+
+
+def records(config: dict[str, Any], seed: int = 0) -> list[Record]:
+    """The records of the first arm."""
+    return [record for _, _, record in play(config, seed)]
+
+
+def write_trace(path: Path, rounds: list[str]) -> str:
+    """A trace file from one text a round, such as "101": clients 0 and 2 are delivered."""
+    rows = [f"{t},{client},{got}" for t, row in enumerate(rounds) for client, got in enumerate(row)]
+    path.write_text("round,client,delivered\n" + "\n".join(rows) + "\n")
+    return str(path)

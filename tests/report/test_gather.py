@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from report.made_up import record
+from safari.errors import RunError
+from safari.report.gather import (
+    ARRIVED,
+    MISSING,
+    NOT_ASKED,
+    REFUSED,
+    STOOD_IN,
+    dense_bytes,
+    read_run,
+    run_names,
+    series,
+    total_bytes,
+)
+
+
+def test_a_real_run(tiny):
+    data = read_run(tiny)
+    assert [arm.name for arm in data.arms] == ["perfect", "drop", "safari"]
+    for line in series([data], "top1"):
+        assert line.rounds.tolist() == [1, 2, 3, 4]
+        assert line.values.shape == (2, 4)
+    records = tiny.trials()[2].records()
+    drop = data.arms[1]
+    for t, one in enumerate(records):
+        assert np.flatnonzero(drop.status[:, t] == ARRIVED).tolist() == one["arrived"]
+    assert drop.similarity is None
+    assert data.arms[2].similarity.shape == (4, 4)
+    assert drop.size > 0
+
+
+def test_rounds_without_evaluation_are_left_out_of_scores_only(synthetic):
+    unseen = {"top1": None, "top5": None, "loss": None}
+    records = [
+        record(1, **unseen),
+        record(2, top1=0.25),
+        record(3, **unseen),
+        record(4, top1=0.75, loss=None),
+    ]
+    data = read_run(synthetic({("drop", 0): records}))
+    (top1,), (loss,), (support,) = (series([data], name) for name in ("top1", "loss", "support"))
+    assert top1.rounds.tolist() == [2, 4]
+    assert top1.mean.tolist() == [0.25, 0.75]
+    # A loss that was not finite is null in the record: a gap, at a round that was evaluated.
+    assert loss.rounds.tolist() == [2, 4]
+    assert np.isnan(loss.mean).tolist() == [False, True]
+    assert support.rounds.tolist() == [1, 2, 3, 4]
+
+
+def test_seeds_that_are_behind_wait(synthetic):
+    whole = [record(i, top1=0.5) for i in range(1, 5)]
+    run = synthetic({("drop", 0): whole, ("drop", 1): whole[:2], ("safari", 0): []}, {"seeds": 3})
+    (line,) = series([read_run(run)], "top1")
+    assert line.values.shape == (1, 4)
+    assert line.seeds == 3
+    assert line.std.tolist() == [0, 0, 0, 0]
+
+
+def test_mean_and_deviation_by_hand(synthetic):
+    run = synthetic({("drop", s): [record(1, top1=0.2 + 0.2 * s)] for s in range(3)}, {"seeds": 3})
+    (line,) = series([read_run(run)], "top1")
+    np.testing.assert_allclose(line.mean, [0.4])
+    np.testing.assert_allclose(line.std, [0.2])
+
+
+def test_status_by_hand(synthetic):
+    records = [
+        record(1),
+        record(2, arrived=[1], missing=[2], stand_ins={}),
+        record(
+            3, arrived=[0], missing=[1, 2], stand_ins={"1": [0], "2": [0]}, refused={"1": "NaN", "7": "who?"}
+        ),
+    ]
+    (arm,) = read_run(synthetic({("drop", 0): records})).arms
+    assert arm.status.T.tolist() == [
+        [ARRIVED, ARRIVED, STOOD_IN],
+        [NOT_ASKED, ARRIVED, MISSING],
+        [ARRIVED, REFUSED, STOOD_IN],
+    ]
+
+
+def test_bytes_add_up_beside_dense(synthetic):
+    records = [record(1, bytes={"up": 10, "down": 3}), record(2, bytes={"up": 5, "down": 4}, trained=[0])]
+    run = synthetic({("drop", 0): records, ("safari", 0): records}, tensors={"model": torch.zeros(100)})
+    data = [read_run(run)]
+    assert [line.mean.tolist() for line in total_bytes(data, "up")] == [[10, 15], [10, 15]]
+    # 400 bytes a model: three clients sent one and then one did; the server sent three each time.
+    # Both arms come to the same, which is given once.
+    assert [line.mean.tolist() for line in dense_bytes(data, "up")] == [[1200, 1600]]
+    assert [line.mean.tolist() for line in dense_bytes(data, "down")] == [[1200, 2400]]
+
+
+def test_no_bytes_counted_and_no_checkpoint(synthetic):
+    data = [read_run(synthetic({("drop", 0): [record(1)]}))]
+    assert total_bytes(data, "up") == []
+    assert dense_bytes(data, "up") == []
+
+
+def test_names_of_runs(synthetic):
+    a = synthetic({}, {"name": "a"}, folder="x")
+    b = synthetic({}, {"name": "b"}, folder="y")
+    other_a = synthetic({}, {"name": "a"}, folder="z")
+    assert run_names([a, b]) == ["a", "b"]
+    assert run_names([a, other_a]) == ["x", "z"]
+    assert run_names([a, a]) == ["x #1", "x #2"]
+
+
+def test_labels_carry_the_run_when_there_are_several(synthetic):
+    data = [read_run(synthetic({("drop", 0): [record(1)]}, folder=name), name) for name in ("x", "y")]
+    assert [line.label for line in series(data, "top1")] == ["x/drop", "y/drop"]
+    assert [line.label for line in series(data[:1], "top1")] == ["drop"]
+
+
+def test_optional_files(synthetic):
+    run = synthetic({})
+    assert read_run(run).label_counts is None
+    (run.path / "clients.json").write_text(
+        json.dumps({"label_counts": [[1, 2], [3, 4], [0, 9]], "samples": []})
+    )
+    (run.path / "environment.json").write_text('{"torch": "2"}')
+    data = read_run(run)
+    assert data.label_counts.tolist() == [[1, 2], [3, 4], [0, 9]]
+    assert data.environment == {"torch": "2"}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", "is not readable JSON"),
+        ("[]", "must hold a JSON object, got list"),
+        ('{"label_counts": [[1], [2, 3]]}', "must be a table of whole numbers"),
+        ('{"label_counts": [1, 2]}', r"must be clients × classes, got shape \(2,\)"),
+    ],
+)
+def test_broken_clients_file_is_named(synthetic, text, problem):
+    run = synthetic({})
+    (run.path / "clients.json").write_text(text)
+    with pytest.raises(RunError, match=problem) as caught:
+        read_run(run)
+    assert "clients.json" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "broken", [{"arrived": [9]}, {"bytes": 3}, {"loss": "high"}, {"stand_ins": {"x": []}}]
+)
+def test_broken_record_is_named(synthetic, broken):
+    run = synthetic({("drop", 0): [record(1), record(2, **broken)]})
+    with pytest.raises(RunError, match=r"rounds\.jsonl, line 2 is not a round's record: "):
+        read_run(run)

@@ -1,0 +1,148 @@
+"""The numbers of summary.json, by hand on synthetic records."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from safari.config import parse
+from safari.runs import RunFolder, spread, summarise, summarise_trial
+
+
+def record(number: int, top1: float | None, **more: Any) -> dict[str, Any]:
+    base = {
+        "round": number,
+        "top1": top1,
+        "top5": None if top1 is None else min(1.0, 2 * top1),
+        "loss": None if top1 is None else 1 - top1,
+        "arrived": [0, 1],
+        "missing": [2, 3],
+        "refused": {},
+        "bytes": {"up": 10, "down": 100},
+    }
+    return base | more
+
+
+def config(**fields: Any):
+    return parse({"clients": 4, "rounds": 25, **fields})
+
+
+def test_the_final_accuracy_is_the_mean_of_the_last_twenty_rounds():
+    # 5 early rounds that must not count, then 0.5 and 0.7 in turn.
+    records = [record(n, 0.9) for n in range(1, 6)]
+    records += [record(n, 0.5 if n % 2 else 0.7) for n in range(6, 26)]
+    summary = summarise_trial(records, config())
+    assert summary["rounds"] == 25
+    assert summary["finished"] is True
+    assert summary["top1"] == pytest.approx(0.6, abs=1e-15)
+    assert summary["top5"] == 1.0
+    assert summary["loss"] == pytest.approx(0.4, abs=1e-15)
+    # The population's spread: half of the values lie 0.1 above, half 0.1 below. (A sample's would be 0.1026.)
+    assert summary["top1_within"] == pytest.approx(0.1, abs=1e-15)
+    assert summary["lost_updates"] == 0.5
+    assert (summary["bytes_up"], summary["bytes_down"]) == (250, 2500)
+
+
+def test_rounds_to_target_is_the_first_evaluation_at_85_percent_or_more():
+    scores = [0.2, None, 0.8499, 0.85, 0.3, 0.99]
+    records = [record(n, score) for n, score in enumerate(scores, 1)]
+    assert summarise_trial(records, config(rounds=6))["rounds_to_target"] == 4
+    assert summarise_trial(records[:3], config(rounds=6))["rounds_to_target"] is None
+    easy = config(rounds=6, evaluation={"target": 0.2})
+    assert summarise_trial(records, easy)["rounds_to_target"] == 1
+
+
+def test_only_the_evaluations_in_the_last_rounds_count():
+    records = [
+        record(n, 0.4 if n == 20 else 0.8 if n == 25 else 0.1 if n == 5 else None) for n in range(1, 26)
+    ]
+    summary = summarise_trial(records, config())
+    assert summary["top1"] == pytest.approx(0.6)  # rounds 6 to 25 hold those of rounds 20 and 25
+    assert summary["top1_within"] == pytest.approx(0.2)
+
+
+def test_a_window_longer_than_the_run_takes_all_of_it():
+    records = [record(1, 0.2), record(2, 0.4)]
+    assert summarise_trial(records, config(rounds=2))["top1"] == pytest.approx(0.3)
+
+
+def test_no_evaluation_in_the_last_rounds():
+    unfinished = [record(n, 0.9) for n in range(1, 6)]
+    summary = summarise_trial(unfinished, config())
+    assert summary["finished"] is False
+    assert summary["rounds"] == 5
+    assert [summary[key] for key in ("top1", "top5", "loss", "top1_within")] == [None] * 4
+    assert summary["rounds_to_target"] == 1
+
+
+def test_no_records_at_all():
+    summary = summarise_trial([], config())
+    assert summary["rounds"] == 0
+    assert summary["lost_updates"] is None
+    assert summary["top1"] is None
+
+
+def test_a_loss_that_overflowed_is_left_out_and_the_accuracy_is_not():
+    records = [record(1, 0.1, loss=None), record(2, 0.3, loss=2.0)]
+    summary = summarise_trial(records, config(rounds=2))
+    assert summary["loss"] == 2.0
+    assert summary["top1"] == pytest.approx(0.2)
+
+
+def test_refused_updates_are_counted_and_are_lost():
+    records = [record(1, 0.1, arrived=[0], missing=[1, 2, 3], refused={"1": "NaN", "3": "NaN"})]
+    summary = summarise_trial(records, config(rounds=1))
+    assert summary["refused"] == 2
+    assert summary["lost_updates"] == 0.75
+
+
+def test_the_spread_over_seeds_is_that_of_a_sample():
+    assert spread([0.6, 0.8, 1.0]) == {"mean": pytest.approx(0.8), "std": pytest.approx(0.2), "n": 3}
+    assert spread([0.25]) == {"mean": 0.25, "std": None, "n": 1}
+    assert spread([]) == {"mean": None, "std": None, "n": 0}
+
+
+def test_the_whole_summary_over_arms_and_seeds(tmp_path):
+    wanted = config(rounds=2, seeds=3, arms=["drop", "safari"], name="by-hand")
+    run = RunFolder.create(tmp_path / "run", wanted)
+    scores = {
+        ("drop", 0): [0.1, 0.5],
+        ("drop", 1): [0.9, 0.9],
+        ("drop", 2): [0.2, 0.2],
+        ("safari", 0): [1, 1],
+    }
+    for (arm, seed), values in scores.items():
+        for number, score in enumerate(values, 1):
+            run.trial(arm, seed).append(record(number, score), {})
+
+    summary = json.loads(json.dumps(summarise(run), allow_nan=False))
+
+    assert {key: summary[key] for key in ("name", "rounds", "last", "target", "config")} == {
+        "name": "by-hand",
+        "rounds": 2,
+        "last": 20,
+        "target": 0.85,
+        "config": wanted.digest,
+    }
+    drop = summary["arms"]["drop"]
+    # Means 0.3, 0.9, 0.2 over the seeds: mean 1.4 / 3, squares of the differences sum to 0.2866...
+    assert drop["top1"] == {
+        "mean": pytest.approx(1.4 / 3),
+        "std": pytest.approx(math.sqrt((1 / 36 + 169 / 900 + 64 / 900) / 2)),
+        "n": 3,
+    }
+    assert drop["top1_within"]["mean"] == pytest.approx(0.2 / 3)
+    assert drop["rounds_to_target"] == {"mean": 1, "std": None, "n": 1}
+    assert drop["reached_target"] == "1 of 3"
+    assert [drop["seeds"][seed]["top1"] for seed in "012"] == pytest.approx([0.3, 0.9, 0.2])
+    assert summary["arms"]["safari"]["top1"] == {"mean": 1.0, "std": None, "n": 1}
+    assert summary["arms"]["safari"]["reached_target"] == "1 of 1"
+
+
+def test_a_run_that_has_not_begun_has_a_summary_too(tmp_path):
+    summary = summarise(RunFolder.create(tmp_path / "run", config(arms=["drop"])))
+    assert summary["arms"]["drop"]["top1"] == {"mean": None, "std": None, "n": 0}
+    assert summary["arms"]["drop"]["reached_target"] == "0 of 0"

@@ -97,6 +97,16 @@ LIMITS = [
         "gpu",
         "engine.device must be one of auto, cpu, cuda; got 'gpu' (did you mean 'cpu'?)",
     ),
+    (
+        "engine.name",
+        "refrence",
+        "engine.name must be one of reference, vectorised; got 'refrence' (did you mean 'reference'?)",
+    ),
+    (
+        "engine.precision",
+        "float16",
+        "engine.precision must be one of bfloat16, float32; got 'float16' (did you mean 'bfloat16'?)",
+    ),
     ("engine.threads", -1, "engine.threads must be at least 0, got -1"),
     ("evaluation.every", 0, "evaluation.every must be at least 1, got 0"),
     ("evaluation.batch", 0, "evaluation.batch must be at least 1, got 0"),

@@ -24,7 +24,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sine": {"p": P, "depth": 0.5, "period": 40},
     "interleaved": {"p": P, "depth": 0.5, "period": 40},
     "labels": {},
-    "gilbert-elliott": {"p": P, "burst": 4},
+    "gilbert-elliott": {"p": [0.9, 0.3, 0.3, 0.3, 0.3], "burst": 4, "good": 0.95, "bad": 0.05},
     "trace": {"after": "repeat"},
 }
 
@@ -52,7 +52,7 @@ def history(link: Link, clients: int = CLIENTS, seed: int = 0, rounds: int = ROU
     state = link.init(setting(clients, seed))
     out = []
     for t in range(rounds):
-        delivered, state = link.apply(state, t, np.random.default_rng([seed, t]))
+        delivered, state = link.apply(state, t, np.random.default_rng([seed, 1, t]))
         out.append(delivered)
     return np.array(out)
 
@@ -129,7 +129,6 @@ def expected_probability(name: str) -> np.ndarray:
         "bernoulli": base,
         "staircase": np.full(10, 0.9 * (1.0 + 0.4) / 2),
         "sine": base * 0.5,
-        "gilbert-elliott": base,
     }[name]
 
 

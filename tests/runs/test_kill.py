@@ -58,7 +58,7 @@ def in_a_round(process: subprocess.Popen[str], run: Path, place: int, luck: rand
 
 
 def in_a_checkpoint(process: subprocess.Popen[str], run: Path, place: int, luck: random.Random) -> None:
-    """While a checkpoint has its temporary name, or just after; where the disk is too fast to see it, soon."""
+    """While a checkpoint has its temporary name, or just after; soon, where the disk is too fast to see."""
     at_a_place(process, run, place, luck)
     soon = records(run) + 5_000
     wait(process, lambda: any("checkpoint" in name for name in leftovers(run)) or records(run) > soon)

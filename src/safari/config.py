@@ -78,7 +78,17 @@ class Aggregation:
 class Engine:
     """What computes the rounds."""
 
-    name: str = _f("reference", "reference: one client after the other, as Algorithm 1 reads")
+    name: str = _f(
+        "vectorised",
+        "vectorised: all clients at once; reference: one after the other, as Algorithm 1 reads",
+        choices=("vectorised", "reference"),
+    )
+    precision: str = _f(
+        "float32",
+        "float32, or bfloat16 for the clients' training (weights and sums stay float32)",
+        choices=("float32", "bfloat16"),
+    )
+    graph: bool = _f(True, "replay a round's training as one CUDA graph where that is possible")
     device: str = _f("auto", "cpu, cuda, or auto: cuda where there is one", choices=("auto", "cpu", "cuda"))
     threads: int = _f(0, "CPU threads for torch; 0: its own choice", least=0)
 
@@ -156,6 +166,12 @@ class Config:
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
 
 
+# The fields that name a plug-in, with what they name by default.
+_PLUGS = {
+    f.name: plug for f in dataclasses.fields(Config) if isinstance(plug := getattr(Config(), f.name), Plug)
+}
+
+
 def parse(table: Mapping[str, Any]) -> Config:
     """A Config from plain tables; ConfigError lists every problem at once.
 
@@ -176,11 +192,9 @@ def examine(table: Mapping[str, Any]) -> tuple[Config, list[str]]:
     problems: list[str] = []
     values = _read(Config, table, "", problems)
     clients, cohort = values.get("clients", 10), values.get("cohort", 0)
-    if cohort > clients:
+    if cohort > clients and ("clients" in values or "clients" not in table):
         problems.append(f"cohort must be at most clients ({clients}), got {cohort}")
         del values["cohort"]
-    if not problems and not values.get("arms", [1]):
-        problems.append("arms must name at least one rule, got none")
     names = [arm.name for arm in values.get("arms", ())]
     problems += [f"arms: the name {n!r} is used twice" for n in sorted(set(names)) if names.count(n) > 1]
     problems += [
@@ -197,22 +211,25 @@ def examine(table: Mapping[str, Any]) -> tuple[Config, list[str]]:
 def override(table: Mapping[str, Any], settings: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """The tables with `("pruning.sparsity", 0.9)` and the like put in.
 
-    Naming another plug-in drops the options of the one before.
+    Naming another plug-in drops the options of the one before, but none that `settings` itself put in:
+    their order does not matter.
 
     >>> override({"uplink": {"name": "bernoulli", "p": 0.3}}, [("uplink.name", "lost")])
     {'uplink': {'name': 'lost'}}
     """
     out: dict[str, Any] = {k: dict(v) if isinstance(v, Mapping) else v for k, v in table.items()}
+    given: set[str] = set()
     for key, value in settings:
         head, _, rest = key.partition(".")
+        given.add(key)
         if not rest:
             out[head] = value
             continue
         inner = out.setdefault(head, {})
         if not isinstance(inner, dict):
             raise ConfigError(f"{key}: {head} is not a table")
-        if rest == "name" and inner.get("name") != value:
-            inner.clear()
+        if rest == "name" and head in _PLUGS and inner.get("name", _PLUGS[head].name) != value:
+            inner = out[head] = {k: v for k, v in inner.items() if f"{head}.{k}" in given}
         inner[rest] = value
     return out
 
@@ -232,7 +249,7 @@ def _read(cls: type, table: Mapping[str, Any], prefix: str, problems: list[str])
             if not isinstance(value, Mapping):
                 problems.append(f"{path} must be a table, got {value!r}")
             elif hint is Plug:
-                values[name] = _read_plug(path, value, getattr(Config(), name), problems)
+                values[name] = _read_plug(path, value, _PLUGS[name], problems)
             else:
                 section = cast(type, hint)
                 values[name] = section(**_read(section, value, path + ".", problems))
@@ -262,6 +279,8 @@ def _read_arms(value: object, problems: list[str]) -> tuple[Arm, ...]:
     if not isinstance(value, list | tuple):
         problems.append(f"arms must be a list of rules, got {value!r}")
         return ()
+    if not value:
+        problems.append("arms must name at least one rule, got none")
     arms = []
     for item in value:
         if isinstance(item, str):

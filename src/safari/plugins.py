@@ -18,9 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from safari.errors import ConfigError, did_you_mean, one_of
+
+T = TypeVar("T")
+
+# TOML's whole numbers have no end in Python; from here on they have no float.
+_BEYOND_FLOAT = 2**1023
 
 
 @dataclass(frozen=True)
@@ -45,11 +50,11 @@ your own goes in as file.py:name or package.module:name
         return builtin[name]
     offered = {point.name: point for point in entry_points(group=f"safari.{kind}")}
     if name in offered:
-        return offered[name].load()
+        return _load(field, f"entry point {name!r} ({offered[name].value})", offered[name].load)
     if ":" not in name:
-        names = [*builtin, *offered]
         raise ConfigError(
-            one_of(field, name, names) + "; your own goes in as file.py:name or package.module:name"
+            one_of(field, name, {*builtin, *offered})
+            + "; your own goes in as file.py:name or package.module:name"
         )
     source, _, attribute = name.rpartition(":")
     module = _import(field, source)
@@ -66,12 +71,19 @@ def options_of(factory: Callable[..., Any]) -> list[Option]:
     >>> options_of(link)
     [Option(name='p', hint=<class 'float'>, default=0.3)]
     """
-    hints = typing.get_type_hints(factory) if isinstance(factory, types.FunctionType) else {}
+    hints = _hints(factory.__init__ if isinstance(factory, type) else factory)  # type: ignore[misc]
     return [
         Option(p.name, hints.get(p.name, Any), p.default)
         for p in inspect.signature(factory).parameters.values()
         if p.kind is inspect.Parameter.KEYWORD_ONLY
     ]
+
+
+def _hints(function: Any) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function)
+    except (NameError, TypeError):  # a name imported for type checkers alone, or no function at all
+        return {}
 
 
 def check_options(field: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> list[str]:
@@ -106,7 +118,8 @@ def fits(value: object, hint: Any) -> bool:
     if origin is Literal:
         return value in args
     if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < _BEYOND_FLOAT
+        return isinstance(value, float) or whole
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     if origin in (list, tuple, Sequence) or hint in (list, tuple):
@@ -127,7 +140,7 @@ def spell(hint: Any) -> str:
         return " or ".join(spell(arg) for arg in args)
     if origin is Literal:
         return "one of " + ", ".join(str(arg) for arg in args)
-    if origin in (list, tuple, Sequence):
+    if origin in (list, tuple, Sequence) or hint in (list, tuple):
         return f"a list (each {spell(args[0])})" if args else "a list"
     return words.get(hint, getattr(hint, "__name__", str(hint)))
 
@@ -139,10 +152,15 @@ def first_line(thing: Any) -> str:
 
 
 def _import(field: str, source: str) -> types.ModuleType:
+    if source.endswith(".py"):
+        return _load(field, source, lambda: _import_file(field, Path(source)))
+    return _load(field, source, lambda: importlib.import_module(source))
+
+
+def _load(field: str, source: str, load: Callable[[], T]) -> T:
+    """Run somebody else's code for the first time: whatever goes wrong in it has a name in the config."""
     try:
-        if source.endswith(".py"):
-            return _import_file(field, Path(source))
-        return importlib.import_module(source)
+        return load()
     except ConfigError:
         raise
     except Exception as error:

@@ -71,7 +71,17 @@ class Server:
         `weights`: one positive number a client (say, its sample count); equal by default. `parameters`:
         how many numbers, from the front, are parameters (all by default): similarity looks at them alone.
         """
-        vector = torch.as_tensor(model).to(torch.float32)
+        # A copy without a graph: the caller goes on using theirs.
+        vector = torch.as_tensor(model).detach().to(torch.float32, copy=True)
+        if vector.ndim != 1 or not len(vector) or not bool(torch.isfinite(vector).all()):
+            raise SafariError(
+                f"model must be one vector of finite numbers, got shape {tuple(vector.shape)}"
+                f" with {int((~torch.isfinite(vector)).sum())} numbers NaN or infinite"
+            )
+        if parameters is not None and not 1 <= parameters <= len(vector):
+            raise SafariError(
+                f"parameters must lie between 1 and the model's {len(vector)} numbers, got {parameters}"
+            )
         if clients < 1:
             raise SafariError(f"clients must be at least 1, got {clients}")
         if isinstance(rule, str):
@@ -79,8 +89,10 @@ class Server:
                 raise SafariError(one_of("rule", rule, RULES))
             rule = RULES[rule]()
         shares = torch.as_tensor(np.ones(clients) if weights is None else np.asarray(weights, np.float64))
-        if shares.shape != (clients,) or not bool((shares > 0).all()):
-            raise SafariError(f"weights must hold a positive number for each of the {clients} clients")
+        if shares.shape != (clients,) or not bool(((shares > 0) & shares.isfinite()).all()):
+            raise SafariError(
+                f"weights must hold a positive, finite number for each of the {clients} clients"
+            )
         return cls(
             model=vector,
             round=0,
@@ -95,29 +107,60 @@ class Server:
     ) -> tuple[Server, Outcome]:
         """One round: `received` maps client ids to models; `cohort` is who was asked (all by default).
 
-        A model of the wrong length or with a NaN or infinity in it is refused, and its client is missing.
+        A model of the wrong length, with a NaN or infinity in it, or not of numbers at all is refused,
+        and its client is missing.
         """
+        asked = set(self._cohort(cohort))
+        fitting: dict[int, Tensor] = {}
+        refused: dict[int, str] = {}
+        for client, raw in received.items():
+            vector = _real_vector(raw)
+            if client not in asked:
+                refused[client] = "was not asked in this round"
+            elif vector is None:
+                refused[client] = "is not an array of real numbers"
+            elif vector.shape != self.model.shape:
+                refused[client] = f"expected {len(self.model)} numbers, got shape {tuple(vector.shape)}"
+            else:
+                fitting[client] = vector.to(self.model.device)
+        ids = sorted(fitting)
+        models = torch.stack([fitting[i] for i in ids]) if ids else self.model.new_empty((0, len(self.model)))
+        server, outcome = self.step_stacked(ids, models, cohort)
+        return server, replace(outcome, refused=refused | dict(outcome.refused))
+
+    def step_stacked(
+        self, ids: Sequence[int], models: Tensor, cohort: Sequence[int] | None = None
+    ) -> tuple[Server, Outcome]:
+        """The same for models in one matrix: row i is the model of client `ids[i]`; ids ascend."""
         asked = self._cohort(cohort)
-        accepted, refused = self._accept(received, asked)
+        refused = {}
+        bad = (~torch.isfinite(models)).sum(1).tolist()
+        if any(bad):
+            refused = {
+                client: f"{count} numbers are NaN or infinite"
+                for client, count in zip(ids, bad, strict=True)
+                if count
+            }
+            good = [i for i, count in enumerate(bad) if not count]
+            ids, models = [ids[i] for i in good], models[good]
         device = self.model.device
-        ids = torch.tensor(sorted(accepted), dtype=torch.int64, device=device)
-        models = [accepted[i] for i in sorted(accepted)]
         cohort_ids = torch.tensor(asked, dtype=torch.int64, device=device)
         weights = self.weights[cohort_ids]
         view = Round(
             number=self.round,
             global_model=self.model,
             cohort=cohort_ids,
-            arrived=ids,
-            models=torch.stack(models) if models else self.model.new_empty((0, len(self.model))),
+            arrived=torch.tensor(list(ids), dtype=torch.int64, device=device),
+            models=models,
             weights=weights / weights.sum(),
             parameters=self.parameters,
         )
         decision, state = self.rule.apply(self.state, view)
         following = replace(self, model=combine(view, decision), round=self.round + 1, state=state)
+        arrived = set(ids)
         outcome = Outcome(
-            arrived=tuple(ids.tolist()),
-            missing=tuple(view.missing.tolist()),
+            arrived=tuple(ids),
+            missing=tuple(client for client in asked if client not in arrived),
             refused=refused,
             stand_ins=dict(decision.stand_ins),
         )
@@ -132,20 +175,12 @@ class Server:
             raise SafariError(f"cohort must hold ids from 0 to {clients - 1}, got {asked}")
         return asked
 
-    def _accept(
-        self, received: Mapping[int, Vector], asked: Sequence[int]
-    ) -> tuple[dict[int, Tensor], dict[int, str]]:
-        accepted: dict[int, Tensor] = {}
-        refused: dict[int, str] = {}
-        members = set(asked)
-        for client, raw in received.items():
-            vector = torch.as_tensor(raw).to(self.model.device)
-            if client not in members:
-                refused[client] = "was not asked in this round"
-            elif vector.shape != self.model.shape:
-                refused[client] = f"expected {len(self.model)} numbers, got shape {tuple(vector.shape)}"
-            elif not bool(torch.isfinite(vector).all()):
-                refused[client] = f"{int((~torch.isfinite(vector)).sum())} numbers are NaN or infinite"
-            else:
-                accepted[client] = vector.to(torch.float32)
-        return accepted, refused
+
+def _real_vector(raw: Vector) -> Tensor | None:
+    """What came in, as float32 (infinite where too large for that); None when it has no such form."""
+    try:
+        # A copy, because arrays made from received bytes are read-only, and without its graph.
+        vector = torch.tensor(raw) if isinstance(raw, np.ndarray) else torch.as_tensor(raw).detach()
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    return None if vector.is_complex() else vector.to(torch.float32)

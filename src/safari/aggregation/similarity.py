@@ -8,7 +8,7 @@ from torch import Tensor
 
 def unknown(clients: int, device: torch.device | None = None) -> Tensor:
     """A similarity matrix in which no pair has been seen: all NaN."""
-    return torch.full((clients, clients), torch.nan, device=device)
+    return torch.full((clients, clients), torch.nan, dtype=torch.float32, device=device)
 
 
 def observe(similarity: Tensor, ids: Tensor, models: Tensor) -> Tensor:

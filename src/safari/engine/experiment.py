@@ -15,7 +15,7 @@ import torch
 
 from safari.config import Config, parse
 from safari.data import Data
-from safari.engine import reference
+from safari.engine import reference, vectorised
 from safari.engine.record import Record
 from safari.engine.state import State, from_saved, initial, to_saved
 from safari.engine.world import Problems, World, assemble, check_names, load_data, rule_of
@@ -26,7 +26,10 @@ from safari.version import __version__
 RoundFunction = Callable[[State], tuple[State, Record, dict[str, float]]]
 
 # An engine is prepared once for a world and then runs rounds; see `reference` for what a round is.
-ENGINES: dict[str, Callable[[World], RoundFunction]] = {"reference": reference.prepare}
+ENGINES: dict[str, Callable[[World], RoundFunction]] = {
+    "reference": reference.prepare,
+    "vectorised": vectorised.prepare,
+}
 
 
 class Watcher(Protocol):

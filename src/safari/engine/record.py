@@ -81,6 +81,7 @@ def record_of(
 ) -> Record:
     """The line for round t (counted from 1 in the record).
 
+    `losses` and `masks` are those of the clients that arrived: what a server could know.
     `support` is the fraction of prunable weights of the new global model that are not 0, `churn` the
     fraction that became or ceased to be 0 in this round.
     """

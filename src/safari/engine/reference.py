@@ -41,7 +41,6 @@ def run_round(world: World, state: State) -> tuple[State, Record, dict[str, floa
         if shared is None or world.pruner.needs_data:
             shared = mask_of(world, x, client, t)
         mask = shared
-        masks.add(mask)
         watch.lap("mask")
         model, loss = train_local(
             world.fresh_module(),
@@ -53,18 +52,19 @@ def run_round(world: World, state: State) -> tuple[State, Record, dict[str, floa
             lr=world.config.local.lr,
             seed=derive(world.seed, "module", client, t) >> 1,
         )
-        losses.append(loss)
         watch.lap("train")
         # 3. The uplink delivers it, or does not.
         if answered[client]:
             received[client] = model
+            losses.append(loss)
+            masks.add(mask)
 
     # 4. The server lets arrivals stand in for the missing, and averages (Algorithm 3).
     server, outcome = state.server.step(received, cohort)
     watch.lap("aggregate")
 
     scores = None
-    if (t + 1) % world.config.evaluation.every == 0 or t + 1 == world.config.rounds:
+    if world.evaluates(t):
         world.layout.write(world.module, server.model)
         scores = evaluate(world.module, world.data.test_x, world.data.test_y, world.config.evaluation.batch)
     watch.lap("evaluate")

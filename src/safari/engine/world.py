@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -52,7 +52,7 @@ class World:
     seed: int
     device: torch.device
     data: Data
-    parts: tuple[Tensor, ...]
+    parts: tuple[np.ndarray, ...]
     label_counts: np.ndarray
     module: nn.Module
     layout: Layout
@@ -93,6 +93,10 @@ class World:
             return max(1, round(local.epochs * len(self.parts[client]) / local.batch))
         return local.steps
 
+    def evaluates(self, t: int) -> bool:
+        """Is the model tested after round t?"""
+        return (t + 1) % self.config.evaluation.every == 0 or t + 1 == self.config.rounds
+
     def cohort(self, t: int) -> list[int]:
         """Who is asked in round t, ascending."""
         clients = len(self.parts)
@@ -101,30 +105,45 @@ class World:
         rng = generator(self.seed, "cohort", t)
         return sorted(rng.choice(clients, self.config.cohort, replace=False).tolist())
 
-    def training_batches(self, client: int, t: int) -> list[Batch]:
-        """What a client trains on in round t."""
+    def training_draw(self, client: int, t: int) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+        """Which samples a client sees in round t, `int64[steps, batch]`, and the draws of its augmentation,
+        which have a row a sample, in the same order."""
         rng = generator(self.seed, "batches", client, t)
         part = self.parts[client]
-        picks = draw_batches(rng, len(part), self.config.local.batch, self.steps(client))
-        batches = []
-        for pick in picks:
-            index = part[torch.from_numpy(pick).to(part.device)]
-            x, y = self.data.train_x[index], self.data.train_y[index]
-            draws = self.augmentation.draw(rng, len(index), self.data.input_shape)
-            batches.append(
-                (self.augmentation.apply(x, *(torch.from_numpy(d).to(x.device) for d in draws)), y)
-            )
-        return batches
+        index = part[draw_batches(rng, len(part), self.config.local.batch, self.steps(client))]
+        return index, self.augmentation.draw(rng, index.size, self.data.input_shape)
 
-    def pruning_batch(self, client: int, t: int) -> Batch:
-        """What a client's pruner looks at in round t; only its shape matters to pruners without data."""
-        if not self.pruner.needs_data:
-            return self.data.train_x[:1], self.data.train_y[:1]
+    def batch(self, index: np.ndarray, draws: Sequence[np.ndarray]) -> Batch:
+        """Those samples, augmented, on the run's device."""
+        return self.gather(torch.from_numpy(index), [torch.from_numpy(d) for d in draws])
+
+    def gather(self, index: Tensor, draws: Sequence[Tensor]) -> Batch:
+        """The same with indices and draws as tensors, wherever they are."""
+        pick = index.to(self.data.train_x.device)
+        x = self.data.train_x[pick].to(self.device, non_blocking=True)
+        y = self.data.train_y[pick].to(self.device, non_blocking=True)
+        return self.augmentation.apply(x, *(d.to(self.device) for d in draws)), y
+
+    def training_batches(self, client: int, t: int) -> list[Batch]:
+        """What a client trains on in round t."""
+        index, draws = self.training_draw(client, t)
+        size = index.shape[1]
+        return [
+            self.batch(pick, [d[s * size : (s + 1) * size] for d in draws]) for s, pick in enumerate(index)
+        ]
+
+    def pruning_draw(self, client: int, t: int) -> np.ndarray:
+        """Which samples a client's pruner looks at in round t."""
         part = self.parts[client]
         rng = generator(self.seed, "pruning", client, t)
-        pick = rng.choice(len(part), min(self.config.pruning.batch, len(part)), replace=False)
-        index = part[torch.from_numpy(pick).to(part.device)]
-        return self.data.train_x[index], self.data.train_y[index]
+        return part[rng.choice(len(part), min(self.config.pruning.batch, len(part)), replace=False)]
+
+    def pruning_batch(self, client: int, t: int) -> Batch:
+        """Those samples; only their shape matters to pruners without data."""
+        if not self.pruner.needs_data:
+            return self.data.train_x[:1].to(self.device), self.data.train_y[:1].to(self.device)
+        pick = torch.from_numpy(self.pruning_draw(client, t)).to(self.data.train_x.device)
+        return self.data.train_x[pick].to(self.device), self.data.train_y[pick].to(self.device)
 
 
 def load_data(config: Config) -> Data:
@@ -157,7 +176,7 @@ def assemble(config: Config, seed: int, data: Data) -> World:
         seed=seed,
         device=device,
         data=data.to(device),
-        parts=tuple(torch.from_numpy(part).to(device) for part in parts),
+        parts=tuple(parts),
         label_counts=label_counts(labels, parts, data.classes),
         module=module,
         layout=layout,

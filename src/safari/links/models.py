@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -105,8 +106,9 @@ def gilbert_elliott(
         if not 0 <= share <= 1:
             raise ConfigError(f"p must lie between bad ({bad}) and good ({good}), got {value}")
         if 0 < share < 1 and (1 - share) / (share * burst) > 1:
-            needed = (1 - share) / share
-            raise ConfigError(f"burst must be at least {needed:.3g} to reach p = {value}, got {burst}")
+            # Rounded up, so that the number in the message is one that works.
+            needed = math.ceil((1 - share) / share * 100) / 100
+            raise ConfigError(f"burst must be at least {needed} to reach p = {value}, got {burst}")
 
     def init(setting: Setting) -> State:
         share = _share_good(spread("p", p, setting.clients), good, bad)

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
-from safari.errors import ConfigError, DataError, MissingExtraError
+from safari.errors import ConfigError, DataError, MissingExtraError, one_of
 from safari.links.link import Bools, Link, Setting, State
 
+After = Literal["repeat", "lost", "error"]
 COLUMNS = ("round", "client", "delivered")
 _TRUE, _FALSE = {"1", "true", "yes"}, {"0", "false", "no"}
 # A trace is held as one bool a client and round; this bounds what a typing error in a file can ask for.
 MOST_CELLS = 2**31
 
 
-def trace(*, file: str = "", after: Literal["repeat", "lost", "error"] = "repeat") -> Link:
+def trace(*, file: str = "", after: After = "repeat") -> Link:
     """Replay a CSV or Parquet file with columns round, client (both from 0) and delivered (0 or 1).
 
     `after` says what happens when the run is longer than the trace: start again, lose everything, or stop.
     """
     if not file:
         raise ConfigError("file must name a CSV or Parquet file, got ''")
+    if after not in get_args(After):
+        raise ConfigError(one_of("after", after, get_args(After)))
 
     def init(setting: Setting) -> State:
         table = read_trace(Path(file))
@@ -37,7 +41,7 @@ def trace(*, file: str = "", after: Literal["repeat", "lost", "error"] = "repeat
             raise DataError(f"{file}: ends after {len(table)} rounds, and round {t} was asked for")
         if t >= len(table) and after == "lost":
             return np.zeros(table.shape[1], dtype=bool), state
-        return table[t % len(table)], state
+        return table[t % len(table)].copy(), state
 
     return Link(init, apply)
 
@@ -73,23 +77,36 @@ def read_trace(path: Path) -> Bools:
 
 
 def _read_csv(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    rows: list[tuple[int, int, bool]] = []
-    with path.open(newline="", encoding="utf-8") as handle:
-        reader = csv.DictReader(handle)
-        _need_columns(path, reader.fieldnames or [])
-        for row in reader:
-            text = (row["delivered"] or "").strip().lower()
-            try:
-                rows.append((int(row["round"]), int(row["client"]), text in _TRUE))
-            except (TypeError, ValueError):
-                text = ""
-            if text not in _TRUE | _FALSE:
-                found = ",".join(str(value) for value in row.values())
-                raise DataError(
-                    f"{path}, line {reader.line_num}: expected two whole numbers and 0 or 1, got {found!r}"
-                )
+    rows: list[tuple[np.int64, np.int64, bool]] = []
+    try:
+        # Spreadsheets put a byte order mark in front of the first column's name: "-sig" takes it away.
+        with path.open(newline="", encoding="utf-8-sig") as handle:
+            reader = csv.DictReader(handle)
+            _need_columns(path, reader.fieldnames or [])
+            for row in reader:
+                cells = _cells(row)
+                if cells is None:
+                    found = ",".join(str(value) for value in row.values())
+                    raise DataError(
+                        f"{path}, line {reader.line_num}: "
+                        f"expected two whole numbers and 0 or 1, got {found!r}"
+                    )
+                rows.append(cells)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: not a readable CSV trace: {error}") from error
     columns = np.array(rows, dtype=np.int64).reshape(-1, 3)
     return columns[:, 0], columns[:, 1], columns[:, 2].astype(bool)
+
+
+def _cells(row: Mapping[str, str | None]) -> tuple[np.int64, np.int64, bool] | None:
+    texts = [(row[column] or "").strip().lower() for column in COLUMNS]
+    try:
+        t, client = (np.int64(int(text)) for text in texts[:2])
+    except (ValueError, OverflowError):
+        return None
+    if texts[2] not in _TRUE | _FALSE:
+        return None
+    return t, client, texts[2] in _TRUE
 
 
 def _read_parquet(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -101,7 +118,13 @@ def _read_parquet(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     try:
         table = parquet.read_table(path)
         _need_columns(path, table.column_names)
+        for name in COLUMNS:
+            if table[name].null_count:
+                raise DataError(f"{path}: column {name} has {table[name].null_count} empty cells")
         rounds, clients = (table[name].cast(pyarrow.int64()).to_numpy() for name in COLUMNS[:2])
+        raw = table["delivered"].to_numpy()
+        if raw.dtype.kind in "iuf" and not np.isin(raw, (0, 1)).all():
+            raise DataError(f"{path}: delivered must be 0 or 1, got {raw[~np.isin(raw, (0, 1))][0]}")
         delivered = table["delivered"].cast(pyarrow.bool_()).to_numpy()
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a readable Parquet trace: {error}") from error

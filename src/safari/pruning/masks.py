@@ -7,7 +7,8 @@ that is never pruned.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -31,6 +32,10 @@ class Pruner:
     score: s.Score
     needs_data: bool = True
     iterations: int = 1
+
+    def __post_init__(self) -> None:
+        if self.iterations < 1:
+            raise PruneError(f"iterations must be at least 1, got {self.iterations}")
 
 
 PRUNERS: dict[str, Pruner] = {
@@ -114,15 +119,13 @@ def compute_mask(
     if keep < layout.prunable_count and support is not None:
         mask = support[weights]
     start = int(mask.sum())
-    was_training = module.training
-    module.eval()
     # When the budget does not bind, nothing has to be scored.
-    for step in range(1, pruner.iterations + 1) if start > keep else ():
-        goal = keep if step == pruner.iterations else _on_schedule(start, keep, step / pruner.iterations)
-        layout.write(module, _masked(vector, weights, mask))
-        found = _flat_scores(pruner.score(module, batch, generator), layout, weights)
-        mask = top_k(found, goal, among=mask)
-    module.train(was_training)
+    with _judged(module):
+        for step in range(1, pruner.iterations + 1) if start > keep else ():
+            goal = keep if step == pruner.iterations else _on_schedule(start, keep, step / pruner.iterations)
+            layout.write(module, _masked(vector, weights, mask))
+            found = _flat_scores(pruner.score(module, batch, generator), layout, weights)
+            mask = top_k(found, goal, among=mask)
     full = torch.ones_like(everywhere)
     full[weights] = mask
     return full
@@ -167,6 +170,19 @@ def density(mask: Tensor, layout: Layout) -> float:
     0.5
     """
     return float(mask[layout.prunable.to(mask.device)].sum()) / max(1, layout.prunable_count)
+
+
+@contextmanager
+def _judged(module: nn.Module) -> Iterator[None]:
+    """Eval mode and gradients, whatever the caller's; each part's own mode comes back, errors or not."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
 
 
 def _on_schedule(start: int, keep: int, part: float) -> int:

@@ -1,7 +1,7 @@
 """How important is each weight? One function a pruner: `(module, batch, generator) -> {name: score}`.
 
-The module arrives in eval mode with the weights to be judged in it; higher scores are kept. A score
-function leaves the module as it found it.
+The module arrives in eval mode, gradients enabled, with the weights to be judged in it; higher scores
+are kept. A score function leaves the module as it found it.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ def synflow(module: nn.Module, batch: Batch | None, generator: torch.Generator) 
         raise PruneError(f"synflow feeds an input of ones, so inputs must be real numbers; got {x.dtype}")
     positive = copy.deepcopy(module).double()
     with torch.no_grad():
-        for tensor in positive.state_dict(keep_vars=True).values():
-            tensor.abs_()
+        for tensor in (*positive.parameters(), *positive.buffers()):
+            if tensor.is_floating_point():
+                tensor.abs_()
     weights = prunable_parameters(positive)
     ones = torch.ones((1, *x.shape[1:]), dtype=torch.float64, device=x.device)
     grads = _grad(positive(ones).sum(), list(weights.values()))
@@ -73,8 +74,7 @@ def synflow(module: nn.Module, batch: Batch | None, generator: torch.Generator) 
 
 def _grad(value: Tensor, weights: Sequence[Tensor], create_graph: bool = False) -> list[Tensor]:
     # A weight that the output does not depend on has no gradient: its score is 0.
-    with torch.enable_grad():
-        grads = torch.autograd.grad(value, weights, create_graph=create_graph, allow_unused=True)
+    grads = torch.autograd.grad(value, weights, create_graph=create_graph, allow_unused=True)
     return [torch.zeros_like(w) if g is None else g for w, g in zip(weights, grads, strict=True)]
 
 

@@ -45,10 +45,11 @@ def train_local(
     >>> trained  # logits (1, 1), so the gradient of the loss is (-1/2, 1/2)
     tensor([1.5000, 0.0000, 0.0000, 0.5000])
     """
-    layout.write(module, start * mask)
+    # Filled, not multiplied: 0 · inf is NaN, and 0 · -1 is -0.
+    layout.write(module, start.masked_fill(~mask, 0.0))
     masks = layout.split(mask)
     # Only what is prunable can be masked: for the rest the mask is all True.
-    pruned = [(p, masks[name]) for name, p in module.named_parameters() if not masks[name].all()]
+    pruned = [(p, ~masks[name]) for name, p in module.named_parameters() if not masks[name].all()]
     optimizer = OPTIMISERS[optimiser](
         (p for p in module.parameters() if p.requires_grad), lr, max(1, len(batches))
     )
@@ -61,9 +62,9 @@ def train_local(
             optimizer.zero_grad(set_to_none=True)
             loss = F.cross_entropy(module(x), y)
             loss.backward()  # type: ignore[no-untyped-call]
-            for parameter, kept in pruned:
+            for parameter, cut in pruned:
                 if parameter.grad is not None:
-                    parameter.grad.mul_(kept)
+                    parameter.grad.masked_fill_(cut, 0.0)
             optimizer.step()
             losses.append(loss.detach())
     return layout.read(module), float(torch.stack(losses).mean()) if losses else float("nan")

@@ -1,0 +1,1 @@
+"""Many clients as one: storage, layers, training and masks, stacked."""

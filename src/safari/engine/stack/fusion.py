@@ -1,0 +1,111 @@
+"""Which nodes of a graph become one step: convolution, batch norm, and perhaps a shortcut and a ReLU."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from safari.engine.stack.ops import Tensors, Value
+
+_ADDITIONS = {operator.add, operator.iadd, torch.add}
+_RELUS = {F.relu, torch.relu}
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """One fused step: `inner` are the nodes that it makes superfluous, `source` and `residual` its inputs."""
+
+    conv: nn.Conv2d
+    norm: nn.BatchNorm2d
+    conv_name: str
+    norm_name: str
+    source: fx.Node
+    residual: fx.Node | None
+    relu: bool
+    inner: tuple[fx.Node, ...]
+
+    def run(self, values: Mapping[fx.Node, Value], tensors: Tensors) -> Value:
+        """The step for all clients."""
+        from safari.engine.stack.fused import ConvNorm
+
+        x = values[self.source]
+        kind = torch.bfloat16 if torch.is_autocast_enabled(x.tensor.device.type) else torch.float32
+        residual = None
+        if self.residual is not None:
+            residual = values[self.residual].batch().permute(0, 2, 3, 1).to(kind)
+        out = ConvNorm.apply(
+            x.batch().permute(0, 2, 3, 1).to(kind),
+            tensors[f"{self.conv_name}.weight"],
+            tensors[f"{self.norm_name}.weight"],
+            tensors[f"{self.norm_name}.bias"],
+            residual,
+            tensors[f"{self.norm_name}.running_mean"],
+            tensors[f"{self.norm_name}.running_var"],
+            self.conv.stride[0],
+            self.relu,
+            self.norm.momentum,
+            self.norm.eps,
+        )
+        return Value(out.permute(0, 3, 1, 2), x.clients)
+
+
+def find_fusions(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> dict[fx.Node, Fusion]:
+    """The fusions of a graph, each under the node that its result replaces."""
+    found = {}
+    for node in graph.nodes:
+        fusion = _fusion_at(node, modules)
+        if fusion is not None:
+            found[fusion[0]] = fusion[1]
+    return found
+
+
+def _fusion_at(node: fx.Node, modules: Mapping[str, nn.Module]) -> tuple[fx.Node, Fusion] | None:
+    from safari.engine.stack.fused import serves
+
+    conv = modules.get(str(node.target)) if node.op == "call_module" else None
+    if type(conv) is not nn.Conv2d or not _plain(conv) or not serves(conv.in_channels, conv.out_channels):
+        return None
+    after = _only_user(node)
+    norm = modules.get(str(after.target)) if after is not None and after.op == "call_module" else None
+    if after is None or type(norm) is not nn.BatchNorm2d or not norm.affine or norm.running_mean is None:
+        return None
+    inner, last, residual, relu = [node], after, None, False
+    following = _only_user(last)
+    if following is not None and following.target in _ADDITIONS and not following.kwargs:
+        other = [a for a in following.args if a is not last]
+        then = _only_user(following)
+        if len(other) == 1 and isinstance(other[0], fx.Node) and then is not None and _is_relu(then, modules):
+            inner, last, residual, relu = [*inner, last, following], then, other[0], True
+    elif following is not None and _is_relu(following, modules):
+        inner, last, relu = [*inner, last], following, True
+    source = node.args[0]
+    if not isinstance(source, fx.Node):
+        return None
+    return last, Fusion(conv, norm, str(node.target), str(after.target), source, residual, relu, tuple(inner))
+
+
+def _plain(conv: nn.Conv2d) -> bool:
+    return (
+        conv.kernel_size == (3, 3)
+        and conv.padding == (1, 1)
+        and conv.dilation == (1, 1)
+        and conv.stride in ((1, 1), (2, 2))
+        and conv.groups == 1
+        and conv.bias is None
+        and conv.padding_mode == "zeros"
+    )
+
+
+def _only_user(node: fx.Node) -> fx.Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _is_relu(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
+    if node.op == "call_module":
+        return isinstance(modules.get(str(node.target)), nn.ReLU)
+    return node.target in _RELUS

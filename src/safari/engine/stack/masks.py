@@ -1,0 +1,86 @@
+"""Masks of many clients in one pass, for the pruners that look at a client's data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from safari.engine.stack.flat import Flat
+from safari.engine.stack.forward import Forward, Luck
+from safari.pruning import Score, kept_count
+from safari.pruning.scores import GRASP_TEMPERATURE, grasp, snip
+
+StackedScore = Callable[[Forward, Flat, Tensor, Tensor, Tensor], Tensor]
+
+
+def stacked_masks(
+    score: Score,
+    forward: Forward,
+    flat: Flat,
+    x: Tensor,
+    inputs: Tensor,
+    labels: Tensor,
+    sparsity: float,
+    t: int,
+) -> Tensor:
+    """`bool[clients, size]`: each client's mask on the same global model x, from its own samples.
+
+    The same rules as `compute_mask`: exact counts, ties by index, what is 0 after the first round stays cut.
+    """
+    layout = flat.layout
+    weights = layout.prunable.to(x.device).nonzero().squeeze(1)
+    keep = kept_count(layout.prunable_count, sparsity)
+    support = torch.ones(len(weights), dtype=torch.bool, device=x.device) if t == 0 else x[weights] != 0
+    masks = torch.ones((flat.clients, layout.size), dtype=torch.bool, device=x.device)
+    if int(support.sum()) <= keep:
+        masks[:, weights] = support
+        return masks
+    rows = STACKED_SCORES[score](forward, flat, x, inputs, labels)[:, support.nonzero().squeeze(1)]
+    # Stable, so that equal scores keep the order of their indices.
+    order = torch.sort(rows, dim=1, descending=True, stable=True).indices[:, :keep]
+    kept = torch.zeros_like(rows, dtype=torch.bool).scatter_(1, order, True)
+    masks[:, weights] = False
+    masks[:, weights[support]] = kept
+    return masks
+
+
+def _snip(forward: Forward, flat: Flat, x: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+    weights, logits = _run(forward, flat, x, inputs)
+    grads = _grad(_losses(logits, labels, flat.clients), weights)
+    return _rows([(w.detach() * g).abs() for w, g in zip(weights, grads, strict=True)])
+
+
+def _grasp(forward: Forward, flat: Flat, x: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+    weights, logits = _run(forward, flat, x, inputs)
+    g = _grad(_losses(logits / GRASP_TEMPERATURE, labels, flat.clients), weights, create_graph=True)
+    flow = torch.stack([(a * a.detach()).sum() for a in g]).sum()
+    return _rows([w.detach() * h for w, h in zip(weights, _grad(flow, weights), strict=True)])
+
+
+STACKED_SCORES: dict[Score, StackedScore] = {snip: _snip, grasp: _grasp}
+
+
+def _run(forward: Forward, flat: Flat, x: Tensor, inputs: Tensor) -> tuple[list[Tensor], Tensor]:
+    buffer = flat.spread(x)
+    tensors = flat.views(buffer[: flat.parameters], buffer[flat.parameters :])
+    weights = [tensors[e.name].requires_grad_() for e in flat.layout.entries if e.kind == "weight"]
+    with torch.enable_grad():
+        return weights, forward(tensors, inputs, Luck([0] * flat.clients, x.device))
+
+
+def _losses(logits: Tensor, labels: Tensor, clients: int) -> Tensor:
+    with torch.enable_grad():
+        return F.cross_entropy(logits, labels, reduction="none").view(clients, -1).mean(1).sum()
+
+
+def _grad(value: Tensor, weights: list[Tensor], create_graph: bool = False) -> list[Tensor]:
+    with torch.enable_grad():
+        found = torch.autograd.grad(value, weights, create_graph=create_graph, allow_unused=True)
+    return [torch.zeros_like(w) if g is None else g for w, g in zip(weights, found, strict=True)]
+
+
+def _rows(scores: list[Tensor]) -> Tensor:
+    return torch.cat([s.flatten(1) for s in scores], dim=1).to(torch.float64)

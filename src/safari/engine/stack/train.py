@@ -1,0 +1,84 @@
+"""τ local steps for many clients at once (Algorithm 2, stacked)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from importlib.util import find_spec
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from safari.engine.stack.flat import Flat
+from safari.engine.stack.forward import Forward, Luck
+from safari.pruning import Batch
+
+# torch.optim.Adam's own constants, which the reference uses.
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+
+
+def train_stacked(
+    forward: Forward,
+    flat: Flat,
+    start: Tensor,
+    mask: Tensor,
+    batches: Iterable[Batch],
+    steps: int,
+    *,
+    optimiser: str,
+    lr: float,
+    luck: Luck,
+) -> tuple[Tensor, Tensor]:
+    """From `start ⊙ mask` (in the order of `flat`), a step a batch; inputs are `[clients · n, ...]`.
+
+    Returns all clients' models in the same order, and each client's mean loss.
+    """
+    begin = start * mask
+    parameters = begin[: flat.parameters].clone()
+    buffers = begin[flat.parameters :].clone()
+    kept = mask[: flat.parameters]
+    moments = (torch.zeros_like(parameters), torch.zeros_like(parameters))
+    losses = []
+    for step, (x, y) in enumerate(batches, 1):
+        gradient, loss = gradients(forward, flat, parameters, buffers, x, y, luck)
+        losses.append(loss)
+        if optimiser == "adam":
+            adam_(parameters, gradient, *moments, kept, step, lr)
+        else:
+            parameters.add_(gradient.mul_(kept), alpha=-lr / steps)
+    return torch.cat([parameters, buffers]), torch.stack(losses).mean(0)
+
+
+def gradients(
+    forward: Forward, flat: Flat, parameters: Tensor, buffers: Tensor, x: Tensor, y: Tensor, luck: Luck
+) -> tuple[Tensor, Tensor]:
+    """Every client's gradient of its own mean loss, in the order of `flat`, and the losses."""
+    leaves = parameters.detach()
+    tensors = flat.views(leaves, buffers)
+    wanted = [tensors[e.name].requires_grad_() for e in flat.layout.entries if e.kind != "buffer"]
+    with torch.enable_grad():
+        logits = forward(tensors, x, luck)
+        each = F.cross_entropy(logits.float(), y, reduction="none").view(flat.clients, -1).mean(1)
+        found = torch.autograd.grad(each.sum(), wanted, allow_unused=True)
+    parts = [
+        (torch.zeros_like(w) if g is None else g).reshape(-1) for w, g in zip(wanted, found, strict=True)
+    ]
+    return torch.cat(parts), each.detach()
+
+
+def adam_(
+    parameters: Tensor, gradient: Tensor, first: Tensor, second: Tensor, kept: Tensor, step: int, lr: float
+) -> None:
+    """One step of Adam in place, as torch.optim.Adam does it, with the gradient masked."""
+    if parameters.is_cuda and find_spec("triton") is not None:
+        from safari.engine.stack import fused
+
+        fused.adam_(parameters, gradient, first, second, kept, step, lr, BETA1, BETA2, EPS)
+        return
+    gradient.mul_(kept)
+    first.lerp_(gradient, 1 - BETA1)
+    second.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
+    size = lr / (1 - BETA1**step)
+    denominator = (second.sqrt() / math.sqrt(1 - BETA2**step)).add_(EPS)
+    parameters.addcdiv_(first, denominator, value=-size)

@@ -1,0 +1,22 @@
+"""Three models and a server for three clients, shared by the tests of this room."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from safari.aggregation import Server
+
+
+def vector(*numbers: float) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float32)
+
+
+A, B, C = vector(0, 0, 3), vector(0, 4, 3), vector(12, 0, 0)
+# Distances: A-B 4, A-C √(144+9) = 12.4, B-C √(144+16+9) = 13.
+
+
+def start(rule: str = "safari", **options: Any) -> Server:
+    return Server.start(vector(1, 1, 1), 3, rule, **options)

@@ -1,0 +1,162 @@
+"""What every link must keep to, built in or a user's: one table, the same tests for all."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from safari.links import LINKS, Link, Setting
+from safari.links.link import State
+
+CLIENTS, ROUNDS, CLASSES = 10, 400, 5
+P = [1, 0.3, 0.3, 0.3, 0.3]
+
+# name -> options; "trace" gets a file of its own.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "perfect": {},
+    "lost": {},
+    "bernoulli": {"p": P},
+    "staircase": {"p": 0.9, "levels": [1.0, 0.4], "every": 10},
+    "sine": {"p": P, "depth": 0.5, "period": 40},
+    "interleaved": {"p": P, "depth": 0.5, "period": 40},
+    "labels": {},
+    "gilbert-elliott": {"p": P, "burst": 4},
+    "trace": {"after": "repeat"},
+}
+
+
+@pytest.fixture(params=LINKS)
+def link(request: pytest.FixtureRequest, tmp_path: Path) -> Link:
+    options = dict(OPTIONS[request.param])
+    if request.param == "trace":
+        file = tmp_path / "trace.csv"
+        rows = [f"{t},{c},{(t + c) % 3 == 0:d}" for t in range(30) for c in range(CLIENTS)]
+        file.write_text("\n".join(["round,client,delivered", *rows]))
+        options["file"] = str(file)
+    return LINKS[request.param](**options)
+
+
+def counts(clients: int) -> np.ndarray:
+    return np.random.default_rng(5).integers(0, 30, (100, CLASSES))[:clients]
+
+
+def setting(clients: int = CLIENTS, seed: int = 0) -> Setting:
+    return Setting(clients, counts(clients), np.random.default_rng(seed))
+
+
+def history(link: Link, clients: int = CLIENTS, seed: int = 0, rounds: int = ROUNDS) -> np.ndarray:
+    state = link.init(setting(clients, seed))
+    out = []
+    for t in range(rounds):
+        delivered, state = link.apply(state, t, np.random.default_rng([seed, t]))
+        out.append(delivered)
+    return np.array(out)
+
+
+def copy_of(state: State) -> State:
+    return {name: array.copy() for name, array in state.items()}
+
+
+def same(one: State, two: State) -> bool:
+    return one.keys() == two.keys() and all(
+        one[k].dtype == two[k].dtype and np.array_equal(one[k], two[k]) for k in one
+    )
+
+
+def test_the_table_has_every_link() -> None:
+    assert OPTIONS.keys() == LINKS.keys()
+
+
+def test_a_bool_a_client(link: Link) -> None:
+    state = link.init(setting())
+    delivered, _ = link.apply(state, 0, np.random.default_rng(0))
+    assert delivered.shape == (CLIENTS,)
+    assert delivered.dtype == np.bool_
+
+
+def test_state_is_named_arrays_and_keeps_its_form(link: Link) -> None:
+    """So that a checkpoint can hold it."""
+    state = link.init(setting())
+    form = {name: (array.shape, array.dtype) for name, array in state.items()}
+    for t in range(20):
+        assert all(isinstance(k, str) and isinstance(v, np.ndarray) for k, v in state.items())
+        assert {name: (array.shape, array.dtype) for name, array in state.items()} == form
+        _, state = link.apply(state, t, np.random.default_rng(t))
+
+
+def test_apply_is_pure(link: Link) -> None:
+    state = link.init(setting())
+    before = copy_of(state)
+    first, after = link.apply(state, 3, np.random.default_rng(7))
+    kept, kept_after = first.copy(), copy_of(after)
+    assert same(state, before)
+    first[:] = ~first  # what was handed out is the caller's: scribbling on it must change nothing
+    again, after_again = link.apply(state, 3, np.random.default_rng(7))
+    assert np.array_equal(again, kept)
+    assert same(after_again, kept_after)
+    assert same(state, before)
+
+
+def test_the_same_seed_gives_the_same_history(link: Link) -> None:
+    assert np.array_equal(history(link, seed=3), history(link, seed=3))
+
+
+@pytest.mark.parametrize("name", sorted(set(LINKS) - {"perfect", "lost", "trace"}))
+def test_another_seed_gives_another_history(name: str) -> None:
+    link = LINKS[name](**OPTIONS[name])
+    assert not np.array_equal(history(link, seed=3), history(link, seed=4))
+
+
+@pytest.mark.parametrize("name", sorted(set(LINKS) - {"interleaved", "trace"}))
+def test_adding_clients_changes_nobody_elses_luck(name: str) -> None:
+    """Not for interleaved, where the phases share out the circle, nor for a trace, which has its clients."""
+    link = LINKS[name](**OPTIONS[name])
+    few, many = history(link, 10), history(link, 15)
+    assert np.array_equal(few, many[:, :10])
+
+
+def expected_probability(name: str) -> np.ndarray:
+    """By hand: the mean over all rounds of each client's chance."""
+    base = np.array(P * 2)
+    # Whole periods: the sine averages to 0, and with depth 0.5 it never reaches the floor.
+    return {
+        "perfect": np.ones(10),
+        "lost": np.zeros(10),
+        "bernoulli": base,
+        "staircase": np.full(10, 0.9 * (1.0 + 0.4) / 2),
+        "sine": base * 0.5,
+        "gilbert-elliott": base,
+    }[name]
+
+
+@pytest.mark.parametrize("name", ["perfect", "lost", "bernoulli", "staircase", "sine"])
+def test_long_run_frequency(name: str) -> None:
+    """Independent draws: within 5 standard deviations of a sum of Bernoullis, which p(1-p) bounds."""
+    rounds = 4000
+    p = expected_probability(name)
+    seen = history(LINKS[name](**OPTIONS[name]), rounds=rounds).mean(0)
+    bound = 5 * np.sqrt(p * (1 - p) / rounds)
+    assert (np.abs(seen - p) <= bound).all(), (seen, p, bound)
+
+
+def test_long_run_frequency_of_labels() -> None:
+    rounds, chances = 4000, [0.1, 0.9, 0.5, 0.0, 1.0]
+    seen = history(LINKS["labels"](p=chances), rounds=rounds).mean(0)
+    for client, row in enumerate(counts(CLIENTS).tolist()):
+        p = sum(n * q for n, q in zip(row, chances, strict=True)) / sum(row)
+        assert abs(seen[client] - p) <= 5 * math.sqrt(p * (1 - p) / rounds)
+
+
+def test_draws_of_different_rounds_and_clients_are_independent() -> None:
+    """Neighbours in time and clients agree as often as p² + (1-p)² says."""
+    seen = history(LINKS["bernoulli"](p=0.3), rounds=4000)
+    agree = 0.3**2 + 0.7**2
+    n = seen[1:].size
+    bound = 5 * math.sqrt(agree * (1 - agree) / n)
+    assert abs((seen[1:] == seen[:-1]).mean() - agree) <= bound
+    n = seen[:, 1:].size
+    assert abs((seen[:, 1:] == seen[:, :-1]).mean() - agree) <= 5 * math.sqrt(agree * (1 - agree) / n)

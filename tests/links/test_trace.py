@@ -1,0 +1,257 @@
+"""Traces from CSV and Parquet: what is read, what comes after the end, and what is refused in which words."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from safari.errors import ConfigError, DataError, MissingExtraError
+from safari.links import LINKS, Setting, read_trace
+
+HEAD = "round,client,delivered\n"
+TABLE = [[True, False, True], [False, False, True]]
+
+
+def rows_of(table: list[list[bool]]) -> list[tuple[int, int, bool]]:
+    return [(t, c, through) for t, row in enumerate(table) for c, through in enumerate(row)]
+
+
+def csv(folder: Path, text: str | bytes) -> Path:
+    path = folder / "trace.csv"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def parquet(folder: Path, **columns: Any) -> Path:
+    path = folder / "trace.parquet"
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    return path
+
+
+def error_of(path: Path) -> str:
+    with pytest.raises(DataError) as error:
+        read_trace(path)
+    text = str(error.value)
+    assert text.startswith(str(path))
+    return text.removeprefix(str(path))
+
+
+# --- reading
+
+
+@settings(deadline=None, max_examples=30)
+@given(data=st.data())
+def test_rows_in_any_order_from_both_formats(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    rounds, clients = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
+    flat = data.draw(st.lists(st.booleans(), min_size=rounds * clients, max_size=rounds * clients))
+    table = np.array(flat).reshape(rounds, clients)
+    rows = data.draw(st.permutations(rows_of(table.tolist())))
+    folder = tmp_path_factory.mktemp("trace")
+    text = HEAD + "\n".join(f"{t},{c},{through:d}" for t, c, through in rows)
+    assert np.array_equal(read_trace(csv(folder, text)), table)
+    t, c, through = (list(column) for column in zip(*rows, strict=True))
+    assert np.array_equal(read_trace(parquet(folder, round=t, client=c, delivered=through)), table)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (HEAD + "0,0,1\n0,1,0\n", [[True, False]]),
+        (HEAD + "0,0,TRUE\r\n0,1,No\r\n", [[True, False]]),
+        (HEAD + " 0 , 0 , yes \n\n0,1,false", [[True, False]]),
+        ("delivered,note,client,round\n1,x,0,0\n0,y,1,0\n", [[True, False]]),
+        ("\ufeff" + HEAD + "0,0,1\n", [[True]]),  # as spreadsheets write it
+        ('"round","client","delivered"\n"0","0","1"\n', [[True]]),
+    ],
+)
+def test_how_a_csv_may_look(tmp_path: Path, text: str, expected: list[list[bool]]) -> None:
+    table = read_trace(csv(tmp_path, text))
+    assert table.tolist() == expected
+    assert table.dtype == np.bool_
+
+
+@pytest.mark.parametrize("delivered", [[1, 0], [1.0, 0.0], [True, False], ["1", "0"], ["true", "false"]])
+def test_how_a_parquet_may_look(tmp_path: Path, delivered: list[Any]) -> None:
+    path = parquet(tmp_path, client=[0, 1], round=[0.0, 0.0], delivered=delivered, note=["a", "b"])
+    assert read_trace(path).tolist() == [[True, False]]
+
+
+# --- refusing
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", ": needs columns round, client, delivered; missing round, client, delivered"),
+        ("round,client\n0,0\n", ": needs columns round, client, delivered; missing delivered"),
+        (
+            "Round;client;delivered\n",
+            ": needs columns round, client, delivered; missing round, client, delivered",
+        ),
+        (HEAD, ": holds no rows"),
+        (HEAD + "0,0,1\n0,one,1\n", ", line 3: expected two whole numbers and 0 or 1, got '0,one,1'"),
+        (HEAD + "0.5,0,1\n", ", line 2: expected two whole numbers and 0 or 1, got '0.5,0,1'"),
+        (HEAD + "0,0,2\n", ", line 2: expected two whole numbers and 0 or 1, got '0,0,2'"),
+        (HEAD + "0,0,\n", ", line 2: expected two whole numbers and 0 or 1, got '0,0,'"),
+        (HEAD + "0,0\n", ", line 2: expected two whole numbers and 0 or 1, got '0,0,None'"),
+        (HEAD + ",0,1\n", ", line 2: expected two whole numbers and 0 or 1, got ',0,1'"),
+        (
+            HEAD + f"{2**63},0,1\n",
+            ", line 2: expected two whole numbers and 0 or 1, got '9223372036854775808,0,1'",
+        ),
+        (HEAD + "0,-1,1\n", ": round and client count from 0, got -1"),
+        (HEAD + "-2,0,1\n", ": round and client count from 0, got -2"),
+        (HEAD + "1,1,1\n", ": 2 rounds of 2 clients need 4 rows, got 1"),
+        (HEAD + "0,0,1\n0,1,1\n1,0,1\n", ": 2 rounds of 2 clients need 4 rows, got 3"),
+        (HEAD + "0,0,1\n0,0,1\n", ": 1 rounds of 1 clients need 1 rows, got 2"),
+        (
+            HEAD + "0,0,1\n0,1,1\n1,0,1\n1,0,0\n1,1,1\n0,2,1\n",
+            ": no row for round 1 and client 2, and another one twice",
+        ),
+        (
+            HEAD + f"{2**62},{2**62},1\n",
+            f": {2**62 + 1} rounds of {2**62 + 1} clients need {(2**62 + 1) ** 2} rows, got 1",
+        ),
+        (HEAD + "0,0," + "1" * 200_000, ": not a readable CSV trace: field larger than field limit (131072)"),
+    ],
+)
+def test_what_a_csv_may_not_hold(tmp_path: Path, text: str, problem: str) -> None:
+    assert error_of(csv(tmp_path, text)) == problem
+
+
+def test_a_csv_that_is_no_text(tmp_path: Path) -> None:
+    problem = error_of(csv(tmp_path, HEAD.encode() + b"0,0,\xff\n"))
+    assert problem.startswith(": not a readable CSV trace: 'utf-8' codec can't decode byte 0xff")
+
+
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        ({"round": [0], "client": [0]}, ": needs columns round, client, delivered; missing delivered"),
+        (
+            {"round": [0, None], "client": [0, 1], "delivered": [1, 1]},
+            ": column round has 1 empty cells",
+        ),
+        (
+            {"round": [0, 0], "client": [0, 1], "delivered": [True, None]},
+            ": column delivered has 1 empty cells",
+        ),
+        ({"round": [0, 0], "client": [0, 1], "delivered": [1, 2]}, ": delivered must be 0 or 1, got 2"),
+        ({"round": [0, 0], "client": [0, 1], "delivered": [1, 0.5]}, ": delivered must be 0 or 1, got 0.5"),
+        (
+            {"round": [0], "client": [0], "delivered": [float("nan")]},
+            ": delivered must be 0 or 1, got nan",
+        ),
+        ({"round": [0], "client": [-3], "delivered": [1]}, ": round and client count from 0, got -3"),
+        (
+            {"round": [0, 1], "client": [0, 1], "delivered": [1, 1]},
+            ": 2 rounds of 2 clients need 4 rows, got 2",
+        ),
+    ],
+)
+def test_what_a_parquet_may_not_hold(tmp_path: Path, columns: dict[str, Any], problem: str) -> None:
+    assert error_of(parquet(tmp_path, **columns)) == problem
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"round": [0.5], "client": [0], "delivered": [1]},
+        {"round": ["zero"], "client": [0], "delivered": [1]},
+        {"round": [0], "client": [0], "delivered": ["perhaps"]},
+        {"round": [[0]], "client": [0], "delivered": [1]},
+    ],
+)
+def test_columns_of_another_kind(tmp_path: Path, columns: dict[str, Any]) -> None:
+    assert error_of(parquet(tmp_path, **columns)).startswith(": not a readable Parquet trace: ")
+
+
+@pytest.mark.parametrize("raw", [b"", b"PAR1", b"not parquet at all", b"PAR1" + b"\x00" * 64 + b"PAR1"])
+def test_garbage_for_a_parquet(tmp_path: Path, raw: bytes) -> None:
+    path = tmp_path / "trace.parquet"
+    path.write_bytes(raw)
+    assert error_of(path).startswith(": not a readable Parquet trace: ")
+
+
+def test_a_truncated_parquet(tmp_path: Path) -> None:
+    path = parquet(tmp_path, round=[0, 0], client=[0, 1], delivered=[1, 0])
+    path.write_bytes(path.read_bytes()[:-20])
+    assert error_of(path).startswith(": not a readable Parquet trace: ")
+
+
+def test_files_that_are_no_traces(tmp_path: Path) -> None:
+    assert error_of(tmp_path / "absent.csv") == ": no such trace file"
+    (tmp_path / "folder.csv").mkdir()
+    assert error_of(tmp_path / "folder.csv") == ": no such trace file"
+    (tmp_path / "trace.txt").write_text(HEAD)
+    assert error_of(tmp_path / "trace.txt") == ": a trace must end in .csv or .parquet, got '.txt'"
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = parquet(tmp_path, round=[0], client=[0], delivered=[1])
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingExtraError) as error:
+        read_trace(path)
+    assert str(error.value) == "Parquet traces need pyarrow: pip install 'safari-fl[parquet]'"
+
+
+# --- replaying
+
+
+def replay(path: Path, rounds: int, **options: Any) -> list[list[bool]]:
+    link = LINKS["trace"](file=str(path), **options)
+    state = link.init(Setting(3, np.zeros((3, 1), dtype=np.int64), np.random.default_rng(0)))
+    out = []
+    for t in range(rounds):
+        delivered, state = link.apply(state, t, np.random.default_rng(t))
+        out.append(delivered.tolist())
+    return out
+
+
+@pytest.fixture
+def short(tmp_path: Path) -> Path:
+    return csv(tmp_path, HEAD + "".join(f"{t},{c},{through:d}\n" for t, c, through in rows_of(TABLE)))
+
+
+def test_the_trace_starts_again(short: Path) -> None:
+    assert replay(short, 5) == [TABLE[0], TABLE[1], TABLE[0], TABLE[1], TABLE[0]]
+    assert replay(short, 5, after="repeat") == replay(short, 5)
+
+
+def test_the_trace_ends_and_everything_is_lost(short: Path) -> None:
+    assert replay(short, 4, after="lost") == [*TABLE, [False] * 3, [False] * 3]
+
+
+def test_the_trace_ends_and_so_does_the_run(short: Path) -> None:
+    assert replay(short, 2, after="error") == TABLE
+    with pytest.raises(DataError) as error:
+        replay(short, 3, after="error")
+    assert str(error.value) == f"{short}: ends after 2 rounds, and round 2 was asked for"
+
+
+def test_another_number_of_clients(short: Path) -> None:
+    link = LINKS["trace"](file=str(short))
+    with pytest.raises(DataError) as error:
+        link.init(Setting(4, np.zeros((4, 1), dtype=np.int64), np.random.default_rng(0)))
+    assert str(error.value) == f"{short}: holds 3 clients, the run has 4"
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(ConfigError) as error:
+        LINKS["trace"]()
+    assert str(error.value) == "file must name a CSV or Parquet file, got ''"
+    with pytest.raises(ConfigError) as error:
+        LINKS["trace"](file="x.csv", after="loose")
+    assert str(error.value) == (
+        "after must be one of error, lost, repeat; got 'loose' (did you mean 'lost'?)"
+    )

@@ -1,0 +1,348 @@
+"""An experiment as data: every limit in words, all errors at once, plug-ins, and what a setting replaces."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from typing import Any
+
+import pytest
+
+from safari.config import Arm, Config, Plug, override, parse
+from safari.errors import ConfigError
+
+SECTIONS = {
+    name: hint
+    for name, hint in typing.get_type_hints(Config).items()
+    if dataclasses.is_dataclass(hint) and hint is not Plug
+}
+
+
+def problems(table: dict[str, Any]) -> list[str]:
+    with pytest.raises(ConfigError) as error:
+        parse(table)
+    assert str(error.value) == "\n".join(error.value.problems)
+    return error.value.problems
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    section, dot, name = path.partition(".")
+    return {section: {name: value}} if dot else {section: value}
+
+
+# --- defaults
+
+
+def test_the_defaults_are_the_demo() -> None:
+    config = parse({})
+    assert config == Config()
+    assert [arm.name for arm in config.arms] == ["perfect", "drop", "safari"]
+    assert config.data == Plug("digits")
+    assert config.partition == Plug("groups", {"groups": 2})
+    assert config.uplink == Plug("bernoulli", {"p": [1, 0.3, 0.3, 0.3, 0.3]})
+    assert config.downlink == Plug("perfect")
+    assert (config.pruning.pruner, config.pruning.sparsity, config.clients) == ("mag", 0.8, 10)
+
+
+def test_every_field_is_documented() -> None:
+    for cls in (Config, *SECTIONS.values()):
+        for f in dataclasses.fields(cls):
+            if f.name not in SECTIONS:
+                assert f.metadata.get("doc"), (cls, f.name)
+        assert cls.__doc__
+
+
+def test_a_default_may_be_written_out() -> None:
+    """Every default is within its own limits."""
+    assert parse(Config().to_dict()) == Config()
+
+
+def test_defaults_are_not_shared() -> None:
+    assert Config().uplink.options is not Config().uplink.options
+
+
+# --- limits
+
+LIMITS = [
+    ("seed", -1, "seed must be at least 0, got -1"),
+    ("seeds", 0, "seeds must be at least 1, got 0"),
+    ("rounds", 0, "rounds must be at least 1, got 0"),
+    ("clients", 0, "clients must be at least 1, got 0"),
+    ("cohort", -1, "cohort must be at least 0, got -1"),
+    ("pruning.sparsity", -0.1, "pruning.sparsity must be at least 0.0, got -0.1"),
+    ("pruning.sparsity", 1, "pruning.sparsity must be below 1.0, got 1"),
+    ("pruning.sparsity", 1.0, "pruning.sparsity must be below 1.0, got 1.0"),
+    ("pruning.sparsity", math.nan, "pruning.sparsity must be a finite number, got nan"),
+    ("pruning.batch", 0, "pruning.batch must be at least 1, got 0"),
+    ("local.steps", 0, "local.steps must be at least 1, got 0"),
+    ("local.epochs", -1, "local.epochs must be at least 0.0, got -1"),
+    ("local.batch", 0, "local.batch must be at least 1, got 0"),
+    ("local.optimiser", "adm", "local.optimiser must be one of adam, sgd; got 'adm' (did you mean 'adam'?)"),
+    ("local.optimiser", "rmsprop", "local.optimiser must be one of adam, sgd; got 'rmsprop'"),
+    ("local.lr", 0.0, "local.lr must be above 0.0, got 0.0"),
+    ("local.lr", math.inf, "local.lr must be a finite number, got inf"),
+    (
+        "local.augment",
+        "cropflip",
+        "local.augment must be one of crop-flip, none; got 'cropflip' (did you mean 'crop-flip'?)",
+    ),
+    (
+        "aggregation.weights",
+        "sample",
+        "aggregation.weights must be one of samples, uniform; got 'sample' (did you mean 'samples'?)",
+    ),
+    (
+        "engine.device",
+        "gpu",
+        "engine.device must be one of auto, cpu, cuda; got 'gpu' (did you mean 'cpu'?)",
+    ),
+    ("engine.threads", -1, "engine.threads must be at least 0, got -1"),
+    ("evaluation.every", 0, "evaluation.every must be at least 1, got 0"),
+    ("evaluation.batch", 0, "evaluation.batch must be at least 1, got 0"),
+    ("evaluation.last", 0, "evaluation.last must be at least 1, got 0"),
+    ("evaluation.target", 0, "evaluation.target must be above 0.0, got 0"),
+    ("evaluation.target", 1.5, "evaluation.target must be at most 1.0, got 1.5"),
+    ("checkpoint.every", 0, "checkpoint.every must be at least 1, got 0"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "text"), LIMITS)
+def test_a_limit_in_words(path: str, value: Any, text: str) -> None:
+    assert problems(nested(path, value)) == [text]
+
+
+def test_every_limit_is_in_the_table() -> None:
+    tested = {path for path, _, _ in LIMITS}
+    limited = set()
+    for prefix, cls in (("", Config), *((f"{name}.", cls) for name, cls in SECTIONS.items())):
+        limited |= {prefix + f.name for f in dataclasses.fields(cls) if set(f.metadata) - {"doc"}}
+    assert limited == tested
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("pruning.sparsity", 0),
+        ("pruning.sparsity", 0.999999),
+        ("evaluation.target", 1),
+        ("cohort", 10),
+        ("local.lr", 5e-324),
+        ("seed", 2**80),
+    ],
+)
+def test_the_edge_is_within(path: str, value: Any) -> None:
+    config: Any = parse(nested(path, value))
+    for part in path.split("."):
+        config = getattr(config, part)
+    assert config == value
+    if isinstance(value, int) and path not in ("cohort", "seed"):
+        assert isinstance(config, float)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "text"),
+    [
+        ("name", 3, "name must be a text, got 3"),
+        ("rounds", 1.0, "rounds must be a whole number, got 1.0"),
+        ("rounds", "5", "rounds must be a whole number, got '5'"),
+        ("rounds", True, "rounds must be a whole number, got True"),
+        ("local.lr", "fast", "local.lr must be a number, got 'fast'"),
+        ("local.lr", True, "local.lr must be a number, got True"),
+        ("local.lr", [1], "local.lr must be a number, got [1]"),
+        ("track.tensorboard", 1, "track.tensorboard must be true or false, got 1"),
+        ("track.mlflow", False, "track.mlflow must be a text, got False"),
+        ("pruning", "mag", "pruning must be a table, got 'mag'"),
+        ("uplink", "lost", "uplink must be a table, got 'lost'"),
+        ("uplink.name", 3, "uplink.name must be a text, got 3"),
+        ("uplink.name", "", "uplink.name must be a text, got ''"),
+        ("arms", "drop", "arms must be a list of rules, got 'drop'"),
+        ("arms", [], "arms must name at least one rule, got none"),
+        ("arms", [3], 'arms: each must be a rule\'s name or a table with "rule", got 3'),
+        (
+            "arms",
+            [{"name": "mine"}],
+            "arms: each must be a rule's name or a table with \"rule\", got {'name': 'mine'}",
+        ),
+        ("arms", ["drop", "safari", "drop"], "arms: the name 'drop' is used twice"),
+        (
+            "arms",
+            [{"rule": "drop", "name": "a b"}],
+            "arms: a name may hold letters, digits, and . _ + - only, got 'a b'",
+        ),
+        (
+            "arms",
+            [{"rule": "drop", "name": "../x"}],
+            "arms: a name may hold letters, digits, and . _ + - only, got '../x'",
+        ),
+        ("name", "", "name may hold letters, digits, and . _ + - only, got ''"),
+        ("name", "a/b", "name may hold letters, digits, and . _ + - only, got 'a/b'"),
+        ("name", ".hidden", "name may hold letters, digits, and . _ + - only, got '.hidden'"),
+        ("name", "é", "name may hold letters, digits, and . _ + - only, got 'é'"),
+        ("cohort", 11, "cohort must be at most clients (10), got 11"),
+    ],
+)
+def test_values_of_another_kind(path: str, value: Any, text: str) -> None:
+    assert problems(nested(path, value)) == [text]
+
+
+def test_a_whole_number_without_a_float_is_refused() -> None:
+    huge = 10**400
+    assert problems({"local": {"lr": huge}}) == [f"local.lr must be a number, got {huge}"]
+
+
+@pytest.mark.parametrize(
+    ("table", "text"),
+    [
+        ({"ronuds": 3}, "ronuds is not a field (did you mean 'rounds'?)"),
+        ({"pruning": {"sparcity": 3}}, "pruning.sparcity is not a field (did you mean 'sparsity'?)"),
+        ({"zzz": {}}, "zzz is not a field"),
+        ({"checkpoint": {"name": "x"}}, "checkpoint.name is not a field"),
+    ],
+)
+def test_unknown_fields_and_the_nearest_spelling(table: dict[str, Any], text: str) -> None:
+    assert problems(table) == [text]
+
+
+def test_all_errors_at_once() -> None:
+    found = problems(
+        {
+            "ronuds": 3,
+            "clients": 4,
+            "cohort": 9,
+            "name": "a b",
+            "arms": [],
+            "uplink": {"name": 1},
+            "pruning": {"sparsity": 2, "batsch": 1},
+            "local": {"optimiser": "sdg", "lr": -1},
+        }
+    )
+    assert found == [
+        "ronuds is not a field (did you mean 'rounds'?)",
+        "arms must name at least one rule, got none",
+        "pruning.batsch is not a field (did you mean 'batch'?)",
+        "pruning.sparsity must be below 1.0, got 2",
+        "local.optimiser must be one of adam, sgd; got 'sdg' (did you mean 'sgd'?)",
+        "local.lr must be above 0.0, got -1",
+        "uplink.name must be a text, got 1",
+        "cohort must be at most clients (4), got 9",
+        "name may hold letters, digits, and . _ + - only, got 'a b'",
+    ]
+
+
+def test_a_wrong_number_of_clients_brings_no_error_about_the_cohort() -> None:
+    assert problems({"clients": "50", "cohort": 20}) == ["clients must be a whole number, got '50'"]
+
+
+# --- plug-ins and arms
+
+
+def test_options_without_a_name_change_the_default_plug_in() -> None:
+    assert parse({"partition": {"groups": 5}}).partition == Plug("groups", {"groups": 5})
+    assert parse({"uplink": {"q": 1}}).uplink == Plug("bernoulli", {"p": [1, 0.3, 0.3, 0.3, 0.3], "q": 1})
+
+
+def test_a_name_brings_only_its_own_options() -> None:
+    assert parse({"uplink": {"name": "lost"}}).uplink == Plug("lost", {})
+    assert parse({"uplink": {"name": "bernoulli"}}).uplink == Plug("bernoulli", {})
+
+
+def test_arms_by_name_by_table_and_by_file() -> None:
+    config = parse(
+        {
+            "arms": [
+                "drop",
+                "my/rules.py:blend",
+                {"rule": "safari"},
+                {"rule": "package.module:mix", "name": "mix-2", "share": 0.5},
+            ]
+        }
+    )
+    assert config.arms == (
+        Arm("drop", Plug("drop")),
+        Arm("blend", Plug("my/rules.py:blend")),
+        Arm("safari", Plug("safari")),
+        Arm("mix-2", Plug("package.module:mix", {"share": 0.5})),
+    )
+    assert parse(config.to_dict()) == config
+
+
+# --- digest
+
+
+def test_the_digest_follows_everything() -> None:
+    digests = {parse({}).digest}
+    for table in (
+        {"rounds": 151},
+        {"name": "other"},
+        {"local": {"lr": 0.002}},
+        {"uplink": {"p": 0.5}},
+        {"arms": ["drop"]},
+        {"arms": ["drop", "perfect", "safari"]},
+        {"track": {"tensorboard": True}},
+    ):
+        digests.add(parse(table).digest)
+    assert len(digests) == 8
+    assert parse({"rounds": 150}).digest == parse({}).digest
+
+
+# --- what --set replaces
+
+
+@pytest.mark.parametrize(
+    ("table", "settings", "expected"),
+    [
+        ({}, [("rounds", 5)], {"rounds": 5}),
+        ({"rounds": 1}, [("rounds", 5), ("rounds", 6)], {"rounds": 6}),
+        (
+            {"pruning": {"batch": 3}},
+            [("pruning.sparsity", 0.9)],
+            {"pruning": {"batch": 3, "sparsity": 0.9}},
+        ),
+        # Another plug-in drops the options of the one before; the same one keeps them.
+        ({"uplink": {"name": "sine", "period": 3}}, [("uplink.name", "lost")], {"uplink": {"name": "lost"}}),
+        (
+            {"uplink": {"name": "sine", "period": 3}},
+            [("uplink.name", "sine")],
+            {"uplink": {"name": "sine", "period": 3}},
+        ),
+        # A table without a name means the default plug-in, so that naming it changes nothing.
+        (
+            {"uplink": {"p": 0.5}},
+            [("uplink.name", "bernoulli")],
+            {"uplink": {"p": 0.5, "name": "bernoulli"}},
+        ),
+        ({"uplink": {"p": 0.5}}, [("uplink.name", "sine")], {"uplink": {"name": "sine"}}),
+        # On the command line the order does not matter.
+        ({}, [("uplink.name", "sine"), ("uplink.period", 9)], {"uplink": {"name": "sine", "period": 9}}),
+        ({}, [("uplink.period", 9), ("uplink.name", "sine")], {"uplink": {"name": "sine", "period": 9}}),
+        (
+            {"uplink": {"name": "lost", "x": 1}},
+            [("uplink.period", 9), ("uplink.name", "sine")],
+            {"uplink": {"name": "sine", "period": 9}},
+        ),
+        # A section that has a name among its fields is no plug-in.
+        (
+            {"engine": {"device": "cpu"}},
+            [("engine.name", "reference")],
+            {"engine": {"device": "cpu", "name": "reference"}},
+        ),
+        ({"uplink": {"name": "sine"}}, [("uplink", {"name": "lost"})], {"uplink": {"name": "lost"}}),
+    ],
+)
+def test_what_a_setting_replaces(
+    table: dict[str, Any], settings: list[tuple[str, Any]], expected: dict[str, Any]
+) -> None:
+    before = copied(table)
+    assert override(table, settings) == expected
+    assert table == before
+
+
+def copied(table: dict[str, Any]) -> dict[str, Any]:
+    return {k: dict(v) if isinstance(v, dict) else v for k, v in table.items()}
+
+
+def test_a_setting_inside_what_is_no_table() -> None:
+    with pytest.raises(ConfigError) as error:
+        override({"rounds": 3}, [("rounds.x", 1)])
+    assert str(error.value) == "rounds.x: rounds is not a table"

@@ -17,7 +17,7 @@ SMALL: dict[str, Any] = {
     "arms": ["safari"],
     "model": {"name": "mlp", "hidden": [8]},
     "local": {"steps": 2, "batch": 8},
-    "engine": {"device": "cpu", "threads": 1},
+    "engine": {"name": "reference", "device": "cpu", "threads": 1},
 }
 
 

@@ -10,7 +10,7 @@ import torch
 import safari
 from engine.kit import SMALL, play, records, world_of
 from safari.config import parse
-from safari.engine import check
+from safari.engine import ENGINES, check
 from safari.runs import RunFolder
 
 MINE = '''
@@ -313,10 +313,8 @@ def test_problems_of_all_kinds_are_collected_at_once():
         "uplink": {"name": "bernoulli", "p": [0.1, 0.2, 0.3]},
         "downlink": {"name": "gilbert-elliott", "burst": "long", "bets": 1},
         "arms": ["safri"],
-        "engine": {"name": "fast"},
     }
     assert check(parse(wrong)) == [
-        "engine.name must be one of reference; got 'fast'",
         "partition: groups must be at most the number of classes (10), got 99",
         "model: width must be at least 1, got 0",
         "pruning.pruner must be one of grasp, mag, rand, snip, synflow; got 'snipp' (did you mean 'snip'?); "
@@ -326,11 +324,19 @@ def test_problems_of_all_kinds_are_collected_at_once():
         "arms must be one of drop, perfect, safari; got 'safri' (did you mean 'safari'?); "
         "your own goes in as file.py:name or package.module:name",
     ]
-    mended = {**wrong, "partition": {"name": "iid"}, "engine": {}}
+    mended = {**wrong, "partition": {"name": "iid"}}
     lines = check(parse(mended))
     assert (
         "uplink: p must hold one number or a list whose length divides the 10 clients; got 3 numbers" in lines
     )
+
+
+def test_the_engines_that_a_config_may_name_are_those_that_exist():
+    for name in ENGINES:
+        assert check(parse({**SMALL, "engine": {"name": name}})) == []
+    with pytest.raises(safari.SafariError) as error:
+        parse({"engine": {"name": "fast"}})
+    assert str(error.value) == f"engine.name must be one of {', '.join(sorted(ENGINES))}; got 'fast'"
 
 
 def test_data_that_is_not_there_does_not_hide_the_rest(tmp_path):

@@ -109,8 +109,11 @@ def test_one_more_client_changes_nothing_for_the_others(tmp_path, uplink):
                 assert torch.equal(one[1], other[1])
 
 
-def test_clients_and_rounds_have_batches_of_their_own():
-    world = world_of({**SMALL, "clients": 10})
+def test_clients_and_rounds_have_batches_of_their_own(tmp_path):
+    (tmp_path / "same.py").write_text(
+        "def all(labels, clients, rng):\n    return [list(range(50))] * clients\n"
+    )
+    world = world_of({**SMALL, "partition": {"name": f"{tmp_path}/same.py:all"}})
     seen = {(c, t): world.training_batches(c, t)[0][0] for c in range(3) for t in range(3)}
     pairs = [(a, b) for a in seen for b in seen if a < b]
     assert not any(torch.equal(seen[a], seen[b]) for a, b in pairs)
@@ -386,6 +389,17 @@ def test_sparsity_0_trains_all_weights_also_those_that_begin_as_0(tmp_path):
     for _, after, record in rounds:
         assert record["density"] == 1.0
         assert int((world.layout.split(after.server.model)["3.weight"] != 0).sum()) == head.numel()
+
+
+def test_a_weight_that_begins_as_0_may_be_kept_in_the_first_round(tmp_path):
+    (tmp_path / "zeros.py").write_text(ZEROS)
+    config = {**SMALL, "model": {"name": f"{tmp_path}/zeros.py:net"}, "uplink": {"name": "perfect"}}
+    config["pruning"] = {"pruner": "rand", "sparsity": 0.5}
+    world = world_of(config)
+    _, after, record = next(play(config))
+    assert record["density"] == 0.5
+    trained = (world.layout.split(after.server.model)["3.weight"] != 0).sum()
+    assert 20 < int(trained) < 60, "half of the 80, give or take"
 
 
 COUNTER = """

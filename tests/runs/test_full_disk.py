@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -54,26 +55,30 @@ def assert_same(run: Path, reference: Path) -> None:
 
 
 def test_a_record_that_does_not_fit_is_not_written_at_all(tmp_path, reference):
-    lines = (reference / "trials/drop/seed-0/rounds.jsonl").read_bytes().splitlines(keepends=True)
-    limit = sum(map(len, lines[:13])) + len(lines[13]) // 2
-    largest = max((reference / name).stat().st_size for name in checkpoints(reference))
-    assert limit > largest, "the checkpoint would fail first"
+    ends = {}
+    for arm in CONFIG["arms"]:
+        lines = (reference / f"trials/{arm}/seed-0/rounds.jsonl").read_bytes().splitlines(keepends=True)
+        ends[arm] = list(itertools.accumulate(map(len, lines)))
+    # In the middle of round 14 of the longer file: its arm will be the one that fails.
+    arm, other = sorted(ends, key=lambda arm: -ends[arm][13])
+    limit = (ends[arm][12] + ends[arm][13]) // 2
+    assert limit > max(ends[other][12], *map(len, checkpoints(reference).values())), (
+        "another would fail first"
+    )
 
-    child = python("-c", LIMITED, json.dumps(CONFIG), str(tmp_path / "run"), str(limit))
+    run = tmp_path / "run"
+    child = python("-c", LIMITED, json.dumps(CONFIG), str(run), str(limit))
 
     assert child.returncode == 1
-    assert child.stderr == MESSAGE.format(tmp_path / "run/trials/drop/seed-0/rounds.jsonl", "File too large")
-    assert whole_lines(tmp_path / "run") == {
-        "trials/drop/seed-0/rounds.jsonl": 13,
-        "trials/drop/seed-0/timings.jsonl": 14,
-        "trials/safari/seed-0/rounds.jsonl": 13,
-        "trials/safari/seed-0/timings.jsonl": 13,
-    }
-    assert leftovers(tmp_path / "run") == []
-    assert read_checkpoint(tmp_path / "run/trials/drop/seed-0/checkpoint.safetensors").round == 12
-    resumed = python("-c", RESUME, str(tmp_path / "run"))
+    assert child.stderr == MESSAGE.format(run / f"trials/{arm}/seed-0/rounds.jsonl", "File too large")
+    lines = whole_lines(run)
+    assert lines[f"trials/{arm}/seed-0/rounds.jsonl"] == 13
+    assert lines[f"trials/{arm}/seed-0/timings.jsonl"] == 14
+    assert leftovers(run) == []
+    assert read_checkpoint(run / f"trials/{arm}/seed-0/checkpoint.safetensors").round == 12
+    resumed = python("-c", RESUME, str(run))
     assert resumed.returncode == 0, resumed.stderr
-    assert_same(tmp_path / "run", reference)
+    assert_same(run, reference)
 
 
 def test_a_checkpoint_that_does_not_fit_leaves_the_old_one(tmp_path, reference):

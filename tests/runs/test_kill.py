@@ -58,9 +58,10 @@ def in_a_round(process: subprocess.Popen[str], run: Path, place: int, luck: rand
 
 
 def in_a_checkpoint(process: subprocess.Popen[str], run: Path, place: int, luck: random.Random) -> None:
-    """While a checkpoint has its temporary name, or just after."""
+    """While a checkpoint has its temporary name, or just after; soon, where the disk is too fast to see."""
     at_a_place(process, run, place, luck)
-    wait(process, lambda: any("checkpoint" in name for name in leftovers(run)))
+    soon = records(run) + 5_000
+    wait(process, lambda: any("checkpoint" in name for name in leftovers(run)) or records(run) > soon)
 
 
 def at_the_start(process: subprocess.Popen[str], run: Path, place: int, luck: random.Random) -> None:
@@ -81,7 +82,7 @@ def reference(tmp_path_factory):
 def test_twenty_kills_leave_no_trace(reference, tmp_path):
     luck = random.Random(20)
     total, run = records(reference), tmp_path / "run"
-    places = sorted(luck.randrange(int(0.9 * total)) for _ in range(KILLS))
+    places = sorted(luck.randrange(int(0.85 * total)) for _ in range(KILLS))
     reached, cut_off = [], 0
     for number, place in enumerate(places):
         process = spawn(run)

@@ -66,7 +66,7 @@ def print_table(runs: Sequence[RunFolder]) -> None:
     if console.is_terminal:
         console.print(to_rich(rows, width=console.width))
     else:
-        click.echo(to_text(rows))
+        click.echo(to_text(rows), nl=False)
 
 
 def _explained(runs: Sequence[RunFolder]) -> dict[str, str]:

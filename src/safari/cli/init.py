@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import click
@@ -21,10 +22,15 @@ def init(file: Path, settings: tuple[str, ...]) -> None:
     Example:
       safari init mine.toml --set clients=20 --set pruning.pruner=snip
     """
-    from safari.runs.files import write_atomically
-
     text = to_toml(read_config(None, settings), comments=True)
-    if file.exists():
-        raise RunError(f"{file} exists already; choose another name")
-    write_atomically(file, text.encode())
+    try:
+        with file.open("x", encoding="utf-8") as handle:
+            handle.write(text)
+    except FileExistsError as error:
+        raise RunError(f"{file} exists already; choose another name") from error
+    except OSError as error:
+        # Half a config would be worse than none.
+        with contextlib.suppress(OSError):
+            file.unlink(missing_ok=True)
+        raise RunError(f"cannot write {file}: {error.strerror or error}") from error
     click.echo(f"wrote {file}; try: safari validate {file} && safari run {file}")

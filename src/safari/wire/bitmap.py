@@ -1,0 +1,150 @@
+"""Masks (or their flips) as bytes: for each segment the shorter of packed bits and Rice-coded gaps."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from safari.errors import WireError
+from safari.wire.bits import (
+    Bytes8,
+    Reader,
+    as_bools,
+    field_bytes,
+    inflate,
+    rice_encode,
+    rice_quotients,
+    unpack_fields,
+    varint,
+)
+from safari.wire.blocks import code_lengths, deflate_segments, histograms, huffman_bits, table_bits
+from safari.wire.layout import Bools, Ints
+
+PACKED = 31
+COMPLEMENT = 128
+MAX_RICE = 24
+
+
+def encode_bitmap(bits: Bools, sizes: Ints) -> bytes:
+    """The bits of consecutive segments of those sizes."""
+    sizes = sizes[sizes > 0]
+    if not sizes.size:
+        return b""
+    starts = np.cumsum(sizes) - sizes
+    ones = np.add.reduceat(bits.view(np.uint8), starts, dtype=np.int64)
+    complement = ones * 2 > sizes
+    rare = bits ^ np.repeat(complement, sizes) if complement.any() else bits
+    counts = np.where(complement, sizes - ones, ones)
+    gaps, k, rice_bits = _rice_plan(rare, starts, sizes, counts)
+    packed = [np.packbits(bits[a : a + n], bitorder="little") for a, n in zip(starts, sizes, strict=True)]
+    use_packed = _packed_is_shorter(packed, sizes, rice_bits)
+
+    tags = []
+    for i in range(sizes.size):
+        if use_packed[i]:
+            tags.append(bytes([PACKED]))
+        else:
+            tags.append(bytes([int(k[i]) | (COMPLEMENT if complement[i] else 0)]) + varint(int(counts[i])))
+    out = b"".join(tags)
+    chosen = [piece for piece, flag in zip(packed, use_packed, strict=True) if flag]
+    if chosen:
+        stream = deflate_segments(np.concatenate(chosen), np.array([piece.size for piece in chosen]))
+        out += varint(len(stream)) + stream
+    riced = np.repeat(~use_packed, counts)
+    if riced.any():
+        unary, remainders = rice_encode(gaps[riced], np.repeat(k, counts)[riced])
+        out += varint(len(unary)) + unary + remainders
+    return out
+
+
+def decode_bitmap(reader: Reader, sizes: Ints) -> Bools:
+    """The inverse of `encode_bitmap`; every count is checked before anything of its size is made."""
+    sizes = sizes[sizes > 0]
+    k = np.zeros(sizes.size, np.uint8)
+    counts = np.zeros(sizes.size, np.int64)
+    flags = np.zeros((2, sizes.size), np.bool_)
+    packed, complement = flags
+    for i, size in enumerate(sizes.tolist()):
+        at = reader.at
+        tag = reader.byte("mask tag")
+        if tag == PACKED:
+            packed[i] = True
+            continue
+        k[i] = tag & ~COMPLEMENT
+        if k[i] > MAX_RICE:
+            raise WireError(f"mask tag must be {PACKED} or a Rice parameter up to {MAX_RICE}, got {tag}", at)
+        complement[i] = bool(tag & COMPLEMENT)
+        counts[i] = reader.varint("mask count", size)
+    bits = np.zeros(int(sizes.sum()), np.bool_)
+    starts = np.cumsum(sizes) - sizes
+    if packed.any():
+        _read_packed(reader, bits, starts[packed], sizes[packed])
+    if counts.any():
+        _read_rice(reader, bits, starts, sizes, counts, k)
+    if complement.any():
+        bits ^= np.repeat(complement, sizes)
+    return bits
+
+
+def _rice_plan(rare: Bools, starts: Ints, sizes: Ints, counts: Ints) -> tuple[Ints, Bytes8, Ints]:
+    """Gaps between the rarer bits, a Rice parameter for each segment, and the bits that these take."""
+    places = np.flatnonzero(rare)
+    gaps = np.diff(places, prepend=-1) - 1
+    used = counts > 0
+    firsts = (np.cumsum(counts) - counts)[used]
+    gaps[firsts] = places[firsts] - starts[used]
+    # The expected length of a geometric gap's code, for every parameter at once.
+    p = np.clip(counts / sizes, 1e-9, 0.5)[:, None]
+    powers = np.arange(MAX_RICE + 1)
+    tail = (1 - p) ** (2.0**powers)
+    k = np.argmin(powers + tail / (1 - tail), axis=1).astype(np.uint8)
+    total = counts * (k.astype(np.int64) + 1)
+    if firsts.size:
+        total[used] += np.add.reduceat(gaps >> np.repeat(k.astype(np.int64), counts), firsts)
+    return gaps, k, total
+
+
+def _packed_is_shorter(packed: list[Bytes8], sizes: Ints, rice_bits: Ints) -> Bools:
+    rows = histograms(np.concatenate(packed), (sizes + 7) >> 3)
+    overall = rows.sum(axis=0)
+    shared = rows @ code_lengths(overall) + table_bits(overall) * sizes / sizes.sum()
+    own = huffman_bits(rows) + table_bits(rows)
+    best = np.minimum(np.minimum(shared, own), sizes)
+    # Packed bits decode several times faster, so that Rice codes must save at least a hundredth.
+    return np.asarray(0.99 * best < rice_bits + 16)
+
+
+def _read_packed(reader: Reader, bits: Bools, starts: Ints, sizes: Ints) -> None:
+    expected = int(((sizes + 7) >> 3).sum())
+    length = reader.varint("mask bits length", 2 * expected + 64)
+    at = reader.at
+    data = inflate(reader.take(length, "mask bits"), expected, at)
+    byte = 0
+    for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
+        piece = data[byte : byte + ((size + 7) >> 3)]
+        if size & 7 and piece[-1] >> (size & 7):
+            raise WireError("mask bits beyond the end of a segment must be 0", at)
+        bits[start : start + size] = as_bools(piece, size)
+        byte += len(piece)
+
+
+def _read_rice(reader: Reader, bits: Bools, starts: Ints, sizes: Ints, counts: Ints, k: Bytes8) -> None:
+    total = int(counts.sum())
+    wide = k.astype(np.int64)
+    longest = field_bytes(total + int((sizes >> wide)[counts > 0].sum()))
+    length = reader.varint("mask unary length", longest)
+    at = reader.at
+    quotients = rice_quotients(reader.take(length, "mask unary part"), total, at)
+    widths = np.repeat(k, counts)
+    at = reader.at
+    remainders = unpack_fields(
+        reader.take(field_bytes(int((counts * wide).sum())), "mask remainders"), total, widths
+    )
+    steps = (quotients << widths.astype(np.int64)) + remainders + 1
+    places = np.cumsum(steps)
+    ends = np.cumsum(counts)
+    before = np.concatenate([[0], places])[ends - counts]
+    places += np.repeat(starts - before, counts) - 1
+    used = counts > 0
+    if (places[ends[used] - 1] >= (starts + sizes)[used]).any():
+        raise WireError("mask gaps run beyond the end of their segment", at)
+    bits[places] = True

@@ -1,0 +1,97 @@
+"""Where a new Huffman table pays for itself: neighbouring segments joined while that saves bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from safari.wire.bits import Bytes8, deflate
+from safari.wire.layout import Ints
+
+Counts = npt.NDArray[np.int64]
+
+# What a deflate block spends on its code lengths: a start, and so much for every symbol in use.
+TABLE_BITS = 60.0
+TABLE_BITS_PER_SYMBOL = 3.0
+# Below this many symbols a table of one's own never pays; such segments join their neighbours unasked.
+MIN_BLOCK = 1024
+
+
+def histograms(symbols: Bytes8, sizes: Ints) -> Counts:
+    """How often each of the 256 symbols occurs in each segment."""
+    rows = np.repeat(np.arange(sizes.size, dtype=np.int64) << 8, sizes)
+    return np.bincount(rows + symbols, minlength=sizes.size << 8).reshape(-1, 256)
+
+
+def table_bits(counts: Counts) -> npt.NDArray[np.float64]:
+    """About how many bits the code tables take, for each row."""
+    return np.asarray(TABLE_BITS + TABLE_BITS_PER_SYMBOL * np.count_nonzero(counts, axis=-1))
+
+
+def huffman_bits(counts: Counts) -> npt.NDArray[np.float64]:
+    """About how many bits a Huffman code takes, for each row.
+
+    That is the entropy, but for a symbol that fills more than half of the row: it costs a whole bit, and
+    so does every other symbol on top of what it costs among its own.
+    """
+    totals = counts.sum(axis=-1)
+    top = counts.max(axis=-1)
+    heavy = 2 * top > totals
+    rest = np.where(heavy, totals - top, totals)
+    out: npt.NDArray[np.float64] = (
+        _n_log_n(rest) - _n_log_n(counts).sum(axis=-1) + np.where(heavy, _n_log_n(top) + totals, 0)
+    )
+    return out
+
+
+def _n_log_n(counts: Counts) -> npt.NDArray[np.float64]:
+    return np.asarray(counts * np.log2(np.maximum(counts, 1)), np.float64)
+
+
+def code_lengths(counts: Counts) -> npt.NDArray[np.float64]:
+    """About how many bits a Huffman code made for `counts` spends on each symbol."""
+    top = int(counts.argmax())
+    rest = int(counts.sum())
+    heavy = 2 * int(counts[top]) > rest
+    if heavy:
+        rest -= int(counts[top])
+    lengths = np.asarray(np.log2(max(rest, 1)) - np.log2(np.maximum(counts, 1)) + float(heavy))
+    if heavy:
+        lengths[top] = 1.0
+    return lengths
+
+
+def joined(sizes: Ints, least: int) -> Ints:
+    """Sizes of neighbours added up until each reaches `least` (the last may fall short).
+
+    >>> joined(np.array([5, 1, 1, 9, 2]), 4).tolist()
+    [5, 11, 2]
+    """
+    out: list[int] = []
+    running = 0
+    for size in sizes.tolist():
+        running += size
+        if running >= least:
+            out.append(running)
+            running = 0
+    return np.array([*out, running] if running else out, np.int64)
+
+
+def deflate_segments(symbols: Bytes8, sizes: Ints) -> bytes:
+    """Raw deflate of segments that may differ in statistics; they share tables where that is shorter."""
+    sizes = joined(sizes, MIN_BLOCK)
+    if sizes.size < 2:
+        return deflate([symbols])
+    rows = histograms(symbols, sizes)
+    alone = huffman_bits(rows) + table_bits(rows)
+    cuts = []
+    current, cost = rows[0], float(alone[0])
+    for i in range(1, sizes.size):
+        both = current + rows[i]
+        together = float(huffman_bits(both) + table_bits(both))
+        if together <= cost + float(alone[i]):
+            current, cost = both, together
+        else:
+            cuts.append(int(sizes[:i].sum()))
+            current, cost = rows[i], float(alone[i])
+    return deflate(np.split(symbols, cuts))

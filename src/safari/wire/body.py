@@ -1,0 +1,158 @@
+"""A range of wire coordinates as bytes: which are kept, then their numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from safari.errors import SafariError
+from safari.wire.bitmap import decode_bitmap, encode_bitmap
+from safari.wire.bits import Reader
+from safari.wire.layout import Bools, Floats, Ints, WireLayout
+from safari.wire.shared import Shared, check_mask, check_vector
+from safari.wire.values import Kept, decode_values
+
+MASK_MODES = ("known", "flips", "coded")
+
+
+@dataclass(frozen=True)
+class Modes:
+    """How a body was written: `relative` where the numbers are differences to the reference."""
+
+    values: str
+    mask: str
+    relative: bool
+    code: int
+
+    @property
+    def uses_mask(self) -> bool:
+        """Whether the receiver needs the predicted mask."""
+        return self.mask != "coded"
+
+
+@dataclass(frozen=True)
+class Range:
+    """Wire coordinates `first` to `first + span`, and the sizes of what lies in them."""
+
+    layout: WireLayout
+    first: int
+    span: int
+
+    @property
+    def end(self) -> int:
+        """One past the last coordinate."""
+        return self.first + self.span
+
+    @cached_property
+    def prunable(self) -> int:
+        """How many of the coordinates are prunable; they come first."""
+        return max(0, min(self.end, self.layout.prunable_total) - self.first)
+
+    @cached_property
+    def bounds(self) -> Ints:
+        """Where the entries that have coordinates here begin, from 0, and the end of the last."""
+        starts = self.layout.wire_starts
+        inner = starts[(starts > self.first) & (starts < self.end)] - self.first
+        # Empty entries begin where their neighbours do; they have no coordinates and drop out here.
+        return np.unique(np.concatenate([[0], inner, [self.span]])) if self.span else np.zeros(1, np.int64)
+
+    @property
+    def whole(self) -> bool:
+        """Whether this is the whole model: then the mask is coded entry by entry."""
+        return self.span == self.layout.d
+
+    @cached_property
+    def segments(self) -> Ints:
+        """The sizes of the pieces of the mask."""
+        if not self.whole:
+            return np.array([self.prunable], np.int64)
+        flags = [self.layout.prunable[i] for i in self.layout.wire_entries]
+        return self.layout.wire_sizes[: sum(flags)]
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a sender encodes, in wire order and checked."""
+
+    shared: Shared
+    vector: Floats
+    bits: Bools
+
+    @cached_property
+    def places(self) -> Ints:
+        """The kept wire coordinates."""
+        dense = np.arange(self.shared.layout.prunable_total, self.shared.layout.d, dtype=np.int64)
+        return np.concatenate([np.flatnonzero(self.bits), dense])
+
+    @cached_property
+    def flips(self) -> Bools:
+        """Where the mask differs from the predicted one."""
+        predicted = self.shared.mask_bits
+        if predicted is None:
+            raise SafariError("mask_mode 'known' or 'flips' needs predicted_mask")
+        return self.bits ^ predicted
+
+    @cached_property
+    def values(self) -> Floats:
+        """The kept numbers."""
+        return self.vector.take(self.places)
+
+    @cached_property
+    def base(self) -> Floats | None:
+        """What the reference holds at the kept coordinates."""
+        reference = self.shared.wire_reference
+        return None if reference is None else reference.take(self.places)
+
+    def kept(self, part: Range, relative: bool) -> Kept:
+        """The kept numbers of a range."""
+        lo, hi = np.searchsorted(self.places, [part.first, part.end]).tolist()
+        edges = np.searchsorted(self.places[lo:hi], part.bounds + part.first)
+        steering = int(np.searchsorted(self.places[lo:hi], self.shared.layout.prunable_total))
+        base = self.base[lo:hi] if relative and self.base is not None else None
+        return Kept(self.values[lo:hi], base, np.diff(edges), steering)
+
+    def mask_bytes(self, part: Range, mode: str) -> bytes:
+        """The mask of a range."""
+        if mode == "known":
+            return b""
+        bits = self.bits if mode == "coded" else self.flips
+        return encode_bitmap(bits[part.first : part.first + part.prunable], part.segments)
+
+
+def as_model(vector: Floats, mask: Bools, shared: Shared) -> Model:
+    """The arguments of an encoder, checked and in wire order."""
+    layout = shared.layout
+    check_vector("vector", vector, layout)
+    check_mask("mask", mask, layout)
+    wire = layout.to_wire(vector)
+    model = Model(shared, wire, layout.to_wire(mask)[: layout.prunable_total])
+    if np.count_nonzero(wire) != np.count_nonzero(model.values):
+        raise SafariError("vector must be 0 wherever the mask cuts")
+    return model
+
+
+def decode_body(reader: Reader, part: Range, modes: Modes, shared: Shared) -> tuple[Bools, Floats]:
+    """Which coordinates of the range are kept, and their numbers with 0 where cut."""
+    bits = decode_mask(reader, part, modes.mask, shared)
+    keep = np.ones(part.span, np.bool_)
+    keep[: part.prunable] = bits
+    places = np.flatnonzero(keep)
+    counts = np.diff(np.searchsorted(places, part.bounds))
+    base = None
+    if modes.relative and shared.wire_reference is not None:
+        base = shared.wire_reference[part.first : part.end].take(places)
+    vector = np.zeros(part.span, np.float32)
+    vector[places] = decode_values(modes.values, modes.code, reader, base, counts)
+    return keep, vector
+
+
+def decode_mask(reader: Reader, part: Range, mode: str, shared: Shared) -> Bools:
+    """The prunable bits of the range."""
+    if mode == "coded":
+        return decode_bitmap(reader, part.segments)
+    if shared.mask_bits is None:
+        raise SafariError("mask_mode 'known' or 'flips' needs predicted_mask")
+    predicted = shared.mask_bits[part.first : part.first + part.prunable]
+    return predicted if mode == "known" else predicted ^ decode_bitmap(reader, part.segments)

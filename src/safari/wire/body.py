@@ -39,6 +39,7 @@ class Range:
     layout: WireLayout
     first: int
     span: int
+    by_entry: bool = False
 
     @property
     def end(self) -> int:
@@ -58,18 +59,17 @@ class Range:
         # Empty entries begin where their neighbours do; they have no coordinates and drop out here.
         return np.unique(np.concatenate([[0], inner, [self.span]])) if self.span else np.zeros(1, np.int64)
 
-    @property
-    def whole(self) -> bool:
-        """Whether this is the whole model: then the mask is coded entry by entry."""
-        return self.span == self.layout.d
-
     @cached_property
     def segments(self) -> Ints:
-        """The sizes of the pieces of the mask."""
-        if not self.whole:
+        """The sizes of the pieces of the mask: entry by entry in a frame, one piece in a packet."""
+        if not self.by_entry:
             return np.array([self.prunable], np.int64)
-        flags = [self.layout.prunable[i] for i in self.layout.wire_entries]
-        return self.layout.wire_sizes[: sum(flags)]
+        return self.layout.wire_sizes[: sum(self.layout.prunable)]
+
+
+def whole(layout: WireLayout) -> Range:
+    """The range of a frame."""
+    return Range(layout, 0, layout.d, by_entry=True)
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,15 @@ class Model:
     vector: Floats
     bits: Bools
 
+    @property
+    def layout(self) -> WireLayout:
+        """The layout of the vector."""
+        return self.shared.layout
+
     @cached_property
     def places(self) -> Ints:
         """The kept wire coordinates."""
-        dense = np.arange(self.shared.layout.prunable_total, self.shared.layout.d, dtype=np.int64)
+        dense = np.arange(self.layout.prunable_total, self.layout.d, dtype=np.int64)
         return np.concatenate([np.flatnonzero(self.bits), dense])
 
     @cached_property
@@ -109,7 +114,7 @@ class Model:
         """The kept numbers of a range."""
         lo, hi = np.searchsorted(self.places, [part.first, part.end]).tolist()
         edges = np.searchsorted(self.places[lo:hi], part.bounds + part.first)
-        steering = int(np.searchsorted(self.places[lo:hi], self.shared.layout.prunable_total))
+        steering = int(np.searchsorted(self.places[lo:hi], self.layout.prunable_total))
         base = self.base[lo:hi] if relative and self.base is not None else None
         return Kept(self.values[lo:hi], base, np.diff(edges), steering)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from safari.errors import SafariError, WireError, one_of
 from safari.wire.bits import Reader
-from safari.wire.body import MASK_MODES, Model, Modes, Range, as_model, decode_body
+from safari.wire.body import MASK_MODES, Model, Modes, Range, as_model, decode_body, whole
 from safari.wire.layout import LAYOUT_DIGEST_BYTES, Bools, Floats, WireLayout
 from safari.wire.shared import DIGEST_BYTES, Shared, SharedKnowledgeError, as_shared
 from safari.wire.values import EXACT, MAX_CODE, VALUE_MODES, Coded, Lossy, encode_values
@@ -78,7 +78,7 @@ def decode(
     reader = Reader(data)
     info = read_info(reader)
     check_shared(info, shared)
-    part = Range(shared.layout, 0, shared.layout.d)
+    part = whole(shared.layout)
     keep, wire = decode_body(reader, part, info.modes, shared)
     return Decoded(shared.layout.from_wire(wire), shared.layout.from_wire(keep), info)
 
@@ -88,7 +88,7 @@ def choose(
 ) -> tuple[Modes, bytes, bytes]:
     """The modes that "auto" stands for on this model, with the two parts of the whole body in them."""
     shared = model.shared
-    part = Range(shared.layout, 0, shared.layout.d)
+    part = whole(shared.layout)
     mask_mode, mask_part = _choose_mask(model, part, mask_mode)
     usable = shared.reference is not None and receiver_reference in (None, shared.reference_digest)
     tried: dict[str, Coded] = {}

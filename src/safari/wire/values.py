@@ -147,7 +147,9 @@ def _rotated(bits: Words, width: int, counts: Ints) -> bytes:
     turned = (bits << 1) | (bits >> (width - 1))
     raw_bits = width - 8
     symbols = (turned >> raw_bits).astype(np.uint8)
-    return encode_symbols(symbols, counts) + write_fields(turned & np.uint32((1 << raw_bits) - 1), raw_bits)
+    return encode_symbols(symbols, counts) + write_fields(
+        turned.astype(np.uint32) & np.uint32((1 << raw_bits) - 1), raw_bits
+    )
 
 
 def _difference(kept: Kept) -> Coded:

@@ -1,6 +1,8 @@
 """A sparse model as few bytes: frames, packets, and what they cost. Never imports torch."""
 
+from safari.wire.feedback import settle, with_residual
 from safari.wire.frame import Decoded, Info, decode, encode
+from safari.wire.inspection import EntryDensity, Inspection, inspect
 from safari.wire.layout import WireLayout
 from safari.wire.packet import Merged, Part, covered, decode_packet, merge, packets
 from safari.wire.shared import Shared, SharedKnowledgeError, reference_digest
@@ -9,7 +11,9 @@ from safari.wire.values import VALUE_MODES, Lossy
 __all__ = [
     "VALUE_MODES",
     "Decoded",
+    "EntryDensity",
     "Info",
+    "Inspection",
     "Lossy",
     "Merged",
     "Part",
@@ -20,7 +24,10 @@ __all__ = [
     "decode",
     "decode_packet",
     "encode",
+    "inspect",
     "merge",
     "packets",
     "reference_digest",
+    "settle",
+    "with_residual",
 ]

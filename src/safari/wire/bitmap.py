@@ -11,12 +11,12 @@ from safari.wire.bits import (
     as_bools,
     field_bytes,
     inflate,
+    read_unary,
     rice_encode,
-    rice_quotients,
     unpack_fields,
     varint,
 )
-from safari.wire.blocks import code_lengths, deflate_segments, histograms, huffman_bits, table_bits
+from safari.wire.blocks import block_bits, code_lengths, deflate_segments, histograms, table_bits
 from safari.wire.layout import Bools, Ints
 
 PACKED = 31
@@ -52,7 +52,7 @@ def encode_bitmap(bits: Bools, sizes: Ints) -> bytes:
     riced = np.repeat(~use_packed, counts)
     if riced.any():
         unary, remainders = rice_encode(gaps[riced], np.repeat(k, counts)[riced])
-        out += varint(len(unary)) + unary + remainders
+        out += unary + remainders
     return out
 
 
@@ -107,7 +107,7 @@ def _packed_is_shorter(packed: list[Bytes8], sizes: Ints, rice_bits: Ints) -> Bo
     rows = histograms(np.concatenate(packed), (sizes + 7) >> 3)
     overall = rows.sum(axis=0)
     shared = rows @ code_lengths(overall) + table_bits(overall) * sizes / sizes.sum()
-    own = huffman_bits(rows) + table_bits(rows)
+    own = np.array([block_bits(row) for row in rows])
     best = np.minimum(np.minimum(shared, own), sizes)
     # Packed bits decode several times faster, so that Rice codes must save at least a hundredth.
     return np.asarray(0.99 * best < rice_bits + 16)
@@ -130,10 +130,8 @@ def _read_packed(reader: Reader, bits: Bools, starts: Ints, sizes: Ints) -> None
 def _read_rice(reader: Reader, bits: Bools, starts: Ints, sizes: Ints, counts: Ints, k: Bytes8) -> None:
     total = int(counts.sum())
     wide = k.astype(np.int64)
-    longest = field_bytes(total + int((sizes >> wide)[counts > 0].sum()))
-    length = reader.varint("mask unary length", longest)
-    at = reader.at
-    quotients = rice_quotients(reader.take(length, "mask unary part"), total, at)
+    longest = total + int((sizes >> wide)[counts > 0].sum())
+    quotients = read_unary(reader, total, longest, "mask unary part")
     widths = np.repeat(k, counts)
     at = reader.at
     remainders = unpack_fields(

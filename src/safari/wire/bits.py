@@ -17,6 +17,46 @@ Words = npt.NDArray[np.uint32]
 MAX_FIELD_BITS = 32
 
 
+class Reader:
+    """A position in received bytes; every read is checked against their end."""
+
+    def __init__(self, data: bytes):
+        self.data = memoryview(data)
+        self.at = 0
+
+    @property
+    def left(self) -> int:
+        """How many bytes remain."""
+        return len(self.data) - self.at
+
+    def take(self, size: int, what: str) -> memoryview:
+        """The next `size` bytes."""
+        if size > self.left:
+            raise WireError(f"{what} needs {size} bytes, {self.left} are left", self.at)
+        piece = self.data[self.at : self.at + size]
+        self.at += size
+        return piece
+
+    def byte(self, what: str) -> int:
+        """The next byte."""
+        return self.take(1, what)[0]
+
+    def varint(self, what: str, limit: int) -> int:
+        """The next variable-length number, at most `limit`."""
+        start = self.at
+        number = 0
+        for shift in range(0, 35, 7):
+            byte = self.byte(what)
+            number |= (byte & 127) << shift
+            if byte < 128:
+                break
+        else:
+            raise WireError(f"{what} is longer than 5 bytes", start)
+        if number > limit:
+            raise WireError(f"{what} must be at most {limit}, got {number}", start)
+        return number
+
+
 def field_bytes(total_bits: int) -> int:
     """How many bytes hold that many bits."""
     return (total_bits + 7) >> 3
@@ -89,13 +129,19 @@ def rice_encode(numbers: Ints, k: npt.NDArray[np.uint8] | int) -> tuple[bytes, b
     return np.packbits(bits, bitorder="little").tobytes(), pack_fields(remainders, k)
 
 
-def rice_quotients(unary: memoryview, count: int, offset: int) -> Ints:
-    """The quotients in `unary`, which must hold `count` of them and nothing else."""
-    bits = np.unpackbits(np.frombuffer(unary, np.uint8), bitorder="little")
-    ends = np.flatnonzero(bits) if np.count_nonzero(bits) == count else np.empty(0, np.int64)
-    if ends.size != count or (count and field_bytes(int(ends[-1]) + 1) != len(unary)):
-        raise WireError(f"unary part must hold exactly {count} numbers", offset)
-    return np.diff(ends, prepend=-1) - 1
+def read_unary(reader: Reader, count: int, longest: int, what: str) -> Ints:
+    """`count` unary numbers that take at most `longest` bits; the reader then stands at the next byte."""
+    at = reader.at
+    window = reader.data[at : at + field_bytes(longest)]
+    bits = np.unpackbits(np.frombuffer(window, np.uint8), bitorder="little")
+    ends = np.flatnonzero(bits)
+    if ends.size < count:
+        raise WireError(f"{what} must hold {count} numbers, got {ends.size}", at)
+    size = field_bytes(int(ends[count - 1]) + 1) if count else 0
+    if ends.size > count and ends[count] < size << 3:
+        raise WireError(f"{what} must end in 0 bits", at + size - 1)
+    reader.take(size, what)
+    return np.diff(ends[:count], prepend=-1) - 1
 
 
 def deflate(blocks: Iterable[Bytes8]) -> bytes:
@@ -134,46 +180,6 @@ def varint(number: int) -> bytes:
         number >>= 7
     out.append(number)
     return bytes(out)
-
-
-class Reader:
-    """A position in received bytes; every read is checked against their end."""
-
-    def __init__(self, data: bytes):
-        self.data = memoryview(data)
-        self.at = 0
-
-    @property
-    def left(self) -> int:
-        """How many bytes remain."""
-        return len(self.data) - self.at
-
-    def take(self, size: int, what: str) -> memoryview:
-        """The next `size` bytes."""
-        if size > self.left:
-            raise WireError(f"{what} needs {size} bytes, {self.left} are left", self.at)
-        piece = self.data[self.at : self.at + size]
-        self.at += size
-        return piece
-
-    def byte(self, what: str) -> int:
-        """The next byte."""
-        return self.take(1, what)[0]
-
-    def varint(self, what: str, limit: int) -> int:
-        """The next variable-length number, at most `limit`."""
-        start = self.at
-        number = 0
-        for shift in range(0, 35, 7):
-            byte = self.byte(what)
-            number |= (byte & 127) << shift
-            if byte < 128:
-                break
-        else:
-            raise WireError(f"{what} is longer than 5 bytes", start)
-        if number > limit:
-            raise WireError(f"{what} must be at most {limit}, got {number}", start)
-        return number
 
 
 def order0_bits(counts: npt.NDArray[np.integer]) -> float:

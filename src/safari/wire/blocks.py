@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
 from safari.wire.bits import Bytes8, deflate
 from safari.wire.layout import Ints
 
-Counts = npt.NDArray[np.int64]
+Counts = npt.NDArray[np.float64]
 
 # What a deflate block spends on its code lengths: a start, and so much for every symbol in use.
 TABLE_BITS = 60.0
@@ -20,42 +22,35 @@ MIN_BLOCK = 1024
 def histograms(symbols: Bytes8, sizes: Ints) -> Counts:
     """How often each of the 256 symbols occurs in each segment."""
     rows = np.repeat(np.arange(sizes.size, dtype=np.int64) << 8, sizes)
-    return np.bincount(rows + symbols, minlength=sizes.size << 8).reshape(-1, 256)
+    return np.bincount(rows + symbols, minlength=sizes.size << 8).reshape(-1, 256).astype(np.float64)
 
 
-def table_bits(counts: Counts) -> npt.NDArray[np.float64]:
-    """About how many bits the code tables take, for each row."""
-    return np.asarray(TABLE_BITS + TABLE_BITS_PER_SYMBOL * np.count_nonzero(counts, axis=-1))
+def table_bits(counts: Counts) -> float:
+    """About how many bits the code table of a block takes."""
+    return TABLE_BITS + TABLE_BITS_PER_SYMBOL * int(np.count_nonzero(counts))
 
 
-def huffman_bits(counts: Counts) -> npt.NDArray[np.float64]:
-    """About how many bits a Huffman code takes, for each row.
+def block_bits(counts: Counts) -> float:
+    """About how many bits a block takes, its table included.
 
-    That is the entropy, but for a symbol that fills more than half of the row: it costs a whole bit, and
+    That is the entropy, but for a symbol that fills more than half of the block: it costs a whole bit, and
     so does every other symbol on top of what it costs among its own.
     """
-    totals = counts.sum(axis=-1)
-    top = counts.max(axis=-1)
-    heavy = 2 * top > totals
-    rest = np.where(heavy, totals - top, totals)
-    out: npt.NDArray[np.float64] = (
-        _n_log_n(rest) - _n_log_n(counts).sum(axis=-1) + np.where(heavy, _n_log_n(top) + totals, 0)
-    )
-    return out
-
-
-def _n_log_n(counts: Counts) -> npt.NDArray[np.float64]:
-    return np.asarray(counts * np.log2(np.maximum(counts, 1)), np.float64)
+    total, top = float(counts.sum()), float(counts.max())
+    spread = float(counts @ np.log2(np.maximum(counts, 1.0)))
+    bits = total * math.log2(total) - spread if total else 0.0
+    if 2 * top > total:
+        rest = total - top
+        bits = total + (rest * math.log2(rest) if rest else 0.0) - (spread - top * math.log2(top))
+    return bits + table_bits(counts)
 
 
 def code_lengths(counts: Counts) -> npt.NDArray[np.float64]:
     """About how many bits a Huffman code made for `counts` spends on each symbol."""
     top = int(counts.argmax())
-    rest = int(counts.sum())
-    heavy = 2 * int(counts[top]) > rest
-    if heavy:
-        rest -= int(counts[top])
-    lengths = np.asarray(np.log2(max(rest, 1)) - np.log2(np.maximum(counts, 1)) + float(heavy))
+    heavy = 2 * counts[top] > counts.sum()
+    rest = counts.sum() - (counts[top] if heavy else 0)
+    lengths = np.asarray(np.log2(np.maximum(rest, 1)) - np.log2(np.maximum(counts, 1)) + float(heavy))
     if heavy:
         lengths[top] = 1.0
     return lengths
@@ -83,15 +78,14 @@ def deflate_segments(symbols: Bytes8, sizes: Ints) -> bytes:
     if sizes.size < 2:
         return deflate([symbols])
     rows = histograms(symbols, sizes)
-    alone = huffman_bits(rows) + table_bits(rows)
     cuts = []
-    current, cost = rows[0], float(alone[0])
+    current, cost = rows[0], block_bits(rows[0])
     for i in range(1, sizes.size):
-        both = current + rows[i]
-        together = float(huffman_bits(both) + table_bits(both))
-        if together <= cost + float(alone[i]):
+        both, alone = current + rows[i], block_bits(rows[i])
+        together = block_bits(both)
+        if together <= cost + alone:
             current, cost = both, together
         else:
             cuts.append(int(sizes[:i].sum()))
-            current, cost = rows[i], float(alone[i])
+            current, cost = rows[i], alone
     return deflate(np.split(symbols, cuts))

@@ -39,7 +39,6 @@ class Range:
     layout: WireLayout
     first: int
     span: int
-    by_entry: bool = False
 
     @property
     def end(self) -> int:
@@ -61,15 +60,13 @@ class Range:
 
     @cached_property
     def segments(self) -> Ints:
-        """The sizes of the pieces of the mask: entry by entry in a frame, one piece in a packet."""
-        if not self.by_entry:
-            return np.array([self.prunable], np.int64)
-        return self.layout.wire_sizes[: sum(self.layout.prunable)]
+        """How many prunable coordinates each of these entries has here."""
+        return np.diff(self.bounds[self.bounds <= self.prunable])
 
 
 def whole(layout: WireLayout) -> Range:
     """The range of a frame."""
-    return Range(layout, 0, layout.d, by_entry=True)
+    return Range(layout, 0, layout.d)
 
 
 @dataclass(frozen=True)
@@ -133,7 +130,8 @@ def as_model(vector: Floats, mask: Bools, shared: Shared) -> Model:
     check_mask("mask", mask, layout)
     wire = layout.to_wire(vector)
     model = Model(shared, wire, layout.to_wire(mask)[: layout.prunable_total])
-    if np.count_nonzero(wire) != np.count_nonzero(model.values):
+    # Comparing first is several times faster than counting nonzero floats.
+    if np.count_nonzero(wire != 0) != np.count_nonzero(model.values != 0):
         raise SafariError("vector must be 0 wherever the mask cuts")
     return model
 

@@ -127,30 +127,28 @@ def _choose_mask(model: Model, part: Range, mode: str) -> tuple[str, bytes]:
     return best, tried[best]
 
 
-def pack_modes(modes: Modes) -> bytes:
-    """Two bytes: value mode, mask mode and the relative flag; then the code of the alphabet."""
-    first = VALUE_MODES.index(modes.values) | MASK_MODES.index(modes.mask) << 4
-    return bytes([first | (RELATIVE if modes.relative else 0), modes.code])
+def mode_byte(modes: Modes) -> int:
+    """Value mode, mask mode and the relative flag in one byte."""
+    relative = RELATIVE if modes.relative else 0
+    return VALUE_MODES.index(modes.values) | MASK_MODES.index(modes.mask) << 4 | relative
 
 
-def read_modes(reader: Reader) -> Modes:
-    """The inverse of `pack_modes`, with every field checked."""
-    at = reader.at
-    first, code = reader.take(2, "modes")
-    number, mask, relative = first & 15, first >> 4 & 3, bool(first & RELATIVE)
-    if number >= len(VALUE_MODES) or mask >= len(MASK_MODES) or first & 128:
-        raise WireError(f"modes byte {first} is not one of version 1", at)
+def parse_modes(byte: int, code: int, at: int) -> Modes:
+    """The inverse of `mode_byte`, with every field checked; `at` is where the byte stands."""
+    number, mask, relative = byte & 15, byte >> 4 & 3, bool(byte & RELATIVE)
+    if number >= len(VALUE_MODES) or mask >= len(MASK_MODES) or byte & 128:
+        raise WireError(f"modes byte {byte:#04x} is not one of version 1", at)
     values = VALUE_MODES[number]
     if values in EXACT and relative != (values == "difference"):
         raise WireError(f"{values} mode must{'' if values == 'difference' else ' not'} be relative", at)
     if code > MAX_CODE[values]:
-        raise WireError(f"code of {values} mode must be at most {MAX_CODE[values]}, got {code}", at + 1)
+        raise WireError(f"code of {values} mode must be at most {MAX_CODE[values]}, got {code}", at)
     return Modes(values, MASK_MODES[mask], relative, code)
 
 
 def seal_frame(modes: Modes, shared: Shared, body: bytes) -> bytes:
     """A frame around a body: magic, modes, digests and the checksum of all of it."""
-    head = MAGIC + pack_modes(modes) + shared.layout.digest
+    head = MAGIC + bytes([mode_byte(modes), modes.code]) + shared.layout.digest
     rest = (shared.reference_digest if modes.relative else b"") + (
         shared.mask_digest if modes.uses_mask else b""
     )
@@ -162,7 +160,8 @@ def read_info(reader: Reader) -> Info:
     """The head of a frame; the reader then stands at its body."""
     if reader.take(4, "magic") != MAGIC:
         raise WireError(f"magic must be {MAGIC.hex()}, got {bytes(reader.data[:4]).hex()}", 0)
-    modes = read_modes(reader)
+    byte, code = reader.take(2, "modes")
+    modes = parse_modes(byte, code, 4)
     layout_digest = bytes(reader.take(LAYOUT_DIGEST_BYTES, "layout digest"))
     stated = int.from_bytes(reader.take(4, "checksum"), "little")
     found = zlib.crc32(reader.data[BODY_AT:], zlib.crc32(reader.data[:CHECK_AT]))
@@ -173,12 +172,12 @@ def read_info(reader: Reader) -> Info:
     return Info(modes, layout_digest, reference, mask, reader.at)
 
 
-def check_shared(info: Info, shared: Shared) -> None:
+def check_shared(info: Info, shared: Shared, needs_reference: bool = True) -> None:
     """Raise unless this end holds what the frame relies on."""
     if info.layout_digest != shared.layout.digest:
         ours, theirs = shared.layout.digest.hex(), info.layout_digest.hex()
         raise SharedKnowledgeError("layout", f"layout must be {theirs}, ours is {ours}", 6)
-    if info.modes.relative and info.reference_digest != shared.reference_digest:
+    if needs_reference and info.modes.relative and info.reference_digest != shared.reference_digest:
         ours, theirs = shared.reference_digest.hex() or "none", info.reference_digest.hex()
         raise SharedKnowledgeError("reference", f"reference must be {theirs}, ours is {ours}", BODY_AT)
     if info.modes.uses_mask and info.mask_digest != shared.mask_digest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -13,14 +13,16 @@ import numpy.typing as npt
 from safari.errors import SafariError, WireError
 from safari.wire.bits import Reader, varint
 from safari.wire.body import Model, Modes, Range, as_model, decode_body
-from safari.wire.frame import choose, pack_modes, read_modes
+from safari.wire.frame import choose, mode_byte, parse_modes
 from safari.wire.layout import Bools, Floats, Ints, WireLayout
 from safari.wire.shared import CONTEXT_BYTES, Shared, SharedKnowledgeError, as_shared
 from safari.wire.values import Lossy, encode_values, quantum_of
 
-MAGIC = 0xA1
-CHECK_AT = 7
-RANGE_AT = 11
+# The first byte: this in its high half, the code of the alphabet in its low one.
+MAGIC = 0xA0
+CONTEXT_AT = 2
+CHECK_AT = 6
+RANGE_AT = 10
 DATAGRAM = 1200
 # Packets are aimed a little below the limit: a second try costs more than the bytes left unused.
 AIM = 0.985
@@ -151,15 +153,15 @@ def read_packet_head(reader: Reader, shared: Shared) -> tuple[Modes, Range]:
     if context != ours or lacks:
         needs = ["layout"] + ["reference"] * modes.relative + ["predicted mask"] * modes.uses_mask
         problem = f"context of {', '.join(needs)} must be {context.hex()}, ours is {ours.hex()}"
-        raise SharedKnowledgeError("context", problem, 3)
+        raise SharedKnowledgeError("context", problem, CONTEXT_AT)
     return modes, _read_range(reader, shared.layout)
 
 
 def _read_fixed(reader: Reader) -> tuple[Modes, bytes]:
     magic = reader.byte("magic")
-    if magic != MAGIC:
-        raise WireError(f"magic must be {MAGIC:#x}, got {magic:#x}", 0)
-    modes = read_modes(reader)
+    if magic & 0xF0 != MAGIC:
+        raise WireError(f"magic must be {MAGIC:#x}, got {magic & 0xF0:#x}", 0)
+    modes = parse_modes(reader.byte("modes"), magic & 0x0F, 1)
     context = bytes(reader.take(CONTEXT_BYTES, "context"))
     stated = int.from_bytes(reader.take(4, "checksum"), "little")
     found = zlib.crc32(reader.data[RANGE_AT:], zlib.crc32(reader.data[:CHECK_AT]))
@@ -179,7 +181,7 @@ def _read_range(reader: Reader, layout: WireLayout) -> Range:
 
 def _seal(model: Model, part: Range, modes: Modes, lossy: Lossy, quantum: float | None) -> bytes:
     coded = encode_values(modes.values, model.kept(part, modes.relative), lossy, quantum)
-    head = bytes([MAGIC]) + pack_modes(replace(modes, code=coded.code))
+    head = bytes([MAGIC | coded.code, mode_byte(modes)])
     head += model.shared.contexts[modes.relative, modes.uses_mask]
     rest = varint(part.first) + varint(part.span) + model.mask_bytes(part, modes.mask) + coded.data
     return head + zlib.crc32(rest, zlib.crc32(head)).to_bytes(4, "little") + rest

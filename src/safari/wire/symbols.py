@@ -16,8 +16,8 @@ from safari.wire.bits import (
     field_bytes,
     inflate,
     pack_fields,
+    read_unary,
     rice_encode,
-    rice_quotients,
     unpack_fields,
     varint,
 )
@@ -62,13 +62,19 @@ def to_symbols(numbers: Words, code: int) -> tuple[Bytes8, Words, Bytes8]:
     """Symbols, fields and their widths for unsigned numbers."""
     table = alphabet(code)
     if code == NIBBLES:
-        symbols = np.searchsorted(table.base, numbers, side="right").astype(np.uint8) - np.uint8(1)
+        symbols = _small_nibbles().take(np.minimum(numbers, 284))
+        symbols[numbers >= 65820] = 15
     else:
         length = np.frexp(numbers.astype(np.float64))[1].astype(np.int64)
         shift = np.maximum(length - 1 - code, 0)
         symbols = ((shift << code) + (numbers.astype(np.int64) >> shift)).astype(np.uint8)
     fields = (numbers - table.base.astype(np.uint32).take(symbols)).astype(np.uint32)
     return symbols, fields, table.width.take(symbols)
+
+
+@cache
+def _small_nibbles() -> Bytes8:
+    return (np.searchsorted(alphabet(NIBBLES).base, np.arange(285), side="right") - 1).astype(np.uint8)
 
 
 def zigzag(numbers: npt.NDArray[np.int32]) -> Words:
@@ -105,12 +111,22 @@ def encode_symbols(symbols: Bytes8, sizes: Ints) -> bytes:
 
 
 def _rice(symbols: Bytes8) -> bytes:
-    centre = int(np.median(symbols))
-    folded = _fold(symbols, centre).astype(np.int64)
-    sums = [int((folded >> k).sum()) + k * symbols.size for k in range(MAX_RICE + 1)]
-    k = int(np.argmin(sums))
-    unary, remainders = rice_encode(folded, k)
-    return bytes([RICED + k, centre]) + varint(len(unary)) + unary + remainders
+    counts = np.bincount(symbols, minlength=256)
+    middle = int(np.searchsorted(np.cumsum(counts), symbols.size >> 1))
+    centres = np.arange(max(middle - 2, 0), min(middle + 3, 256))
+    costs = _quotients()[:, centres] @ counts + np.arange(MAX_RICE + 1)[:, None] * symbols.size
+    k, nearest = divmod(int(costs.argmin()), centres.size)
+    centre = int(centres[nearest])
+    unary, remainders = rice_encode(_fold(symbols, centre).astype(np.int64), k)
+    return bytes([RICED + k, centre]) + unary + remainders
+
+
+@cache
+def _quotients() -> Ints:
+    """The Rice quotient by parameter, centre and symbol."""
+    everything = np.arange(256, dtype=np.uint8)
+    folded = np.stack([_fold(everything, centre) for centre in range(256)]).astype(np.int64)
+    return folded >> np.arange(MAX_RICE + 1)[:, None, None]
 
 
 def _fold(symbols: Bytes8, centre: int) -> Bytes8:
@@ -132,9 +148,7 @@ def decode_symbols(reader: Reader, count: int) -> Bytes8:
         raise WireError(f"symbol coder must be {DEFLATED} or {RICED} to {RICED + MAX_RICE}, got {coder}", at)
     k = coder - RICED
     centre = reader.byte("symbol centre")
-    length = reader.varint("symbols unary length", field_bytes(count * (1 + (255 >> k))))
-    at = reader.at
-    quotients = rice_quotients(reader.take(length, "symbols unary part"), count, at)
+    quotients = read_unary(reader, count, count * (1 + (255 >> k)), "symbols unary part")
     remainders = unpack_fields(reader.take(field_bytes(count * k), "symbols remainders"), count, k)
     folded = (quotients << k) + remainders
     if (folded > 255).any():

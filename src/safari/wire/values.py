@@ -229,9 +229,8 @@ def _integers(mode: str, kept: Kept, lossy: Lossy, quantum: float | None) -> Cod
     if mode == "step" and exact.size and np.abs(whole).max() > levels:
         raise SafariError(f"step mode needs values below {levels} steps, got {np.abs(whole).max():.0f}")
     numbers = zigzag(np.clip(whole, -levels, levels).astype(np.int32))
-    best = min(
-        (_integer_bytes(code, numbers, kept.counts) for code in (3, NIBBLES)), key=lambda c: len(c.data)
-    )
+    codes = range(NIBBLES + 1) if numbers.size <= SHORT else (3, NIBBLES)
+    best = min((_integer_bytes(code, numbers, kept.counts) for code in codes), key=lambda c: len(c.data))
     return Coded(best.code, scales.astype("<f4").tobytes() + best.data)
 
 

@@ -1,4 +1,4 @@
-"""Write tests/vectors/: `python -m wire.make_vectors` in tests/, only when the version of the format changes."""
+"""Write tests/vectors/: `python -m wire.make_vectors` in tests/, when the version of the format changes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import numpy as np
-from wire.samples import EXACT_MODES, EXTREMES, LOSSY_MODES, MASK_MODES, lossy, small_layout, small_model
 
 from safari.wire import Shared, decode, decode_packet, encode, packets
+from wire.samples import EXACT_MODES, EXTREMES, LOSSY_MODES, MASK_MODES, lossy, small_layout, small_model
 
 FOLDER = Path(__file__).parents[1] / "vectors"
 AS_PACKETS = {"calm-absolute-coded", "calm-difference-flips", "calm-int8-flips-relative"}

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from wire import plain_decoder
-from wire.samples import small_layout, small_model
 
 from safari.wire import Shared, WireLayout, decode, decode_packet, encode, inspect, packets
 from safari.wire.bitmap import PACKED
 from safari.wire.values import VALUE_MODES
+from wire import plain_decoder
+from wire.samples import small_layout, small_model
 
 FOLDER = Path(__file__).parents[1] / "vectors"
 INDEX = json.loads((FOLDER / "index.json").read_text())

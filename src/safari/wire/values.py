@@ -262,9 +262,10 @@ def _scales(target: Wide, counts: Ints, levels: int) -> Floats:
 def _read_integers(mode: str, code: int, reader: Reader, counts: Ints) -> Wide:
     at = reader.at
     how_many = 1 if mode == "step" else counts.size
-    scales = np.frombuffer(reader.take(4 * how_many, "scales"), "<f4").astype(np.float64)
-    if not (np.isfinite(scales) & (scales >= 0)).all():
+    stated = np.frombuffer(reader.take(4 * how_many, "scales"), "<f4")
+    if not (np.isfinite(stated) & (stated >= 0)).all():
         raise WireError("scales must be finite and at least 0", at)
+    scales = stated.astype(np.float64)
     n = int(counts.sum())
     at = reader.at
     row = decode_symbols(reader, (n + 1) >> 1 if code == NIBBLES else n)

@@ -23,6 +23,7 @@ def test_wire_order_is_a_permutation_with_the_prunable_first(model):
     prunable = np.repeat(np.array(layout.prunable, bool), layout.sizes)
     assert prunable[wire[: layout.prunable_total]].all()
     assert not prunable[wire[layout.prunable_total :]].any()
+    assert layout.places(places[::3]).tolist() == wire[::3].tolist()
     for first in range(0, layout.d, 7):
         span = min(20, layout.d - first)
         assert layout.positions(first, span).tolist() == wire[first : first + span].tolist()

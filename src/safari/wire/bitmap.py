@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from safari.errors import WireError
 from safari.wire.bits import (
@@ -29,29 +30,29 @@ def encode_bitmap(bits: Bools, sizes: Ints) -> bytes:
     sizes = sizes[sizes > 0]
     if not sizes.size:
         return b""
-    starts = np.cumsum(sizes) - sizes
-    ones = np.add.reduceat(bits.view(np.uint8), starts, dtype=np.int64)
+    segments = np.split(bits, np.cumsum(sizes)[:-1])
+    ones = np.array([np.count_nonzero(segment) for segment in segments], np.int64)
     complement = ones * 2 > sizes
-    rare = bits ^ np.repeat(complement, sizes) if complement.any() else bits
     counts = np.where(complement, sizes - ones, ones)
-    gaps, k, rice_bits = _rice_plan(rare, starts, sizes, counts)
-    packed = [np.packbits(bits[a : a + n], bitorder="little") for a, n in zip(starts, sizes, strict=True)]
+    k, rice_bits = _rice_plan(counts, sizes)
+    packed = [np.packbits(segment, bitorder="little") for segment in segments]
     use_packed = _packed_is_shorter(packed, sizes, rice_bits)
 
-    tags = []
-    for i in range(sizes.size):
+    tags, rows, gaps = [], [], []
+    for i, segment in enumerate(segments):
         if use_packed[i]:
             tags.append(bytes([PACKED]))
+            rows.append(packed[i])
         else:
             tags.append(bytes([int(k[i]) | (COMPLEMENT if complement[i] else 0)]) + varint(int(counts[i])))
+            gaps.append(np.diff(np.flatnonzero(segment != complement[i]), prepend=-1) - 1)
     out = b"".join(tags)
-    chosen = [piece for piece, flag in zip(packed, use_packed, strict=True) if flag]
-    if chosen:
-        stream = deflate_segments(np.concatenate(chosen), np.array([piece.size for piece in chosen]))
+    if rows:
+        stream = deflate_segments(np.concatenate(rows), np.array([row.size for row in rows]))
         out += varint(len(stream)) + stream
-    riced = np.repeat(~use_packed, counts)
-    if riced.any():
-        unary, remainders = rice_encode(gaps[riced], np.repeat(k, counts)[riced])
+    if gaps:
+        riced = ~use_packed
+        unary, remainders = rice_encode(np.concatenate(gaps), np.repeat(k[riced], counts[riced]))
         out += unary + remainders
     return out
 
@@ -85,25 +86,20 @@ def decode_bitmap(reader: Reader, sizes: Ints) -> Bools:
     return bits
 
 
-def _rice_plan(rare: Bools, starts: Ints, sizes: Ints, counts: Ints) -> tuple[Ints, Bytes8, Ints]:
-    """Gaps between the rarer bits, a Rice parameter for each segment, and the bits that these take."""
-    places = np.flatnonzero(rare)
-    gaps = np.diff(places, prepend=-1) - 1
-    used = counts > 0
-    firsts = (np.cumsum(counts) - counts)[used]
-    gaps[firsts] = places[firsts] - starts[used]
-    # The expected length of a geometric gap's code, for every parameter at once.
+def _rice_plan(counts: Ints, sizes: Ints) -> tuple[Bytes8, npt.NDArray[np.float64]]:
+    """A Rice parameter for each segment and about the bits that it then takes.
+
+    Gaps add up to the same in whatever order they come, so that the length for geometric gaps tells enough.
+    """
     p = np.clip(counts / sizes, 1e-9, 0.5)[:, None]
     powers = np.arange(MAX_RICE + 1)
     tail = (1 - p) ** (2.0**powers)
-    k = np.argmin(powers + tail / (1 - tail), axis=1).astype(np.uint8)
-    total = counts * (k.astype(np.int64) + 1)
-    if firsts.size:
-        total[used] += np.add.reduceat(gaps >> np.repeat(k.astype(np.int64), counts), firsts)
-    return gaps, k, total
+    lengths = powers + 1 + tail / (1 - tail)
+    k = np.argmin(lengths, axis=1)
+    return k.astype(np.uint8), counts * lengths[np.arange(k.size), k]
 
 
-def _packed_is_shorter(packed: list[Bytes8], sizes: Ints, rice_bits: Ints) -> Bools:
+def _packed_is_shorter(packed: list[Bytes8], sizes: Ints, rice_bits: npt.NDArray[np.float64]) -> Bools:
     rows = histograms(np.concatenate(packed), (sizes + 7) >> 3)
     overall = rows.sum(axis=0)
     shared = rows @ code_lengths(overall) + table_bits(overall) * sizes / sizes.sum()

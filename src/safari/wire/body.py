@@ -71,22 +71,31 @@ def whole(layout: WireLayout) -> Range:
 
 @dataclass(frozen=True)
 class Model:
-    """What a sender encodes, in wire order and checked."""
+    """What a sender encodes, checked: the vector as it came, and the mask in wire order."""
 
     shared: Shared
     vector: Floats
-    bits: Bools
+    keep: Bools
 
     @property
     def layout(self) -> WireLayout:
         """The layout of the vector."""
         return self.shared.layout
 
+    @property
+    def bits(self) -> Bools:
+        """The prunable part of the mask."""
+        return self.keep[: self.layout.prunable_total]
+
+    @cached_property
+    def coordinates(self) -> Ints:
+        """The kept wire coordinates."""
+        return np.flatnonzero(self.keep)
+
     @cached_property
     def places(self) -> Ints:
-        """The kept wire coordinates."""
-        dense = np.arange(self.layout.prunable_total, self.layout.d, dtype=np.int64)
-        return np.concatenate([np.flatnonzero(self.bits), dense])
+        """Where they stand in the vector."""
+        return self.layout.places(self.coordinates)
 
     @cached_property
     def flips(self) -> Bools:
@@ -104,14 +113,15 @@ class Model:
     @cached_property
     def base(self) -> Floats | None:
         """What the reference holds at the kept coordinates."""
-        reference = self.shared.wire_reference
+        reference = self.shared.reference
         return None if reference is None else reference.take(self.places)
 
     def kept(self, part: Range, relative: bool) -> Kept:
         """The kept numbers of a range."""
-        lo, hi = np.searchsorted(self.places, [part.first, part.end]).tolist()
-        edges = np.searchsorted(self.places[lo:hi], part.bounds + part.first)
-        steering = int(np.searchsorted(self.places[lo:hi], self.layout.prunable_total))
+        lo, hi = np.searchsorted(self.coordinates, [part.first, part.end]).tolist()
+        here = self.coordinates[lo:hi]
+        edges = np.searchsorted(here, part.bounds + part.first)
+        steering = int(np.searchsorted(here, self.layout.prunable_total))
         base = self.base[lo:hi] if relative and self.base is not None else None
         return Kept(self.values[lo:hi], base, np.diff(edges), steering)
 
@@ -124,14 +134,13 @@ class Model:
 
 
 def as_model(vector: Floats, mask: Bools, shared: Shared) -> Model:
-    """The arguments of an encoder, checked and in wire order."""
+    """The arguments of an encoder, checked."""
     layout = shared.layout
     check_vector("vector", vector, layout)
     check_mask("mask", mask, layout)
-    wire = layout.to_wire(vector)
-    model = Model(shared, wire, layout.to_wire(mask)[: layout.prunable_total])
+    model = Model(shared, vector, layout.to_wire(mask))
     # Comparing first is several times faster than counting nonzero floats.
-    if np.count_nonzero(wire != 0) != np.count_nonzero(model.values != 0):
+    if np.count_nonzero(vector != 0) != np.count_nonzero(model.values != 0):
         raise SafariError("vector must be 0 wherever the mask cuts")
     return model
 

@@ -121,6 +121,15 @@ class WireLayout:
             out[a : a + size] = vector[b : b + size]
         return out
 
+    def places(self, coordinates: Ints) -> Ints:
+        """The places in the vector of ascending wire coordinates."""
+        if len(self._runs) <= 1:
+            return coordinates
+        starts = [b for _, b, _ in self._runs]
+        edges = np.searchsorted(coordinates, [*starts, self.d])
+        shifts = np.array([a - b for a, b, _ in self._runs], np.int64)
+        return coordinates + np.repeat(shifts, np.diff(edges))
+
     def positions(self, first: int, span: int) -> Ints:
         """The places in the vector of the wire coordinates `first` to `first + span`."""
         pieces = [

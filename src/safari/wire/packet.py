@@ -192,7 +192,7 @@ def _weights(model: Model, modes: Modes, mask_size: int, value_size: int) -> npt
     layout = model.layout
     out = np.full(layout.d + 1, 1e-3)
     out[0] = 0
-    out[1 + model.places] += value_size / max(model.places.size, 1)
+    out[1 + model.coordinates] += value_size / max(model.coordinates.size, 1)
     if modes.mask == "flips":
         out[1 : layout.prunable_total + 1][model.flips] += mask_size / max(int(model.flips.sum()), 1)
     elif modes.mask == "coded":

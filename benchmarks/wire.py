@@ -29,8 +29,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from safari.wire import Lossy, Shared, WireLayout, decode, decode_packet, encode, merge, packets
-from safari.wire.bits import binary_bits, order0_bits
+from safari.wire import (
+    Bounds,
+    Lossy,
+    Shared,
+    WireLayout,
+    bounds,
+    decode,
+    decode_packet,
+    encode,
+    merge,
+    packets,
+    plain_costs,
+)
 
 LOSSY = ("bf16", "fp16", "int8", "qsgd", "step")
 TARGETS = {
@@ -90,23 +101,6 @@ def largest(scores, count):
     return keep
 
 
-def bounds(recording: Recording) -> dict[str, float]:
-    """The usual floor (entropy of the mask, raw floats) and the order-0 entropy of mask and exponents."""
-    layout, mask = recording.layout, recording.mask
-    edges = np.concatenate([[0], np.cumsum(layout.sizes)])
-    mask_bytes = (
-        sum(
-            binary_bits(int(mask[a:b].sum()), int(b - a))
-            for a, b, flag in zip(edges, edges[1:], layout.prunable, strict=False)
-            if flag
-        )
-        / 8
-    )
-    bits = recording.vector[mask].view(np.uint32)
-    exponents = order0_bits(np.bincount(bits >> 23 & 255)) / 8
-    return {"floor": mask_bytes + 4 * bits.size, "order0": mask_bytes + exponents + 3 * bits.size}
-
-
 def others(recording: Recording) -> dict[str, int | None]:
     """The same model in formats of others; None where one is not installed."""
     import scipy.sparse
@@ -122,15 +116,11 @@ def others(recording: Recording) -> dict[str, int | None]:
     npz = io.BytesIO()
     np.savez_compressed(npz, **tensors)
     out: dict[str, int | None] = {
-        "dense float32": len(dense),
-        "torch COO, saved": _torch_coo(tensors),
-        "scipy CSR": sum(m.data.nbytes + 4 * m.indices.size + 4 * m.indptr.size for m in csr),
-        "int32 index + float32": 8 * int(mask.sum()),
-        "bit mask + float32": (recording.layout.prunable_total + 7) // 8 + 4 * int(mask.sum()),
-        "npz, compressed": npz.getbuffer().nbytes,
-        "zlib 1": len(zlib.compress(dense, 1)),
-        "zlib 9": len(zlib.compress(dense, 9)),
+        cost.name: cost.size for cost in plain_costs(vector, mask, recording.layout)
     }
+    out["torch COO, saved"] = _torch_coo(tensors)
+    out["scipy CSR"] = sum(m.data.nbytes + 4 * m.indices.size + 4 * m.indptr.size for m in csr)
+    out["npz, compressed"] = npz.getbuffer().nbytes
     try:
         from safetensors.numpy import save
 
@@ -241,30 +231,30 @@ def measure(recording: Recording, repeat: int) -> dict:
     return rows
 
 
-def targets(recording: Recording, rows: dict, limits: dict[str, float]) -> dict[str, float]:
+def targets(recording: Recording, rows: dict, limits: Bounds) -> dict[str, float]:
     out = {
-        "absolute / order-0 entropy": rows["absolute, coded mask"]["bytes"] / limits["order0"],
-        "mask known / floor": rows["difference, known mask"]["bytes"] / limits["floor"],
+        "absolute / order-0 entropy": rows["absolute, coded mask"]["bytes"] / limits.order0,
+        "mask known / floor": rows["difference, known mask"]["bytes"] / limits.floor,
         "dense / step": recording.dense / rows["step, known mask"]["bytes"],
         "packets / frame": max(r["packet_bytes"] / r["bytes"] for n, r in rows.items() if r["error"] == 0),
     }
     if "difference, flips" in rows:
-        out["own mask / floor"] = rows["difference, flips"]["bytes"] / limits["floor"]
+        out["own mask / floor"] = rows["difference, flips"]["bytes"] / limits.floor
     return out
 
 
-def show(recording: Recording, rivals: dict, rows: dict, limits: dict, reached: dict) -> None:
+def show(recording: Recording, rivals: dict, rows: dict, limits: Bounds, reached: dict) -> None:
     cut = 1 - recording.mask[recording.prunable].mean()
     print(f"\n## {recording.name}: {recording.layout.d:,} numbers, {cut:.1%} cut\n")
     print("| format | bytes | of the floor |\n|---|---|---|")
-    for name, size in {**rivals, "floor: mask entropy + float32": limits["floor"]}.items():
+    for name, size in {**rivals, "floor: mask entropy + float32": limits.floor}.items():
         print(
             f"| {name} | "
-            + ("not installed | |" if size is None else f"{size:,.0f} | {size / limits['floor']:.3f} |")
+            + ("not installed | |" if size is None else f"{size:,.0f} | {size / limits.floor:.3f} |")
         )
     for name, row in rows.items():
         exact = "exact" if row["error"] == 0 else f"error {row['error']:.3f}"
-        print(f"| **{name}** ({exact}) | {row['bytes']:,} | {row['bytes'] / limits['floor']:.3f} |")
+        print(f"| **{name}** ({exact}) | {row['bytes']:,} | {row['bytes'] / limits.floor:.3f} |")
     print("\n| mode | packets | over the frame | encode, MB/s | decode, MB/s | to zlib 1 | from zlib 1 |")
     print("|---|---|---|---|---|---|---|")
     for name, row in rows.items():
@@ -307,12 +297,13 @@ def main() -> None:
     everything = {"machine": machine, "recordings": {}}
     for path in [source] if source.is_file() else sorted(source.glob("*.npz")):
         recording = load(path)
-        limits, rows, rivals = bounds(recording), measure(recording, arguments.repeat), others(recording)
+        limits = bounds(recording.vector, recording.mask, recording.layout)
+        rows, rivals = measure(recording, arguments.repeat), others(recording)
         rivals["NNCodec at the error of step"] = nncodec_size(recording, rows["step, known mask"]["error"])
         reached = targets(recording, rows, limits)
         show(recording, rivals, rows, limits, reached)
         everything["recordings"][recording.name] = {
-            "bounds": limits,
+            "bounds": vars(limits),
             "others": rivals,
             "ours": rows,
             "targets": reached,

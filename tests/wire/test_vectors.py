@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +84,12 @@ def test_golden_files_show_every_mode_and_coder():
             coders.add(data[s.parts["head"] + s.parts["mask"] + s.parts["scales"]] >= 8)
     assert tags == {False, True}
     assert coders == {False, True}
+
+
+def test_example_on_the_page_runs():
+    page = (FOLDER.parents[1] / "docs" / "wire.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    exec(compile(example, "docs/wire.md", "exec"), {})
 
 
 def test_plain_decoder_reads_fresh_frames_and_packets():

@@ -1,5 +1,6 @@
 """A sparse model as few bytes: frames, packets, and what they cost. Never imports torch."""
 
+from safari.wire.account import Bounds, Cost, bounds, costs, plain_costs
 from safari.wire.feedback import settle, with_residual
 from safari.wire.frame import Decoded, Info, decode, encode
 from safari.wire.inspection import EntryDensity, Inspection, inspect
@@ -10,6 +11,8 @@ from safari.wire.values import VALUE_MODES, Lossy
 
 __all__ = [
     "VALUE_MODES",
+    "Bounds",
+    "Cost",
     "Decoded",
     "EntryDensity",
     "Info",
@@ -20,6 +23,8 @@ __all__ = [
     "Shared",
     "SharedKnowledgeError",
     "WireLayout",
+    "bounds",
+    "costs",
     "covered",
     "decode",
     "decode_packet",
@@ -27,6 +32,7 @@ __all__ = [
     "inspect",
     "merge",
     "packets",
+    "plain_costs",
     "reference_digest",
     "settle",
     "with_residual",

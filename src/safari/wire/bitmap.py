@@ -23,6 +23,8 @@ from safari.wire.layout import Bools, Ints
 PACKED = 31
 COMPLEMENT = 128
 MAX_RICE = 24
+# Up to this many bits a Huffman table does not pay; packed bits are then as long as they are many.
+SHORT = 4096
 
 
 def encode_bitmap(bits: Bools, sizes: Ints) -> bytes:
@@ -100,11 +102,13 @@ def _rice_plan(counts: Ints, sizes: Ints) -> tuple[Bytes8, npt.NDArray[np.float6
 
 
 def _packed_is_shorter(packed: list[Bytes8], sizes: Ints, rice_bits: npt.NDArray[np.float64]) -> Bools:
-    rows = histograms(np.concatenate(packed), (sizes + 7) >> 3)
-    overall = rows.sum(axis=0)
-    shared = rows @ code_lengths(overall) + table_bits(overall) * sizes / sizes.sum()
-    own = np.array([block_bits(row) for row in rows])
-    best = np.minimum(np.minimum(shared, own), sizes)
+    best = sizes.astype(np.float64)
+    if sizes.sum() > SHORT:
+        rows = histograms(np.concatenate(packed), (sizes + 7) >> 3)
+        overall = rows.sum(axis=0)
+        shared = rows @ code_lengths(overall) + table_bits(overall) * sizes / sizes.sum()
+        own = np.array([block_bits(row) for row in rows])
+        best = np.minimum(np.minimum(shared, own), best)
     # Packed bits decode several times faster, so that Rice codes must save at least a hundredth.
     return np.asarray(0.99 * best < rice_bits + 16)
 

@@ -53,10 +53,14 @@ class Range:
     @cached_property
     def bounds(self) -> Ints:
         """Where the entries that have coordinates here begin, from 0, and the end of the last."""
-        starts = self.layout.wire_starts
-        inner = starts[(starts > self.first) & (starts < self.end)] - self.first
-        # Empty entries begin where their neighbours do; they have no coordinates and drop out here.
-        return np.unique(np.concatenate([[0], inner, [self.span]])) if self.span else np.zeros(1, np.int64)
+        edges = self.layout.wire_edges
+        lo = int(np.searchsorted(edges, self.first, "right"))
+        hi = int(np.searchsorted(edges, self.end, "left"))
+        out = np.zeros(hi - lo + 2 if self.span else 1, np.int64)
+        if self.span:
+            out[1:-1] = edges[lo:hi] - self.first
+            out[-1] = self.span
+        return out
 
     @cached_property
     def segments(self) -> Ints:

@@ -91,6 +91,11 @@ class WireLayout:
         return np.concatenate([[0], np.cumsum(self.wire_sizes)]).astype(np.int64)
 
     @cached_property
+    def wire_edges(self) -> Ints:
+        """The same without the repetitions that empty entries make."""
+        return np.unique(self.wire_starts)
+
+    @cached_property
     def _runs(self) -> tuple[tuple[int, int, int], ...]:
         """Maximal pieces (start in the vector, start on the wire, length) that move as one."""
         starts = np.concatenate([[0], np.cumsum(self.sizes)]).astype(int).tolist()

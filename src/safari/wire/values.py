@@ -158,11 +158,19 @@ def _difference(kept: Kept) -> Coded:
     base = kept.base.view(np.uint32)
     change = zigzag((ordered(kept.values.view(np.uint32)) - ordered(base)).view(np.int32))
     # A finer alphabet fits the shape of the distribution better; short rows cannot pay for its table.
-    code = 1 if kept.values.size <= SHORT else 2
+    codes = (0, 1) if kept.values.size <= SHORT else (2,)
+    return min((_difference_bytes(code, change, base, kept.counts) for code in codes), key=_size)
+
+
+def _difference_bytes(code: int, change: Words, base: Words, counts: Ints) -> Coded:
     symbols, fields, widths = to_symbols(change, code)
     turned = (symbols.astype(np.int64) - 1 + _turn(base, code)) % RING + 1
     turned[symbols == 0] = 0
-    return Coded(code, encode_symbols(turned.astype(np.uint8), kept.counts) + write_fields(fields, widths))
+    return Coded(code, encode_symbols(turned.astype(np.uint8), counts) + write_fields(fields, widths))
+
+
+def _size(coded: Coded) -> int:
+    return len(coded.data)
 
 
 def _turn(base: Words, code: int) -> Ints:
@@ -230,7 +238,7 @@ def _integers(mode: str, kept: Kept, lossy: Lossy, quantum: float | None) -> Cod
         raise SafariError(f"step mode needs values below {levels} steps, got {np.abs(whole).max():.0f}")
     numbers = zigzag(np.clip(whole, -levels, levels).astype(np.int32))
     codes = range(NIBBLES + 1) if numbers.size <= SHORT else (3, NIBBLES)
-    best = min((_integer_bytes(code, numbers, kept.counts) for code in codes), key=lambda c: len(c.data))
+    best = min((_integer_bytes(code, numbers, kept.counts) for code in codes), key=_size)
     return Coded(best.code, scales.astype("<f4").tobytes() + best.data)
 
 

@@ -73,16 +73,21 @@ def large_seeds(d=270_000):
     return seeds_of(vector, mask, reference, predicted, layout, limit=1200)
 
 
-def sealed(data: bytes, packet: bool) -> bytes:
+def sealed(data: bytes, seed: Seed) -> bytes:
     """The same bytes with the right checksum, so that damage reaches the decoders behind it."""
-    at = 6 if packet else 14
-    return data[:at] + zlib.crc32(data[:at] + data[at + 4 :]).to_bytes(4, "little") + data[at + 4 :]
+    at = 3 if seed.packet else 14
+    context = b""
+    if seed.packet:
+        context = seed.shared.contexts[bool(data[1] & 64), data[1] >> 4 & 3 != 2]
+        data = data[:2] + context[:1] + data[3:]
+    check = zlib.crc32(context + data[:at] + data[at + 4 :])
+    return data[:at] + check.to_bytes(4, "little") + data[at + 4 :]
 
 
 def mutated(rng: random.Random, seed: Seed, other: Seed) -> bytes:
     """One damaged copy."""
     data = bytearray(seed.data)
-    body = 10 if seed.packet else 18
+    body = 7 if seed.packet else 18
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         # Half of the damage goes where tags, counts and lengths are.
         near = min(len(data), body + 80) if rng.random() < 0.5 else len(data)
@@ -105,7 +110,7 @@ def mutated(rng: random.Random, seed: Seed, other: Seed) -> bytes:
             piece = other.data[start : start + rng.randrange(1, 40)]
             data[at : at + len(piece)] = piece
     changed = bytes(data)
-    return sealed(changed, seed.packet) if rng.random() < 0.95 and len(changed) > 18 else changed
+    return sealed(changed, seed) if rng.random() < 0.95 and len(changed) > 18 else changed
 
 
 def attack(seeds: list[Seed], cases: int, seed: int) -> Outcome:

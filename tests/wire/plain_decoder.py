@@ -86,14 +86,15 @@ def decode(data, names, sizes, prunable, reference=None, predicted=None):
     frame = data[:4] == b"SAF\x01"
     modes, code = (data[4], data[5]) if frame else (data[1], data[0] & 15)
     mode, mask_mode, relative = modes & 15, modes >> 4 & 3, bool(modes & 64)
-    check_at = 14 if frame else 6
-    check = int.from_bytes(data[check_at : check_at + 4], "little")
-    assert check == zlib.crc32(data[:check_at] + data[check_at + 4 :])
     digests = [layout_digest(names, sizes, prunable)]
     if relative:
         digests.append(sha8(struct.pack(f"<{total}I", *reference)))
     if mask_mode < 2:
         digests.append(sha8(pack_bits(wire_predicted)))
+    context = b"" if frame else sha8(b"".join(digests))
+    check_at = 14 if frame else 3
+    check = int.from_bytes(data[check_at : check_at + 4], "little")
+    assert check == zlib.crc32(context + data[:check_at] + data[check_at + 4 :])
     if frame:
         assert data[6:14] == digests[0]
         at = 18 + 8 * (len(digests) - 1)
@@ -101,8 +102,8 @@ def decode(data, names, sizes, prunable, reference=None, predicted=None):
         source, first, span = Input(data, at), 0, total
     else:
         assert data[0] >> 4 == 0xA
-        assert data[2:6] == hashlib.sha256(b"".join(digests)).digest()[:4]
-        source = Input(data, 10)
+        assert data[2] == context[0]
+        source = Input(data, 7)
         first, span = source.varint(), source.varint()
 
     inside, edge = [], 0

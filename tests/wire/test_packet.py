@@ -102,13 +102,25 @@ def test_what_is_missing_is_said():
     layout = small_layout()
     vector, mask, reference, predicted = small_model(layout)
     data = packets(vector, mask, Shared(layout, reference), values="difference")[0]
-    problem = r"^context of layout, reference must be [0-9a-f]{8}, ours is [0-9a-f]{8} \(at byte 2\)$"
-    for other in (Shared(layout), Shared(layout, vector)):
-        with pytest.raises(SharedKnowledgeError, match=problem):
-            decode_packet(data, other)
+    problem = r"^context of layout, reference must be [0-9a-f]{2}, ours is incomplete \(at byte 2\)$"
+    with pytest.raises(SharedKnowledgeError, match=problem):
+        decode_packet(data, layout)
+    problem = r"^context of layout, reference must be [0-9a-f]{2}, ours is [0-9a-f]{2} \(at byte 2\)$"
+    with pytest.raises(SharedKnowledgeError, match=problem):
+        decode_packet(data, layout, reference=vector)
     data = packets(vector, mask, Shared(layout, None, predicted), mask_mode="flips")[0]
     with pytest.raises(SharedKnowledgeError, match=r"^context of layout, predicted mask must be"):
         decode_packet(data, layout, predicted_mask=mask)
+
+
+def test_the_checksum_finds_another_reference_when_its_byte_happens_to_agree():
+    layout = small_layout()
+    vector, mask, reference, _ = small_model(layout)
+    data = packets(vector, mask, Shared(layout, reference), values="difference")[0]
+    numbers = (np.full(layout.d, n, np.float32) for n in range(10_000))
+    other = next(s for s in (Shared(layout, n) for n in numbers) if s.contexts[True, False][0] == data[2])
+    with pytest.raises(WireError, match=r"^checksum must be"):
+        decode_packet(data, other)
 
 
 def test_limit_too_small_for_one_number():
@@ -123,8 +135,8 @@ def test_limit_too_small_for_one_number():
     [
         (lambda f: b"\xb0" + f[1:], r"^magic must be 0xa0, got 0xb0 \(at byte 0\)$"),
         (lambda f: b"\xa1" + f[1:], r"^code of absolute mode must be at most 0, got 1 \(at byte 1\)$"),
-        (lambda f: f[:9], r"^checksum needs 4 bytes, 3 are left \(at byte 6\)$"),
-        (lambda f: f[:-1], r"^checksum must be [0-9a-f]{8}, got [0-9a-f]{8} \(at byte 6\)$"),
+        (lambda f: f[:6], r"^checksum needs 4 bytes, 3 are left \(at byte 3\)$"),
+        (lambda f: f[:-1], r"^checksum must be [0-9a-f]{8}, got [0-9a-f]{8} \(at byte 3\)$"),
     ],
 )
 def test_damage_is_named_with_its_place(change, problem):

@@ -15,14 +15,14 @@ from safari.wire.bits import Reader, varint
 from safari.wire.body import Model, Modes, Range, as_model, decode_body
 from safari.wire.frame import choose, mode_byte, parse_modes
 from safari.wire.layout import Bools, Floats, Ints, WireLayout
-from safari.wire.shared import CONTEXT_BYTES, Shared, SharedKnowledgeError, as_shared
+from safari.wire.shared import Shared, SharedKnowledgeError, as_shared
 from safari.wire.values import Lossy, encode_values, quantum_of
 
 # The first byte: this in its high half, the code of the alphabet in its low one.
 MAGIC = 0xA0
 CONTEXT_AT = 2
-CHECK_AT = 6
-RANGE_AT = 10
+CHECK_AT = 3
+RANGE_AT = 7
 DATAGRAM = 1200
 # Packets are aimed a little below the limit: a second try costs more than the bytes left unused.
 AIM = 0.985
@@ -122,10 +122,11 @@ def decode_packet(
 
 
 def covered(data: bytes, layout: WireLayout | Shared) -> Ints:
-    """The places in the flat vector that a datagram covers, from its head alone (its context unchecked)."""
+    """The places in the flat vector that a datagram of one's own covers: its head is read, not checked."""
     whole = layout if isinstance(layout, WireLayout) else layout.layout
     reader = Reader(data)
-    _read_fixed(reader)
+    _read_modes(reader)
+    reader.take(RANGE_AT - reader.at, "head")
     part = _read_range(reader, whole)
     return whole.positions(part.first, part.span)
 
@@ -145,29 +146,33 @@ def merge(parts: Iterable[Part], layout: WireLayout | Shared) -> Merged:
 
 def read_packet_head(reader: Reader, shared: Shared) -> tuple[Modes, Range]:
     """The head of a packet, checked against what this end holds; the reader then stands at the body."""
-    modes, context = _read_fixed(reader)
+    modes = _read_modes(reader)
+    context = reader.byte("context")
+    stated = int.from_bytes(reader.take(4, "checksum"), "little")
     ours = shared.contexts[modes.relative, modes.uses_mask]
     lacks = (modes.relative and shared.reference is None) or (
         modes.uses_mask and shared.predicted_mask is None
     )
-    if context != ours or lacks:
+    if lacks or context != ours[0]:
         needs = ["layout"] + ["reference"] * modes.relative + ["predicted mask"] * modes.uses_mask
-        problem = f"context of {', '.join(needs)} must be {context.hex()}, ours is {ours.hex()}"
+        ours_is = "incomplete" if lacks else f"{ours[0]:02x}"
+        problem = f"context of {', '.join(needs)} must be {context:02x}, ours is {ours_is}"
         raise SharedKnowledgeError("context", problem, CONTEXT_AT)
+    found = _check(ours, reader.data[:CHECK_AT], reader.data[RANGE_AT:])
+    if stated != found:
+        raise WireError(f"checksum must be {found:08x}, got {stated:08x}", CHECK_AT)
     return modes, _read_range(reader, shared.layout)
 
 
-def _read_fixed(reader: Reader) -> tuple[Modes, bytes]:
+def _read_modes(reader: Reader) -> Modes:
     magic = reader.byte("magic")
     if magic & 0xF0 != MAGIC:
         raise WireError(f"magic must be {MAGIC:#x}, got {magic & 0xF0:#x}", 0)
-    modes = parse_modes(reader.byte("modes"), magic & 0x0F, 1)
-    context = bytes(reader.take(CONTEXT_BYTES, "context"))
-    stated = int.from_bytes(reader.take(4, "checksum"), "little")
-    found = zlib.crc32(reader.data[RANGE_AT:], zlib.crc32(reader.data[:CHECK_AT]))
-    if stated != found:
-        raise WireError(f"checksum must be {found:08x}, got {stated:08x}", CHECK_AT)
-    return modes, context
+    return parse_modes(reader.byte("modes"), magic & 0x0F, 1)
+
+
+def _check(context: bytes, head: bytes | memoryview, rest: bytes | memoryview) -> int:
+    return zlib.crc32(rest, zlib.crc32(head, zlib.crc32(context)))
 
 
 def _read_range(reader: Reader, layout: WireLayout) -> Range:
@@ -181,10 +186,10 @@ def _read_range(reader: Reader, layout: WireLayout) -> Range:
 
 def _seal(model: Model, part: Range, modes: Modes, lossy: Lossy, quantum: float | None) -> bytes:
     coded = encode_values(modes.values, model.kept(part, modes.relative), lossy, quantum)
-    head = bytes([MAGIC | coded.code, mode_byte(modes)])
-    head += model.shared.contexts[modes.relative, modes.uses_mask]
+    context = model.shared.contexts[modes.relative, modes.uses_mask]
+    head = bytes([MAGIC | coded.code, mode_byte(modes), context[0]])
     rest = varint(part.first) + varint(part.span) + model.mask_bytes(part, modes.mask) + coded.data
-    return head + zlib.crc32(rest, zlib.crc32(head)).to_bytes(4, "little") + rest
+    return head + _check(context, head, rest).to_bytes(4, "little") + rest
 
 
 def _weights(model: Model, modes: Modes, mask_size: int, value_size: int) -> npt.NDArray[np.float64]:

@@ -12,7 +12,7 @@ from safari.errors import SafariError, WireError
 from safari.wire.layout import Bools, Floats, WireLayout
 
 DIGEST_BYTES = 8
-CONTEXT_BYTES = 4
+CONTEXT_BYTES = 8
 
 
 class SharedKnowledgeError(WireError):
@@ -77,7 +77,7 @@ class Shared:
         return self.layout.to_wire(self.predicted_mask)[: self.layout.prunable_total]
 
     def context(self, with_reference: bool, with_mask: bool) -> bytes:
-        """Four bytes for everything that a packet relies on."""
+        """Eight bytes for all that a packet relies on: one travels, all of them go into its checksum."""
         parts = (self.reference_digest if with_reference else b"", self.mask_digest if with_mask else b"")
         return hashlib.sha256(self.layout.digest + parts[0] + parts[1]).digest()[:CONTEXT_BYTES]
 

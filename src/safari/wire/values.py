@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from safari.errors import SafariError, WireError
 from safari.wire.bits import Bytes8, Reader, Words
+from safari.wire.blocks import block_bits
 from safari.wire.layout import Floats, Ints
 from safari.wire.symbols import (
     NIBBLES,
@@ -157,16 +158,28 @@ def _difference(kept: Kept) -> Coded:
         raise SafariError("difference mode needs a reference")
     base = kept.base.view(np.uint32)
     change = zigzag((ordered(kept.values.view(np.uint32)) - ordered(base)).view(np.int32))
-    # A finer alphabet fits the shape of the distribution better; short rows cannot pay for its table.
-    codes = (0, 1) if kept.values.size <= SHORT else (2,)
-    return min((_difference_bytes(code, change, base, kept.counts) for code in codes), key=_size)
+    # A finer alphabet fits the shape of the distribution better; short rows may not pay for its table.
+    if kept.values.size > SHORT:
+        code, row = 3, _turned(3, change, base)
+    else:
+        rows = [_turned(code, change, base) for code in range(4)]
+        code = min(range(4), key=lambda c: _about_bits(*rows[c]))
+        row = rows[code]
+    symbols, fields, widths = row
+    return Coded(code, encode_symbols(symbols, kept.counts) + write_fields(fields, widths))
 
 
-def _difference_bytes(code: int, change: Words, base: Words, counts: Ints) -> Coded:
+def _turned(code: int, change: Words, base: Words) -> tuple[Bytes8, Words, Bytes8]:
     symbols, fields, widths = to_symbols(change, code)
     turned = (symbols.astype(np.int64) - 1 + _turn(base, code)) % RING + 1
     turned[symbols == 0] = 0
-    return Coded(code, encode_symbols(turned.astype(np.uint8), counts) + write_fields(fields, widths))
+    return turned.astype(np.uint8), fields, widths
+
+
+def _about_bits(symbols: Bytes8, _: Words, widths: Bytes8) -> float:
+    return block_bits(np.bincount(symbols, minlength=1).astype(np.float64)) + float(
+        widths.sum(dtype=np.int64)
+    )
 
 
 def _size(coded: Coded) -> int:

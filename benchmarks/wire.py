@@ -289,6 +289,7 @@ def main() -> None:
 
         source = Path(tempfile.mkdtemp(prefix="wire-"))
         make(source, arguments.rounds)
+        print(f"stand-ins are in {source}")
     else:
         source = arguments.recordings
     machine = {

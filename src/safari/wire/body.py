@@ -1,0 +1,174 @@
+"""A range of wire coordinates as bytes: which are kept, then their numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from safari.errors import SafariError
+from safari.wire.bitmap import decode_bitmap, encode_bitmap
+from safari.wire.bits import Reader
+from safari.wire.layout import Bools, Floats, Ints, WireLayout
+from safari.wire.shared import Shared, check_mask, check_vector
+from safari.wire.values import Kept, decode_values
+
+MASK_MODES = ("known", "flips", "coded")
+
+
+@dataclass(frozen=True)
+class Modes:
+    """How a body was written: `relative` where the numbers are differences to the reference."""
+
+    values: str
+    mask: str
+    relative: bool
+    code: int
+
+    @property
+    def uses_mask(self) -> bool:
+        """Whether the receiver needs the predicted mask."""
+        return self.mask != "coded"
+
+
+@dataclass(frozen=True)
+class Range:
+    """Wire coordinates `first` to `first + span`, and the sizes of what lies in them."""
+
+    layout: WireLayout
+    first: int
+    span: int
+
+    @property
+    def end(self) -> int:
+        """One past the last coordinate."""
+        return self.first + self.span
+
+    @cached_property
+    def prunable(self) -> int:
+        """How many of the coordinates are prunable; they come first."""
+        return max(0, min(self.end, self.layout.prunable_total) - self.first)
+
+    @cached_property
+    def bounds(self) -> Ints:
+        """Where the entries that have coordinates here begin, from 0, and the end of the last."""
+        edges = self.layout.wire_edges
+        lo = int(np.searchsorted(edges, self.first, "right"))
+        hi = int(np.searchsorted(edges, self.end, "left"))
+        out = np.zeros(hi - lo + 2 if self.span else 1, np.int64)
+        if self.span:
+            out[1:-1] = edges[lo:hi] - self.first
+            out[-1] = self.span
+        return out
+
+    @cached_property
+    def segments(self) -> Ints:
+        """How many prunable coordinates each of these entries has here."""
+        return np.diff(self.bounds[self.bounds <= self.prunable])
+
+
+def whole(layout: WireLayout) -> Range:
+    """The range of a frame."""
+    return Range(layout, 0, layout.d)
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a sender encodes, checked: the vector as it came, and the mask in wire order."""
+
+    shared: Shared
+    vector: Floats
+    keep: Bools
+
+    @property
+    def layout(self) -> WireLayout:
+        """The layout of the vector."""
+        return self.shared.layout
+
+    @property
+    def bits(self) -> Bools:
+        """The prunable part of the mask."""
+        return self.keep[: self.layout.prunable_total]
+
+    @cached_property
+    def coordinates(self) -> Ints:
+        """The kept wire coordinates."""
+        return np.flatnonzero(self.keep)
+
+    @cached_property
+    def places(self) -> Ints:
+        """Where they stand in the vector."""
+        return self.layout.places(self.coordinates)
+
+    @cached_property
+    def flips(self) -> Bools:
+        """Where the mask differs from the predicted one."""
+        predicted = self.shared.mask_bits
+        if predicted is None:
+            raise SafariError("mask_mode 'known' or 'flips' needs predicted_mask")
+        return self.bits ^ predicted
+
+    @cached_property
+    def values(self) -> Floats:
+        """The kept numbers."""
+        return self.vector.take(self.places)
+
+    @cached_property
+    def base(self) -> Floats | None:
+        """What the reference holds at the kept coordinates."""
+        reference = self.shared.reference
+        return None if reference is None else reference.take(self.places)
+
+    def kept(self, part: Range, relative: bool) -> Kept:
+        """The kept numbers of a range."""
+        lo, hi = np.searchsorted(self.coordinates, [part.first, part.end]).tolist()
+        here = self.coordinates[lo:hi]
+        edges = np.searchsorted(here, part.bounds + part.first)
+        steering = int(np.searchsorted(here, self.layout.prunable_total))
+        base = self.base[lo:hi] if relative and self.base is not None else None
+        return Kept(self.values[lo:hi], base, np.diff(edges), steering)
+
+    def mask_bytes(self, part: Range, mode: str) -> bytes:
+        """The mask of a range."""
+        if mode == "known":
+            return b""
+        bits = self.bits if mode == "coded" else self.flips
+        return encode_bitmap(bits[part.first : part.first + part.prunable], part.segments)
+
+
+def as_model(vector: Floats, mask: Bools, shared: Shared) -> Model:
+    """The arguments of an encoder, checked."""
+    layout = shared.layout
+    check_vector("vector", vector, layout)
+    check_mask("mask", mask, layout)
+    model = Model(shared, vector, layout.to_wire(mask))
+    # Comparing first is several times faster than counting nonzero floats.
+    if np.count_nonzero(vector != 0) != np.count_nonzero(model.values != 0):
+        raise SafariError("vector must be 0 wherever the mask cuts")
+    return model
+
+
+def decode_body(reader: Reader, part: Range, modes: Modes, shared: Shared) -> tuple[Bools, Floats]:
+    """Which coordinates of the range are kept, and their numbers with 0 where cut."""
+    bits = decode_mask(reader, part, modes.mask, shared)
+    keep = np.ones(part.span, np.bool_)
+    keep[: part.prunable] = bits
+    places = np.flatnonzero(keep)
+    counts = np.diff(np.searchsorted(places, part.bounds))
+    base = None
+    if modes.relative and shared.wire_reference is not None:
+        base = shared.wire_reference[part.first : part.end].take(places)
+    vector = np.zeros(part.span, np.float32)
+    vector[places] = decode_values(modes.values, modes.code, reader, base, counts)
+    return keep, vector
+
+
+def decode_mask(reader: Reader, part: Range, mode: str, shared: Shared) -> Bools:
+    """The prunable bits of the range."""
+    if mode == "coded":
+        return decode_bitmap(reader, part.segments)
+    if shared.mask_bits is None:
+        raise SafariError("mask_mode 'known' or 'flips' needs predicted_mask")
+    predicted = shared.mask_bits[part.first : part.first + part.prunable]
+    return predicted if mode == "known" else predicted ^ decode_bitmap(reader, part.segments)

@@ -1,0 +1,186 @@
+"""Frames: a sparse model as one string of bytes, and back."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+from safari.errors import SafariError, WireError, one_of
+from safari.wire.bits import Reader
+from safari.wire.body import MASK_MODES, Model, Modes, Range, as_model, decode_body, whole
+from safari.wire.layout import LAYOUT_DIGEST_BYTES, Bools, Floats, WireLayout
+from safari.wire.shared import DIGEST_BYTES, Shared, SharedKnowledgeError, as_shared
+from safari.wire.values import EXACT, MAX_CODE, VALUE_MODES, Coded, Lossy, encode_values
+
+MAGIC = b"SAF\x01"
+CHECK_AT = 14
+BODY_AT = 18
+RELATIVE = 64
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a frame says about itself before its body."""
+
+    modes: Modes
+    layout_digest: bytes
+    reference_digest: bytes
+    mask_digest: bytes
+    body_at: int
+
+
+@dataclass(frozen=True, eq=False)
+class Decoded:
+    """A model back from its bytes, in the order of the layout."""
+
+    vector: Floats
+    mask: Bools
+    info: Info
+
+
+def encode(
+    vector: Floats,
+    mask: Bools,
+    layout: WireLayout | Shared,
+    *,
+    values: str = "auto",
+    mask_mode: str = "auto",
+    reference: Floats | None = None,
+    predicted_mask: Bools | None = None,
+    receiver_reference: bytes | None = None,
+    lossy: Lossy | None = None,
+) -> bytes:
+    """The model in as few bytes as the shared knowledge allows, exactly unless `values` names a lossy mode.
+
+    `mask` is True where a number is kept; `vector` must be 0 elsewhere. `receiver_reference` is the digest
+    of the reference that the receiver is known to hold: where it differs from ours, no mode relies on it.
+
+    >>> import numpy as np
+    >>> layout = WireLayout(["w", "b"], [4, 1], [True, False])
+    >>> vector, mask = np.array([0, 1.5, 0, -2, 3], np.float32), np.array([0, 1, 0, 1, 1], bool)
+    >>> decode(encode(vector, mask, layout), layout).vector.tolist()
+    [0.0, 1.5, 0.0, -2.0, 3.0]
+    """
+    model = as_model(vector, mask, as_shared(layout, reference, predicted_mask))
+    modes, mask_part, value_part = choose(model, values, mask_mode, receiver_reference, lossy or Lossy())
+    return seal_frame(modes, model.shared, mask_part + value_part)
+
+
+def decode(
+    data: bytes,
+    layout: WireLayout | Shared,
+    *,
+    reference: Floats | None = None,
+    predicted_mask: Bools | None = None,
+) -> Decoded:
+    """The model in a frame; raises `WireError`, or `SharedKnowledgeError` when this end lacks something."""
+    shared = as_shared(layout, reference, predicted_mask)
+    reader = Reader(data)
+    info = read_info(reader)
+    check_shared(info, shared)
+    part = whole(shared.layout)
+    keep, wire = decode_body(reader, part, info.modes, shared)
+    return Decoded(shared.layout.from_wire(wire), shared.layout.from_wire(keep), info)
+
+
+def choose(
+    model: Model, values: str, mask_mode: str, receiver_reference: bytes | None, lossy: Lossy
+) -> tuple[Modes, bytes, bytes]:
+    """The modes that "auto" stands for on this model, with the two parts of the whole body in them."""
+    shared = model.shared
+    part = whole(shared.layout)
+    mask_mode, mask_part = _choose_mask(model, part, mask_mode)
+    usable = shared.reference is not None and receiver_reference in (None, shared.reference_digest)
+    tried: dict[str, Coded] = {}
+    for mode in candidates(values, usable):
+        relative = usable and mode != "absolute"
+        tried[mode] = encode_values(mode, model.kept(part, relative), lossy)
+    best = min(tried, key=lambda mode: len(tried[mode].data))
+    modes = Modes(best, mask_mode, usable and best != "absolute", tried[best].code)
+    return modes, mask_part, tried[best].data
+
+
+def candidates(values: str, usable: bool) -> tuple[str, ...]:
+    """The value modes to try; a difference without a usable reference falls back to absolute."""
+    if values == "auto":
+        return ("absolute", "difference") if usable else ("absolute",)
+    if values not in VALUE_MODES:
+        raise SafariError(one_of("values", values, ["auto", *VALUE_MODES]))
+    return ("absolute",) if values == "difference" and not usable else (values,)
+
+
+def _choose_mask(model: Model, part: Range, mode: str) -> tuple[str, bytes]:
+    if mode not in ("auto", *MASK_MODES):
+        raise SafariError(one_of("mask_mode", mode, ["auto", *MASK_MODES]))
+    if mode == "auto" and model.shared.mask_bits is None:
+        mode = "coded"
+    if mode in ("auto", "known"):
+        flips = int(model.flips.sum())
+        if not flips:
+            return "known", b""
+        if mode == "known":
+            raise SafariError(f"mask_mode 'known' needs mask equal to predicted_mask, {flips} bits differ")
+    if mode != "auto":
+        return mode, model.mask_bytes(part, mode)
+    tried = {name: model.mask_bytes(part, name) for name in ("flips", "coded")}
+    best = min(tried, key=lambda name: len(tried[name]))
+    return best, tried[best]
+
+
+def mode_byte(modes: Modes) -> int:
+    """Value mode, mask mode and the relative flag in one byte."""
+    relative = RELATIVE if modes.relative else 0
+    return VALUE_MODES.index(modes.values) | MASK_MODES.index(modes.mask) << 4 | relative
+
+
+def parse_modes(byte: int, code: int, at: int) -> Modes:
+    """The inverse of `mode_byte`, with every field checked; `at` is where the byte stands."""
+    number, mask, relative = byte & 15, byte >> 4 & 3, bool(byte & RELATIVE)
+    if number >= len(VALUE_MODES) or mask >= len(MASK_MODES) or byte & 128:
+        raise WireError(f"modes byte {byte:#04x} is not one of version 1", at)
+    values = VALUE_MODES[number]
+    if values in EXACT and relative != (values == "difference"):
+        raise WireError(f"{values} mode must{'' if values == 'difference' else ' not'} be relative", at)
+    if code > MAX_CODE[values]:
+        raise WireError(f"code of {values} mode must be at most {MAX_CODE[values]}, got {code}", at)
+    return Modes(values, MASK_MODES[mask], relative, code)
+
+
+def seal_frame(modes: Modes, shared: Shared, body: bytes) -> bytes:
+    """A frame around a body: magic, modes, digests and the checksum of all of it."""
+    head = MAGIC + bytes([mode_byte(modes), modes.code]) + shared.layout.digest
+    rest = (shared.reference_digest if modes.relative else b"") + (
+        shared.mask_digest if modes.uses_mask else b""
+    )
+    check = zlib.crc32(body, zlib.crc32(rest, zlib.crc32(head)))
+    return b"".join([head, check.to_bytes(4, "little"), rest, body])
+
+
+def read_info(reader: Reader) -> Info:
+    """The head of a frame; the reader then stands at its body."""
+    if reader.take(4, "magic") != MAGIC:
+        raise WireError(f"magic must be {MAGIC.hex()}, got {bytes(reader.data[:4]).hex()}", 0)
+    byte, code = reader.take(2, "modes")
+    modes = parse_modes(byte, code, 4)
+    layout_digest = bytes(reader.take(LAYOUT_DIGEST_BYTES, "layout digest"))
+    stated = int.from_bytes(reader.take(4, "checksum"), "little")
+    found = zlib.crc32(reader.data[BODY_AT:], zlib.crc32(reader.data[:CHECK_AT]))
+    if stated != found:
+        raise WireError(f"checksum must be {found:08x}, got {stated:08x}", CHECK_AT)
+    reference = bytes(reader.take(DIGEST_BYTES, "reference digest")) if modes.relative else b""
+    mask = bytes(reader.take(DIGEST_BYTES, "mask digest")) if modes.uses_mask else b""
+    return Info(modes, layout_digest, reference, mask, reader.at)
+
+
+def check_shared(info: Info, shared: Shared, needs_reference: bool = True) -> None:
+    """Raise unless this end holds what the frame relies on."""
+    if info.layout_digest != shared.layout.digest:
+        ours, theirs = shared.layout.digest.hex(), info.layout_digest.hex()
+        raise SharedKnowledgeError("layout", f"layout must be {theirs}, ours is {ours}", 6)
+    if needs_reference and info.modes.relative and info.reference_digest != shared.reference_digest:
+        ours, theirs = shared.reference_digest.hex() or "none", info.reference_digest.hex()
+        raise SharedKnowledgeError("reference", f"reference must be {theirs}, ours is {ours}", BODY_AT)
+    if info.modes.uses_mask and info.mask_digest != shared.mask_digest:
+        ours, theirs = shared.mask_digest.hex() or "none", info.mask_digest.hex()
+        at = info.body_at - DIGEST_BYTES
+        raise SharedKnowledgeError("mask", f"predicted mask must be {theirs}, ours is {ours}", at)

@@ -1,0 +1,158 @@
+"""What a frame or packet is made of, and how far it is from the entropy of what it says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from safari.errors import WireError
+from safari.wire.bitmap import decode_bitmap
+from safari.wire.bits import Reader, binary_bits, order0_bits
+from safari.wire.body import Modes, Range, decode_mask, whole
+from safari.wire.frame import MAGIC, Info, check_shared, read_info
+from safari.wire.layout import Bools, Floats, WireLayout
+from safari.wire.packet import read_packet_head
+from safari.wire.shared import Shared, as_shared
+from safari.wire.symbols import NIBBLES, decode_symbols
+from safari.wire.values import INTEGER
+
+
+@dataclass(frozen=True)
+class EntryDensity:
+    """How much of a named entry is kept (in a packet: of its coordinates there)."""
+
+    name: str
+    kept: int
+    size: int
+
+    @property
+    def density(self) -> float:
+        """The fraction kept."""
+        return self.kept / self.size if self.size else 0.0
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A frame (`info` is set) or a packet explained.
+
+    `parts` are bytes: head, mask, scales, symbols, raw, which add up to `size`. `bound` holds, for the
+    last four, the order-0 entropy of what is coded and the size of what is not. Without the layout, or
+    without a predicted mask where one is needed, there is a head and a body and nothing else.
+    """
+
+    kind: str
+    size: int
+    modes: Modes
+    parts: dict[str, int]
+    info: Info | None = None
+    first: int = 0
+    span: int = 0
+    kept: int = 0
+    density: tuple[EntryDensity, ...] = ()
+    bound: dict[str, float] | None = None
+
+    @property
+    def over_bound(self) -> float | None:
+        """The size as a multiple of the bound, or None where the body could not be read."""
+        return None if self.bound is None else self.size / max(sum(self.bound.values()), 1.0)
+
+    @property
+    def dense_ratio(self) -> float | None:
+        """How many times smaller this is than the same coordinates as float32."""
+        return None if self.bound is None else 4 * self.span / self.size
+
+
+def inspect(
+    data: bytes,
+    layout: WireLayout | Shared | None = None,
+    *,
+    reference: Floats | None = None,
+    predicted_mask: Bools | None = None,
+) -> Inspection:
+    """Explain a frame or a packet; a packet needs the layout, and a reference only to check its context.
+
+    >>> from safari.wire.frame import encode
+    >>> layout = WireLayout(["w"], [8], [True])
+    >>> mask = np.arange(8) > 3
+    >>> frame = encode(mask.astype(np.float32), mask, layout)
+    >>> seen = inspect(frame, layout)
+    >>> seen.modes.values, seen.kept, seen.parts["raw"], seen.density[0].density
+    ('absolute', 4, 12, 0.5)
+    """
+    reader = Reader(data)
+    if data[:1] == MAGIC[:1]:
+        info = read_info(reader)
+        head = {"head": info.body_at, "body": reader.left}
+        brief = Inspection("frame", len(data), info.modes, head, info)
+        if layout is None:
+            return brief
+        shared = as_shared(layout, reference, predicted_mask)
+        # The symbols and raw bits of a difference can be weighed without the reference itself.
+        check_shared(info, shared, needs_reference=False)
+        if info.modes.uses_mask and shared.mask_bits is None:
+            return brief
+        return _weigh(brief, reader, whole(shared.layout), shared)
+    if layout is None:
+        raise WireError("a packet cannot be read without the layout", 0)
+    shared = as_shared(layout, reference, predicted_mask)
+    modes, part = read_packet_head(reader, shared)
+    return _weigh(Inspection("packet", len(data), modes, {"head": reader.at}), reader, part, shared)
+
+
+def _weigh(brief: Inspection, reader: Reader, part: Range, shared: Shared) -> Inspection:
+    modes = brief.modes
+    marks = [reader.at]
+    mask_bound = 0.0
+    if modes.mask == "known":
+        bits = decode_mask(reader, part, modes.mask, shared)
+    else:
+        coded = decode_bitmap(reader, part.segments)
+        pieces = np.split(coded, part.bounds[1:-1][part.bounds[1:-1] < part.prunable])
+        mask_bound = sum(binary_bits(int(piece.sum()), piece.size) for piece in pieces) / 8
+        bits = coded
+        if modes.mask == "flips" and shared.mask_bits is not None:
+            bits = coded ^ shared.mask_bits[part.first : part.first + part.prunable]
+    marks.append(reader.at)
+    counts = _kept_by_entry(bits, part)
+    kept = int(counts.sum())
+    scales = 0
+    if modes.values in INTEGER:
+        scales = 4 * (1 if modes.values == "step" else counts.size)
+        reader.take(scales, "scales")
+    marks.append(reader.at)
+    paired = modes.values in INTEGER and modes.code == NIBBLES
+    row = decode_symbols(reader, (kept + 1) >> 1 if paired else kept)
+    marks.append(reader.at)
+    head = marks[0]
+    names = ["mask", "scales", "symbols"]
+    parts = {"head": head} | dict(zip(names, np.diff(marks).tolist(), strict=True)) | {"raw": reader.left}
+    bound = {
+        "mask": mask_bound,
+        "scales": float(scales),
+        "symbols": order0_bits(np.bincount(row)) / 8,
+        "raw": float(reader.left),
+    }
+    density = tuple(
+        EntryDensity(name, int(count), int(size))
+        for name, count, size in zip(_names(part), counts, np.diff(part.bounds), strict=True)
+    )
+    return Inspection(
+        brief.kind, brief.size, modes, parts, brief.info, part.first, part.span, kept, density, bound
+    )
+
+
+def _kept_by_entry(bits: Bools, part: Range) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    keep = np.ones(part.span, np.bool_)
+    keep[: part.prunable] = bits
+    return np.diff(np.searchsorted(np.flatnonzero(keep), part.bounds))
+
+
+def _names(part: Range) -> list[str]:
+    layout = part.layout
+    starts = layout.wire_starts
+    return [
+        layout.names[entry]
+        for number, entry in enumerate(layout.wire_entries)
+        if layout.sizes[entry] and starts[number] < part.end and starts[number + 1] > part.first
+    ]

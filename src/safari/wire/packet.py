@@ -1,0 +1,205 @@
+"""Packets: a model as datagrams, each of which gives its coordinates and numbers without the others."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from safari.errors import SafariError, WireError
+from safari.wire.bits import Reader, varint
+from safari.wire.body import Model, Modes, Range, as_model, decode_body
+from safari.wire.frame import choose, mode_byte, parse_modes
+from safari.wire.layout import Bools, Floats, Ints, WireLayout
+from safari.wire.shared import Shared, SharedKnowledgeError, as_shared
+from safari.wire.values import Lossy, encode_values, quantum_of
+
+# The first byte: this in its high half, the code of the alphabet in its low one.
+MAGIC = 0xA0
+CONTEXT_AT = 2
+CHECK_AT = 3
+RANGE_AT = 7
+DATAGRAM = 1200
+# Packets are aimed a little below the limit: a second try costs more than the bytes left unused.
+AIM = 0.985
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What one packet says: `vector` and `mask` over the wire coordinates `first` to `first + span`."""
+
+    layout: WireLayout
+    first: int
+    vector: Floats
+    mask: Bools
+    modes: Modes
+
+    @cached_property
+    def positions(self) -> Ints:
+        """The places of these coordinates in the flat vector."""
+        return self.layout.positions(self.first, self.mask.size)
+
+
+@dataclass(frozen=True, eq=False)
+class Merged:
+    """Packets put together: 0 and False where `arrived` is False."""
+
+    vector: Floats
+    mask: Bools
+    arrived: Bools
+
+
+def packets(
+    vector: Floats,
+    mask: Bools,
+    layout: WireLayout | Shared,
+    *,
+    limit: int = DATAGRAM,
+    values: str = "auto",
+    mask_mode: str = "auto",
+    reference: Floats | None = None,
+    predicted_mask: Bools | None = None,
+    receiver_reference: bytes | None = None,
+    lossy: Lossy | None = None,
+) -> list[bytes]:
+    """The model as datagrams of at most `limit` bytes; the other arguments are those of `encode`.
+
+    >>> layout = WireLayout(["w"], [5000], [True])
+    >>> vector = np.linspace(-1, 1, 5000, dtype=np.float32)
+    >>> datagrams = packets(vector, vector != 0, layout)
+    >>> max(map(len, datagrams)) <= 1200
+    True
+    >>> merged = merge((decode_packet(data, layout) for data in datagrams[1:]), layout)
+    >>> bool((merged.vector == vector)[merged.arrived].all()), bool(merged.arrived.all())
+    (True, False)
+    """
+    lossy = lossy or Lossy()
+    model = as_model(vector, mask, as_shared(layout, reference, predicted_mask))
+    modes, mask_part, value_part = choose(model, values, mask_mode, receiver_reference, lossy)
+    whole = model.layout
+    quantum = None
+    if modes.values == "step":
+        quantum = quantum_of(model.kept(Range(whole, 0, whole.d), modes.relative), lossy.step)
+    weights = _weights(model, modes, len(mask_part), len(value_part))
+    out: list[bytes] = []
+    first, correction = 0, 1.0
+    while first < whole.d or not out:
+        budget = AIM * limit / correction
+        while True:
+            end = int(np.searchsorted(weights, weights[first] + budget))
+            part = Range(whole, first, min(max(end - 1, first + 1), whole.d) - first)
+            data = _seal(model, part, modes, lossy, quantum)
+            guess = float(weights[part.end] - weights[first])
+            if len(data) <= limit:
+                break
+            if part.span <= 1:
+                raise SafariError(f"limit must be at least {len(data)} for this model, got {limit}")
+            budget = min(budget, guess) * AIM * limit / len(data)
+        if part.end < whole.d:
+            correction = len(data) / guess
+        out.append(data)
+        first = part.end
+    return out
+
+
+def decode_packet(
+    data: bytes,
+    layout: WireLayout | Shared,
+    *,
+    reference: Floats | None = None,
+    predicted_mask: Bools | None = None,
+) -> Part:
+    """What one datagram says; for many of them make a `Shared` once, so that its digests are kept."""
+    shared = as_shared(layout, reference, predicted_mask)
+    reader = Reader(data)
+    modes, part = read_packet_head(reader, shared)
+    keep, vector = decode_body(reader, part, modes, shared)
+    return Part(shared.layout, part.first, vector, keep, modes)
+
+
+def covered(data: bytes, layout: WireLayout | Shared) -> Ints:
+    """The places in the flat vector that a datagram of one's own covers: its head is read, not checked."""
+    whole = layout if isinstance(layout, WireLayout) else layout.layout
+    reader = Reader(data)
+    _read_modes(reader)
+    reader.take(RANGE_AT - reader.at, "head")
+    part = _read_range(reader, whole)
+    return whole.positions(part.first, part.span)
+
+
+def merge(parts: Iterable[Part], layout: WireLayout | Shared) -> Merged:
+    """Any packets of one model, in any order; a coordinate that comes twice takes the later."""
+    whole = layout if isinstance(layout, WireLayout) else layout.layout
+    vector = np.zeros(whole.d, np.float32)
+    flags = np.zeros((2, whole.d), np.bool_)
+    for part in parts:
+        span = slice(part.first, part.first + part.mask.size)
+        vector[span] = part.vector
+        flags[0, span] = part.mask
+        flags[1, span] = True
+    return Merged(whole.from_wire(vector), whole.from_wire(flags[0]), whole.from_wire(flags[1]))
+
+
+def read_packet_head(reader: Reader, shared: Shared) -> tuple[Modes, Range]:
+    """The head of a packet, checked against what this end holds; the reader then stands at the body."""
+    modes = _read_modes(reader)
+    context = reader.byte("context")
+    stated = int.from_bytes(reader.take(4, "checksum"), "little")
+    ours = shared.contexts[modes.relative, modes.uses_mask]
+    lacks = (modes.relative and shared.reference is None) or (
+        modes.uses_mask and shared.predicted_mask is None
+    )
+    if lacks or context != ours[0]:
+        needs = ["layout"] + ["reference"] * modes.relative + ["predicted mask"] * modes.uses_mask
+        ours_is = "incomplete" if lacks else f"{ours[0]:02x}"
+        problem = f"context of {', '.join(needs)} must be {context:02x}, ours is {ours_is}"
+        raise SharedKnowledgeError("context", problem, CONTEXT_AT)
+    found = _check(ours, reader.data[:CHECK_AT], reader.data[RANGE_AT:])
+    if stated != found:
+        raise WireError(f"checksum must be {found:08x}, got {stated:08x}", CHECK_AT)
+    return modes, _read_range(reader, shared.layout)
+
+
+def _read_modes(reader: Reader) -> Modes:
+    magic = reader.byte("magic")
+    if magic & 0xF0 != MAGIC:
+        raise WireError(f"magic must be {MAGIC:#x}, got {magic & 0xF0:#x}", 0)
+    return parse_modes(reader.byte("modes"), magic & 0x0F, 1)
+
+
+def _check(context: bytes, head: bytes | memoryview, rest: bytes | memoryview) -> int:
+    return zlib.crc32(rest, zlib.crc32(head, zlib.crc32(context)))
+
+
+def _read_range(reader: Reader, layout: WireLayout) -> Range:
+    first = reader.varint("first coordinate", layout.d)
+    at = reader.at
+    span = reader.varint("span", layout.d - first)
+    if span == 0 and layout.d:
+        raise WireError("span must be at least 1, got 0", at)
+    return Range(layout, first, span)
+
+
+def _seal(model: Model, part: Range, modes: Modes, lossy: Lossy, quantum: float | None) -> bytes:
+    coded = encode_values(modes.values, model.kept(part, modes.relative), lossy, quantum)
+    context = model.shared.contexts[modes.relative, modes.uses_mask]
+    head = bytes([MAGIC | coded.code, mode_byte(modes), context[0]])
+    rest = varint(part.first) + varint(part.span) + model.mask_bytes(part, modes.mask) + coded.data
+    return head + _check(context, head, rest).to_bytes(4, "little") + rest
+
+
+def _weights(model: Model, modes: Modes, mask_size: int, value_size: int) -> npt.NDArray[np.float64]:
+    """About how many bytes the coordinates before each one take, from what the whole model took."""
+    layout = model.layout
+    out = np.full(layout.d + 1, 1e-3)
+    out[0] = 0
+    out[1 + model.coordinates] += value_size / max(model.coordinates.size, 1)
+    if modes.mask == "flips":
+        out[1 : layout.prunable_total + 1][model.flips] += mask_size / max(int(model.flips.sum()), 1)
+    elif modes.mask == "coded":
+        out[1 : layout.prunable_total + 1] += mask_size / max(layout.prunable_total, 1)
+    return np.cumsum(out)

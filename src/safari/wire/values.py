@@ -1,0 +1,295 @@
+"""The kept numbers as symbols and raw bits, exactly or nearly: one small codec for each value mode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from safari.errors import SafariError, WireError
+from safari.wire.bits import Bytes8, Reader, Words
+from safari.wire.blocks import block_bits
+from safari.wire.layout import Floats, Ints
+from safari.wire.symbols import (
+    NIBBLES,
+    SHORT,
+    alphabet,
+    decode_symbols,
+    encode_symbols,
+    pair,
+    read_fields,
+    to_symbols,
+    unpair,
+    unzigzag,
+    write_fields,
+    zigzag,
+)
+
+VALUE_MODES = ("absolute", "difference", "bf16", "fp16", "int8", "qsgd", "step")
+EXACT = frozenset({"absolute", "difference"})
+INTEGER = frozenset({"int8", "qsgd", "step"})
+MAX_CODE = {"absolute": 0, "difference": 3, "bf16": 0, "fp16": 0, "int8": 4, "qsgd": 4, "step": 4}
+# Symbols 1 to 255 of the difference mode turn with the exponent of the reference; 0 means no change.
+RING = 255
+
+Wide = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Lossy:
+    """The sender's choices for modes that do not keep every bit.
+
+    `bits` is the size of a QSGD number (2 to 8), `step` the quantum of the step mode in units of the root
+    mean square of what is sent, `rng` the source of QSGD's random rounding.
+    """
+
+    bits: int = 4
+    step: float = 1.0
+    rng: np.random.Generator | None = None
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.bits <= 8:
+            raise SafariError(f"bits must be 2 to 8, got {self.bits}")
+        if not (self.step > 0 and np.isfinite(self.step)):
+            raise SafariError(f"step must be positive and finite, got {self.step}")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Kept numbers in wire order, what the reference holds there, and how many belong to each entry.
+
+    `steering` is how many of them, from the first, set the quantum of the step mode: the prunable ones.
+    """
+
+    values: Floats
+    base: Floats | None
+    counts: Ints
+    steering: int
+
+
+@dataclass(frozen=True)
+class Coded:
+    """One way of writing the kept numbers: `code` goes into the header, `data` into the body."""
+
+    code: int
+    data: bytes
+
+
+def encode_values(mode: str, kept: Kept, lossy: Lossy, quantum: float | None = None) -> Coded:
+    """The numbers in that mode; `kept.base` is given where they travel as a difference."""
+    if mode == "absolute":
+        return Coded(0, _rotated(kept.values.view(np.uint32), 32, kept.counts))
+    if mode == "difference":
+        return _difference(kept)
+    if mode in INTEGER:
+        return _integers(mode, kept, lossy, quantum)
+    target = _target(kept)
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrow = target.astype(np.float32)
+        halves = to_bf16(narrow) if mode == "bf16" else target.astype(np.float16).view(np.uint16)
+    return Coded(0, _rotated(halves.astype(np.uint32), 16, kept.counts))
+
+
+def decode_values(mode: str, code: int, reader: Reader, base: Floats | None, counts: Ints) -> Floats:
+    """The inverse of `encode_values`: as many numbers as `counts` adds up to, to the end of the data."""
+    n = int(counts.sum())
+    if mode == "absolute":
+        symbols = decode_symbols(reader, n).astype(np.uint32)
+        raw = read_fields(reader, 24, n)
+        return (((symbols << 23) | (raw >> 1)) | (raw << 31)).view(np.float32)
+    if mode == "difference":
+        if base is None:
+            raise SafariError("difference mode needs a reference")
+        return _undo_difference(code, reader, base, n)
+    if mode in INTEGER:
+        change = _read_integers(mode, code, reader, counts)
+    else:
+        symbols = decode_symbols(reader, n).astype(np.uint32)
+        raw = read_fields(reader, 8, n)
+        turned = (symbols << 8) | raw
+        halves = ((turned >> 1) | (turned << 15)).astype(np.uint16)
+        with np.errstate(invalid="ignore"):
+            change = (from_bf16(halves) if mode == "bf16" else halves.view(np.float16)).astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return (change if base is None else base.astype(np.float64) + change).astype(np.float32)
+
+
+def to_bf16(values: Floats) -> npt.NDArray[np.uint16]:
+    """The nearest bfloat16, ties to even; a NaN stays one.
+
+    >>> [hex(x) for x in to_bf16(np.array([1.0, 1.00390625, 3e38], np.float32))]
+    ['0x3f80', '0x3f80', '0x7f62']
+    """
+    bits = values.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16
+    return np.where(np.isnan(values), (bits >> 16) | 0x40, rounded).astype(np.uint16)
+
+
+def from_bf16(halves: npt.NDArray[np.uint16]) -> Floats:
+    """The float32 of a bfloat16."""
+    return (halves.astype(np.uint32) << 16).view(np.float32)
+
+
+def ordered(bits: Words) -> Words:
+    """Float bits as unsigned integers in the order of the floats (also its own kind of NaN at each end)."""
+    negative = (bits.view(np.int32) >> 31).view(np.uint32)
+    return bits ^ (negative | np.uint32(0x80000000))
+
+
+def unordered(numbers: Words) -> Words:
+    """The inverse of `ordered`."""
+    positive = (numbers.view(np.int32) >> 31).view(np.uint32)
+    return numbers ^ (~positive | np.uint32(0x80000000))
+
+
+def _rotated(bits: Words, width: int, counts: Ints) -> bytes:
+    """The sign moved to the bottom; the top byte, mostly exponent, is the symbol, the rest is raw."""
+    turned = (bits << 1) | (bits >> (width - 1))
+    raw_bits = width - 8
+    symbols = (turned >> raw_bits).astype(np.uint8)
+    return encode_symbols(symbols, counts) + write_fields(
+        turned.astype(np.uint32) & np.uint32((1 << raw_bits) - 1), raw_bits
+    )
+
+
+def _difference(kept: Kept) -> Coded:
+    if kept.base is None:
+        raise SafariError("difference mode needs a reference")
+    base = kept.base.view(np.uint32)
+    change = zigzag((ordered(kept.values.view(np.uint32)) - ordered(base)).view(np.int32))
+    # A finer alphabet fits the shape of the distribution better; short rows may not pay for its table.
+    if kept.values.size > SHORT:
+        code, row = 3, _turned(3, change, base)
+    else:
+        rows = [_turned(code, change, base) for code in range(4)]
+        code = min(range(4), key=lambda c: _about_bits(*rows[c]))
+        row = rows[code]
+    symbols, fields, widths = row
+    return Coded(code, encode_symbols(symbols, kept.counts) + write_fields(fields, widths))
+
+
+def _turned(code: int, change: Words, base: Words) -> tuple[Bytes8, Words, Bytes8]:
+    symbols, fields, widths = to_symbols(change, code)
+    turned = (symbols.astype(np.int64) - 1 + _turn(base, code)) % RING + 1
+    turned[symbols == 0] = 0
+    return turned.astype(np.uint8), fields, widths
+
+
+def _about_bits(symbols: Bytes8, _: Words, widths: Bytes8) -> float:
+    return block_bits(np.bincount(symbols, minlength=1).astype(np.float64)) + float(
+        widths.sum(dtype=np.int64)
+    )
+
+
+def _size(coded: Coded) -> int:
+    return len(coded.data)
+
+
+def _turn(base: Words, code: int) -> Ints:
+    return ((base >> 23) & np.uint32(255)).astype(np.int64) << code
+
+
+def _undo_difference(code: int, reader: Reader, base_floats: Floats, n: int) -> Floats:
+    at = reader.at
+    base = base_floats.view(np.uint32)
+    turned = decode_symbols(reader, n)
+    symbols = (turned.astype(np.int64) - 1 - _turn(base, code)) % RING + 1
+    symbols[turned == 0] = 0
+    change = _numbers(code, symbols, reader, at)
+    return unordered(ordered(base) + unzigzag(change).view(np.uint32)).view(np.float32)
+
+
+def _numbers(code: int, symbols: Ints | Bytes8, reader: Reader, at: int) -> Words:
+    """Numbers from their symbols and the raw bits that follow."""
+    table = alphabet(code)
+    if symbols.size and int(symbols.max()) >= table.base.size:
+        raise WireError(f"symbols must be below {table.base.size}, got {int(symbols.max())}", at)
+    fields = read_fields(reader, table.width.take(symbols), symbols.size)
+    numbers = table.base.take(symbols) + fields
+    if symbols.size and int(numbers.max()) > 0xFFFFFFFF:
+        raise WireError(f"numbers must be at most {0xFFFFFFFF}, got {int(numbers.max())}", at)
+    return numbers.astype(np.uint32)
+
+
+def _target(kept: Kept) -> Wide:
+    values = kept.values.astype(np.float64)
+    if kept.base is None:
+        return values
+    with np.errstate(invalid="ignore"):
+        return values - kept.base
+
+
+def quantum_of(kept: Kept, step: float) -> float:
+    """The quantum of the step mode: `step` times the root mean square over the prunable numbers."""
+    target = _target(kept)
+    steering = target[: kept.steering] if kept.steering else target
+    return float(np.float32(step * np.sqrt(np.mean(steering**2)))) if steering.size else 0.0
+
+
+def _integers(mode: str, kept: Kept, lossy: Lossy, quantum: float | None) -> Coded:
+    target = _target(kept)
+    if not np.isfinite(target).all():
+        raise SafariError(f"{mode} mode needs finite values")
+    if mode == "step":
+        scales = np.array([quantum_of(kept, lossy.step) if quantum is None else quantum], np.float32)
+        scale = np.float64(scales[0])
+        exact = target / scale if scale > 0 else np.zeros_like(target)
+        levels = 0x7FFFFFFF
+    else:
+        levels = 127 if mode == "int8" else (1 << (lossy.bits - 1)) - 1
+        scales = _scales(target, kept.counts, levels)
+        wide = np.repeat(scales.astype(np.float64), kept.counts)
+        exact = np.divide(target, wide, out=np.zeros_like(target), where=wide > 0)
+    if mode == "qsgd":
+        if lossy.rng is None:
+            raise SafariError("qsgd mode needs rng, the generator that rounds")
+        whole = np.floor(exact + lossy.rng.random(exact.size))
+    else:
+        whole = np.rint(exact)
+    if mode == "step" and exact.size and np.abs(whole).max() > levels:
+        raise SafariError(f"step mode needs values below {levels} steps, got {np.abs(whole).max():.0f}")
+    numbers = zigzag(np.clip(whole, -levels, levels).astype(np.int32))
+    codes = range(NIBBLES + 1) if numbers.size <= SHORT else (3, NIBBLES)
+    best = min((_integer_bytes(code, numbers, kept.counts) for code in codes), key=_size)
+    return Coded(best.code, scales.astype("<f4").tobytes() + best.data)
+
+
+def _integer_bytes(code: int, numbers: Words, counts: Ints) -> Coded:
+    symbols, fields, widths = to_symbols(numbers, code)
+    if code == NIBBLES:
+        row = pair(symbols)
+        bounds = np.minimum((np.cumsum(counts) + 1) >> 1, row.size)
+        head = encode_symbols(row, np.diff(bounds, prepend=0))
+    else:
+        head = encode_symbols(symbols, counts)
+    return Coded(code, head + write_fields(fields, widths))
+
+
+def _scales(target: Wide, counts: Ints, levels: int) -> Floats:
+    """For each entry the largest magnitude over `levels`, so that the largest number is the last level."""
+    largest = np.zeros(counts.size)
+    used = counts > 0
+    if used.any():
+        starts = (np.cumsum(counts) - counts)[used]
+        largest[used] = np.maximum.reduceat(np.abs(target), starts)
+    with np.errstate(over="ignore"):
+        scales = (largest / levels).astype(np.float32)
+    if not np.isfinite(scales).all():
+        raise SafariError(f"values must be below {float(np.finfo(np.float32).max):.3g}")
+    return scales
+
+
+def _read_integers(mode: str, code: int, reader: Reader, counts: Ints) -> Wide:
+    at = reader.at
+    how_many = 1 if mode == "step" else counts.size
+    stated = np.frombuffer(reader.take(4 * how_many, "scales"), "<f4")
+    if not (np.isfinite(stated) & (stated >= 0)).all():
+        raise WireError("scales must be finite and at least 0", at)
+    scales = stated.astype(np.float64)
+    n = int(counts.sum())
+    at = reader.at
+    row = decode_symbols(reader, (n + 1) >> 1 if code == NIBBLES else n)
+    symbols = unpair(row, n) if code == NIBBLES else row
+    whole = unzigzag(_numbers(code, symbols, reader, at)).astype(np.float64)
+    return whole * (scales[0] if mode == "step" else np.repeat(scales, counts))

@@ -1,0 +1,77 @@
+"""Write tests/vectors/: `python -m wire.make_vectors` in tests/, when the version of the format changes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from safari.wire import Shared, decode, decode_packet, encode, packets
+from wire.samples import EXACT_MODES, EXTREMES, LOSSY_MODES, MASK_MODES, lossy, small_layout, small_model
+
+FOLDER = Path(__file__).parents[1] / "vectors"
+AS_PACKETS = {"calm-absolute-coded", "calm-difference-flips", "calm-int8-flips-relative"}
+
+
+def cases():
+    """Name, vector, mask, and the arguments that say how to encode them."""
+    layout = small_layout()
+    vector, mask, reference, predicted = small_model(layout)
+    wild = vector.copy()
+    wild[np.flatnonzero(mask)[: EXTREMES.size]] = EXTREMES.view(np.float32)
+    two_sizes = np.where(np.arange(layout.d) % 3, 1e-20, 1.0).astype(np.float32)
+    yield "two-sizes-absolute-coded", two_sizes, two_sizes > 0, "absolute", Shared(layout), "coded"
+    for name, numbers in (("calm", vector), ("wild", wild)):
+        for values in EXACT_MODES:
+            for mode in MASK_MODES:
+                guess = {"known": mask, "flips": predicted, "coded": None}[mode]
+                shared = Shared(layout, reference if values == "difference" else None, guess)
+                yield f"{name}-{values}-{mode}", numbers, mask, values, shared, mode
+    for values in LOSSY_MODES:
+        yield f"calm-{values}-coded", vector, mask, values, Shared(layout), "coded"
+        shared = Shared(layout, reference, predicted)
+        yield f"calm-{values}-flips-relative", vector, mask, values, shared, "flips"
+
+
+def hexadecimal(vector):
+    return vector.astype("<f4").tobytes().hex()
+
+
+def digits(mask):
+    return "".join("01"[bit] for bit in mask.astype(int))
+
+
+def main():
+    layout = small_layout()
+    FOLDER.mkdir(exist_ok=True)
+    files = {}
+    for name, vector, mask, values, shared, mask_mode in cases():
+        needs = {
+            "reference": shared.reference is not None,
+            "predicted": None if shared.predicted_mask is None else digits(shared.predicted_mask),
+        }
+        choices = {"values": values, "mask_mode": mask_mode}
+        frame = encode(vector, mask, shared, lossy=lossy(), **choices)
+        (FOLDER / f"{name}.bin").write_bytes(frame)
+        decoded = decode(frame, shared)
+        says = {"first": None, "vector": hexadecimal(decoded.vector), "mask": digits(decoded.mask)}
+        files[f"{name}.bin"] = needs | says
+        if name in AS_PACKETS:
+            for number, data in enumerate(packets(vector, mask, shared, limit=250, lossy=lossy(), **choices)):
+                (FOLDER / f"{name}.{number}.bin").write_bytes(data)
+                part = decode_packet(data, shared)
+                says = {"first": part.first, "vector": hexadecimal(part.vector), "mask": digits(part.mask)}
+                files[f"{name}.{number}.bin"] = needs | says
+    index = {
+        "names": layout.names,
+        "sizes": layout.sizes,
+        "prunable": layout.prunable,
+        "reference": hexadecimal(small_model(layout)[2]),
+        "files": files,
+    }
+    (FOLDER / "index.json").write_text(json.dumps(index, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

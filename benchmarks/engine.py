@@ -9,7 +9,6 @@ The data are random pictures of CIFAR-10's size: speed does not depend on what t
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import platform
 import statistics
@@ -25,9 +24,8 @@ from safari.config import parse
 from safari.data import Data
 from safari.data.augment import crop_and_flip
 from safari.engine.reference import mask_of
-from safari.engine.state import initial
 from safari.engine.vectorised import Vectorised
-from safari.engine.world import World, assemble, rule_of
+from safari.engine.world import World, assemble
 
 
 def random_pictures(samples: int, test: int) -> Data:
@@ -134,9 +132,9 @@ def main() -> None:
                 print("  failed", precision, type(error).__name__, str(error)[:2000], flush=True)
                 continue
             ratio = base["median"] / row["seconds"]["median"]
+            low, middle, high = (row["seconds"][key] * 1e3 for key in ("q1", "median", "q3"))
             print(
-                f"  {precision}: {row['seconds']['median'] * 1e3:.2f} ms [{row['seconds']['q1'] * 1e3:.2f}, "
-                f"{row['seconds']['q3'] * 1e3:.2f}], {ratio:.1f}x; draws {row['draws'] * 1e3:.2f} ms {row['note']}",
+                f"  {precision}: {middle:.2f} ms [{low:.2f}, {high:.2f}], {ratio:.1f}x {row['note']}",
                 flush=True,
             )
             result["rows"].append(

@@ -58,10 +58,7 @@ def main() -> None:
         moved = 2 * (x.numel() + dy.numel()) / 4.3e6
         for name, rows in found.items():
             best = "  ".join(f"{us:.1f} {how}" for us, how in sorted(rows)[:4])
-            print(
-                f"{(cin, cout, side, stride)} {name:6} bytes {moved:.1f} us | {best} | worst {max(rows)[0]:.0f}",
-                flush=True,
-            )
+            print(f"{(cin, cout, side, stride)} {name:6} bytes {moved:.1f} us | {best}", flush=True)
 
 
 def _try(rows: list, work, how: tuple) -> None:

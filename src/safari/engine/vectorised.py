@@ -134,7 +134,8 @@ class Vectorised:
         # The data may stay on the host: then the samples, not their numbers, go to the device.
         inputs = [x, masks, torch.from_numpy(index), *(torch.from_numpy(d) for d in extra)]
         seeds = [derive(world.seed, "module", client, t) >> 1 for client in group]
-        work = partial(self._local_steps, len(group), Luck(seeds, world.device))
+        luck = Luck(seeds, world.device, world.counters)
+        work = partial(self._local_steps, len(group), luck)
         if not self._records_graphs:
             return work(*(tensor.to(world.device, non_blocking=True) for tensor in inputs))
         key = (len(group), len(masks), len(index))

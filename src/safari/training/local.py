@@ -61,7 +61,7 @@ def train_local(
         for x, y in batches:
             optimizer.zero_grad(set_to_none=True)
             loss = F.cross_entropy(module(x), y)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             for parameter, cut in pruned:
                 if parameter.grad is not None:
                     parameter.grad.masked_fill_(cut, 0.0)

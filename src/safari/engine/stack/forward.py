@@ -46,10 +46,16 @@ class CannotStack(Exception):  # noqa: N818 - a reason to try the next way, not 
 
 
 class Luck:
-    """Randomness inside modules (dropout): a generator for each client, so that none depends on another."""
+    """What clients' modules hold besides their vector, for each client its own: a generator for what is
+    random (dropout), and integer buffers that count (`counters`, by name, as a new module has them)."""
 
-    def __init__(self, seeds: Sequence[int], device: torch.device):
+    def __init__(
+        self, seeds: Sequence[int], device: torch.device, counters: Mapping[str, Tensor] | None = None
+    ):
         self.generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+        self.counters = {
+            name: torch.stack([count] * len(seeds)).to(device) for name, count in (counters or {}).items()
+        }
 
     def dropout(self, x: Value, p: float) -> Value:
         """Dropout with each client's own draws."""
@@ -81,7 +87,7 @@ class Stack:
 
 
 def stack(module: nn.Module, layout: Layout, example: Tensor, *, bfloat16: bool = False) -> Stack:
-    """The fastest way that is right for this module, tried on `example` inputs (an even number, four or more)."""
+    """The fastest way that is right for this module, tried on `example` inputs (an even number)."""
     reasons = []
     random = _is_random(module, layout, example)
     makers: dict[Way, Callable[[nn.Module, bool], Forward]] = {"layers": by_layers, "vmap": by_vmap}
@@ -168,7 +174,7 @@ def by_vmap(module: nn.Module, training: bool) -> Forward:
     def forward(tensors: Tensors, x: Tensor, luck: Luck) -> Tensor:
         module.train(training)
         clients = next(iter(tensors.values())).shape[0]
-        out: Tensor = torch.vmap(one)(dict(tensors), x.unflatten(0, (clients, -1)))
+        out: Tensor = torch.vmap(one)({**tensors, **luck.counters}, x.unflatten(0, (clients, -1)))
         return out.flatten(0, 1)
 
     return forward
@@ -183,7 +189,8 @@ def by_loop(module: nn.Module, training: bool) -> Forward:
         outputs = []
         for i, part in enumerate(x.chunk(clients)):
             with _seeded_by(luck.generators[i]):
-                outputs.append(functional_call(module, {k: v[i] for k, v in tensors.items()}, (part,)))
+                own = {name: tensor[i] for name, tensor in {**tensors, **luck.counters}.items()}
+                outputs.append(functional_call(module, own, (part,)))
         return torch.cat(outputs)
 
     return forward

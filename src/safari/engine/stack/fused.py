@@ -46,7 +46,8 @@ class ConvNorm(torch.autograd.Function):
         size = y.numel() // clients
         mean, rstd, scale, shift = torch.empty((4, clients, channels), device=x.device).unbind()
         k._norm_statistics_kernel[clients,](partial, gamma, beta, mean, rstd, scale, shift,
-            running_mean, running_var, blocks, size // channels, momentum, eps, C=channels, ROWS=4096 // channels,
+            running_mean, running_var, blocks, size // channels, momentum, eps,
+            C=channels, ROWS=4096 // channels,
         )  # fmt: skip
         out = torch.empty_like(y)
         residual = None if residual is None else residual.contiguous()

@@ -37,7 +37,7 @@ class Fusion:
         residual = None
         if self.residual is not None:
             residual = values[self.residual].batch().permute(0, 2, 3, 1).to(torch.bfloat16)
-        out = ConvNorm.apply(
+        out = ConvNorm.apply(  # type: ignore[no-untyped-call]
             x.batch().permute(0, 2, 3, 1).to(torch.bfloat16),
             tensors[f"{self.conv_name}.weight"],
             tensors[f"{self.norm_name}.weight"],

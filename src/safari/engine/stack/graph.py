@@ -7,6 +7,7 @@ that time away; it wants all inputs at fixed places, which are filled before eac
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,9 +16,12 @@ Work = Callable[..., tuple[Tensor, ...]]
 
 
 class Recorded:
-    """`work(*inputs)` recorded; call it with inputs of the same shapes. The outputs are overwritten by the next call."""
+    """`work(*inputs)` recorded; call it with inputs of the same shapes.
 
-    def __init__(self, work: Work, inputs: Sequence[Tensor], pool: tuple[int, int] | None = None):
+    The outputs are overwritten by the next call.
+    """
+
+    def __init__(self, work: Work, inputs: Sequence[Tensor], pool: Any = None):
         self._inputs = [tensor.clone() for tensor in inputs]
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -30,11 +34,12 @@ class Recorded:
             self._outputs = work(*self._inputs)
 
     @property
-    def pool(self) -> tuple[int, int]:
+    def pool(self) -> Any:
         """The memory of this recording, which others that never run at the same time can share."""
-        return self._graph.pool()  # type: ignore[no-any-return]
+        return self._graph.pool()
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The work on these inputs."""
         for place, tensor in zip(self._inputs, inputs, strict=True):
             place.copy_(tensor, non_blocking=True)
         self._graph.replay()

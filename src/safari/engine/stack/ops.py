@@ -29,16 +29,13 @@ class Value:
         """`[clients · n, ...]`."""
         if not self.by_channel:
             return self.tensor
-        x = self.tensor
-        x = x.unflatten(1, (self.clients, x.shape[1] // self.clients))
-        return x.transpose(0, 1).flatten(0, 1)
+        return _split(self.tensor, 1, self.clients).transpose(0, 1).flatten(0, 1)
 
     def channel(self) -> Tensor:
         """`[n, clients · channels, ...]`."""
         if self.by_channel:
             return self.tensor
-        x = self.tensor.unflatten(0, (self.clients, self.tensor.shape[0] // self.clients))
-        x = x.transpose(0, 1).flatten(1, 2)
+        x = _split(self.tensor, 0, self.clients).transpose(0, 1).flatten(1, 2)
         return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
 
     def like(self, tensor: Tensor) -> Value:
@@ -47,8 +44,12 @@ class Value:
 
     def client_first(self) -> Tensor:
         """`[clients, n, ...]`."""
-        x = self.batch()
-        return x.unflatten(0, (self.clients, x.shape[0] // self.clients))
+        return _split(self.batch(), 0, self.clients)
+
+
+def _split(x: Tensor, dim: int, parts: int) -> Tensor:
+    out: Tensor = x.unflatten(dim, (parts, x.shape[dim] // parts))
+    return out
 
 
 def linear(layer: nn.Linear, name: str, x: Value, p: Tensors) -> Value:
@@ -70,7 +71,7 @@ def conv2d(layer: nn.Conv2d, name: str, x: Value, p: Tensors) -> Value:
     inputs, padding = x.channel(), layer.padding
     if layer.padding_mode != "zeros":
         inputs = F.pad(inputs, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
-        padding = 0
+        padding = (0, 0)
     out = F.conv2d(
         inputs,
         p[f"{name}weight"].flatten(0, 1),

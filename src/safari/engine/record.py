@@ -43,10 +43,10 @@ class MaskCount:
         self._any: Tensor | None = None
         self._all: Tensor | None = None
 
-    def add(self, mask: Tensor) -> None:
-        """Count one client's mask."""
+    def add(self, mask: Tensor, clients: int = 1) -> None:
+        """Count a client's mask, or that of several who have the same."""
         weights = mask[self._layout.prunable.to(mask.device)]
-        self._kept.append(int(weights.sum()))
+        self._kept += [int(weights.sum())] * clients
         self._any = weights if self._any is None else self._any | weights
         self._all = weights if self._all is None else self._all & weights
 

@@ -76,12 +76,14 @@ def record_of(
     scores: Mapping[str, float] | None,
     losses: Sequence[float],
     masks: MaskCount,
+    sizes: Mapping[str, float | None],
     before: Tensor,
     after: Tensor,
 ) -> Record:
     """The line for round t (counted from 1 in the record).
 
-    `losses` and `masks` are those of the clients that arrived: what a server could know.
+    `losses` and `masks` are those of the clients that arrived: what a server could know. `sizes` are the
+    bytes of one message up and down, None where they were not counted.
     `support` is the fraction of prunable weights of the new global model that are not 0, `churn` the
     fraction that became or ceased to be 0 in this round.
     """
@@ -109,7 +111,7 @@ def record_of(
         "support": int(now.sum()) / layout.prunable_count,
         "churn": int((was != now).sum()) / layout.prunable_count,
         "layers": support,
-        "bytes": {"up": 0, "down": 0},
+        "bytes": dict(sizes),
     }
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from torch import Tensor
 
+from safari.engine.mail import Mail
 from safari.engine.record import MaskCount, Record, Stopwatch, record_of
 from safari.engine.state import State
 from safari.engine.world import World
@@ -25,7 +26,7 @@ def run_round(world: World, state: State) -> tuple[State, Record, dict[str, floa
     """One round: the next state, the round's record, and the seconds each part took."""
     t, x = state.round, state.server.model
     watch = Stopwatch(world.device)
-    masks = MaskCount(world.layout)
+    masks, mail = MaskCount(world.layout), Mail(world, x, t)
 
     # 1. The server broadcasts x; the network decides whom that reaches, and whose answer will arrive.
     cohort = world.cohort(t)
@@ -55,7 +56,8 @@ def run_round(world: World, state: State) -> tuple[State, Record, dict[str, floa
         watch.lap("train")
         # 3. The uplink delivers it, or does not.
         if answered[client]:
-            received[client] = model
+            received[client] = mail.up(client, model, mask)
+            watch.lap("wire")
             losses.append(loss)
             masks.add(mask)
 
@@ -70,7 +72,9 @@ def run_round(world: World, state: State) -> tuple[State, Record, dict[str, floa
     watch.lap("evaluate")
 
     trained = [client for client in cohort if heard[client]]
-    record = record_of(world.layout, t, trained, outcome, scores, losses, masks, x, server.model)
+    record = record_of(
+        world.layout, t, trained, outcome, scores, losses, masks, mail.sizes(), x, server.model
+    )
     return State(server, uplink, downlink), record, watch.seconds
 
 

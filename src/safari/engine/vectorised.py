@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from safari.engine.mail import Mail
 from safari.engine.record import MaskCount, Record, Stopwatch, record_of
 from safari.engine.reference import mask_of, network
 from safari.engine.stack.flat import Flat
@@ -67,7 +68,7 @@ class Vectorised:
     def run_round(self, state: State) -> tuple[State, Record, dict[str, float]]:
         """One round; see `reference.run_round`, whose steps these are."""
         world, t, x = self.world, state.round, state.server.model
-        watch, masks = Stopwatch(world.device), MaskCount(world.layout)
+        watch, masks, mail = Stopwatch(world.device), MaskCount(world.layout), Mail(world, x, t)
         cohort = world.cohort(t)
         heard, answered, uplink, downlink = network(world, state)
         arriving = [client for client in cohort if heard[client] and answered[client]]
@@ -77,12 +78,17 @@ class Vectorised:
         place = {client: row for row, client in enumerate(arriving)}
         for group in self._groups(arriving):
             kept = self._masks(x, group, t)
-            for mask in kept if world.pruner.needs_data else kept[:1].expand(len(group), -1):
+            each = kept if world.pruner.needs_data else kept.expand(len(group), -1)
+            for mask in each:
                 masks.add(mask)
             watch.lap("mask")
             rows = [place[client] for client in group]
-            models[rows], losses[rows] = self._train(x, kept, group, t)
+            sent, losses[rows] = self._train(x, kept, group, t)
             watch.lap("train")
+            if mail.counts or mail.lossy:
+                sent = torch.stack([mail.up(*letter) for letter in zip(group, sent, each, strict=True)])
+            models[rows] = sent
+            watch.lap("wire")
 
         server, outcome = state.server.step_stacked(arriving, models, cohort)
         watch.lap("aggregate")
@@ -94,7 +100,9 @@ class Vectorised:
             )
         watch.lap("evaluate")
         trained = [client for client in cohort if heard[client]]
-        record = record_of(world.layout, t, trained, outcome, scores, losses.tolist(), masks, x, server.model)
+        record = record_of(
+            world.layout, t, trained, outcome, scores, losses.tolist(), masks, mail.sizes(), x, server.model
+        )
         return State(server, uplink, downlink), record, watch.seconds
 
     def _groups(self, clients: Sequence[int]) -> list[list[int]]:

@@ -23,7 +23,6 @@ import torch.nn.functional as F
 from safari.config import parse
 from safari.data import Data
 from safari.data.augment import crop_and_flip
-from safari.engine.reference import mask_of
 from safari.engine.vectorised import Vectorised
 from safari.engine.world import World, assemble
 
@@ -58,7 +57,7 @@ def sequential_round(world: World, x: torch.Tensor, t: int) -> torch.Tensor:
     local, data = world.config.local, world.data
     model, total = world.module, torch.zeros_like(x)
     rng = np.random.default_rng(t)
-    mask = mask_of(world, x, 0, t)
+    mask = world.mask(x, 0, t)
     masks = world.layout.split(mask)
     start = {name: v.clone() for name, v in world.layout.split(x * mask).items()}
     for part in world.parts:
@@ -98,7 +97,7 @@ def training_part(clients: int, data: Data, device: str, precision: str, repeats
     world = world_of(clients, data, device, engine={"device": device, "precision": precision})
     engine = Vectorised(world)
     x = world.start
-    mask = mask_of(world, x, 0, 0).unsqueeze(0)
+    mask = world.mask(x, 0, 0).unsqueeze(0)
     group = list(range(clients))
     found = timed(lambda t: engine._train(x, mask, group, t), device, 3, repeats)
     note = engine.note
@@ -150,7 +149,7 @@ def main() -> None:
 def profile(data: Data, device: str) -> None:
     world = world_of(10, data, device, engine={"device": device, "precision": "bfloat16", "graph": False})
     engine = Vectorised(world)
-    mask = mask_of(world, world.start, 0, 0).unsqueeze(0)
+    mask = world.mask(world.start, 0, 0).unsqueeze(0)
     run = lambda t: engine._train(world.start, mask, list(range(10)), t)
     run(0)
     with torch.profiler.profile(

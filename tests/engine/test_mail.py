@@ -7,7 +7,6 @@ import torch
 import safari
 from safari.config import parse
 from safari.engine.mail import Mail, wire_layout
-from safari.engine.reference import mask_of
 from safari.engine.sample import next_upload
 from safari.engine.world import assemble, load_data
 from safari.runs import RunFolder
@@ -46,7 +45,7 @@ def test_the_count_is_the_length_of_the_frames(tmp_path):
     world = world_of()
     x = world.start
     mail = Mail(world, x, 0)
-    mask = mask_of(world, x, 0, 0)
+    mask = world.mask(x, 0, 0)
     models = [x * mask * scale for scale in (1.0, 1.5)]
     for client, model in enumerate(models):
         assert mail.up(client, model, mask) is model
@@ -67,7 +66,7 @@ def test_counting_changes_nothing_else(tmp_path):
 def test_an_exact_upload_comes_back_bit_for_bit(pruner):
     world = world_of(pruning={"pruner": pruner})
     x = world.start
-    mask = mask_of(world, x, 2, 0)
+    mask = world.mask(x, 2, 0)
     mail = Mail(world, x, 0)
     model = x * mask + 0.01 * mask
     frame = encode(model.numpy(), mask.numpy(), mail.shared)
@@ -83,7 +82,7 @@ def test_an_exact_upload_comes_back_bit_for_bit(pruner):
 def test_the_server_gets_what_a_lossy_frame_holds(engine, values, most):
     world = world_of(wire={"values": values, "every": 0})
     x = world.start
-    mask = mask_of(world, x, 0, 0)
+    mask = world.mask(x, 0, 0)
     generator = torch.Generator().manual_seed(0)
     model = (x + 0.01 * torch.randn(x.shape, generator=generator)) * mask
     got = Mail(world, x, 0).up(0, model, mask)

@@ -12,8 +12,8 @@ from torch import Tensor
 from safari.config import Wire
 from safari.engine.world import World
 from safari.models import Layout
-from safari.pruning import PRUNERS, compute_mask
-from safari.seeds import generator, torch_generator
+from safari.pruning import PRUNERS
+from safari.seeds import generator
 from safari.wire import Lossy, Shared, WireLayout, decode, encode
 
 _EXACT = ("auto", "absolute", "difference")
@@ -76,19 +76,8 @@ class Mail:
 
     def _predicted(self) -> np.ndarray:
         """The mask that the server expects: the client's own where it needs no data, else by magnitude."""
-        world = self._world
-        pruner = PRUNERS["mag"] if world.pruner.needs_data else world.pruner
-        mask = compute_mask(
-            world.module,
-            world.layout,
-            self._x,
-            pruner,
-            world.config.pruning.sparsity,
-            world.pruning_batch(0, self._t),
-            torch_generator(world.seed, "pruner"),
-            support=None if self._t == 0 else self._x != 0,
-        )
-        return mask.cpu().numpy()
+        other = PRUNERS["mag"] if self._world.pruner.needs_data else None
+        return self._world.mask(self._x, 0, self._t, other).cpu().numpy()
 
     def _choices(self, wire: Wire, client: int) -> Lossy:
         return Lossy(wire.bits, wire.step, generator(self._world.seed, "wire", client, self._t))

@@ -12,8 +12,7 @@ from safari.engine.mail import Mail
 from safari.engine.record import MaskCount, Record, Stopwatch, record_of
 from safari.engine.state import State
 from safari.engine.world import World
-from safari.pruning import compute_mask
-from safari.seeds import derive, generator, torch_generator
+from safari.seeds import derive, generator
 from safari.training import evaluate, train_local
 
 
@@ -40,7 +39,7 @@ def run_round(world: World, state: State) -> tuple[State, Record, dict[str, floa
         if not heard[client]:
             continue
         if shared is None or world.pruner.needs_data:
-            shared = mask_of(world, x, client, t)
+            shared = world.mask(x, client, t)
         mask = shared
         watch.lap("mask")
         model, loss = train_local(
@@ -88,17 +87,3 @@ def network(
     if state.server.rule.overrides_network:
         heard = answered = np.ones(len(world.parts), dtype=bool)
     return heard, answered, uplink, downlink
-
-
-def mask_of(world: World, x: Tensor, client: int, t: int) -> Tensor:
-    """A client's mask on the global model. After the first round, what is 0 stays cut."""
-    return compute_mask(
-        world.module,
-        world.layout,
-        x,
-        world.pruner,
-        world.config.pruning.sparsity,
-        world.pruning_batch(client, t),
-        torch_generator(world.seed, "pruner"),
-        support=None if t == 0 else x != 0,
-    )

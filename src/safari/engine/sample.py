@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from safari.engine.mail import Mail
-from safari.engine.reference import mask_of
 from safari.engine.state import from_saved
 from safari.engine.world import assemble, load_data, rule_of
 from safari.errors import ConfigError, RunError, one_of
@@ -42,7 +41,7 @@ def next_upload(run: RunFolder, arm: str | None = None, client: int = 0) -> Uplo
     world = assemble(config, config.seed, load_data(config))
     state = from_saved(read_checkpoint(trial.checkpoint), world, rule_of(arms[name].rule), trial)
     t, x = state.round, state.server.model
-    mask = mask_of(world, x, client, t)
+    mask = world.mask(x, client, t)
     model, _ = train_local(
         world.fresh_module(),
         world.layout,

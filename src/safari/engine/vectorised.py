@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from safari.engine.mail import Mail
 from safari.engine.record import MaskCount, Record, Stopwatch, record_of
-from safari.engine.reference import mask_of, network, train
+from safari.engine.reference import network, train
 from safari.engine.stack.flat import Flat
 from safari.engine.stack.forward import stack
 from safari.engine.stack.graph import Recorded
@@ -78,13 +79,13 @@ class Vectorised:
     def __call__(self, state: State) -> tuple[State, Record, dict[str, float]]:
         """One round; see `reference.run_round`, whose steps these are."""
         world, t, x = self.world, state.round, state.server.model
-        watch, masks = Stopwatch(world.device), MaskCount(world.layout)
+        watch, masks, mail = Stopwatch(world.device), MaskCount(world.layout), Mail(world, x, t)
         cohort = world.cohort(t)
         heard, answered, uplink, downlink = network(world, state)
         arriving = [client for client in cohort if heard[client] and answered[client]]
         shared: Tensor | None = None
         if arriving and not world.pruner.needs_data:
-            shared = mask_of(world, x, arriving[0], t).unsqueeze(0)
+            shared = world.mask(x, arriving[0], t).unsqueeze(0)
             masks.add(shared[0], len(arriving))
             watch.lap("mask")
 
@@ -96,12 +97,17 @@ class Vectorised:
         models = x.new_empty((len(arriving), world.layout.size))
         losses = x.new_empty(len(arriving))
         place = {client: row for row, client in enumerate(arriving)}
-        for group, (kept, trained_models, trained_losses) in self._in_groups(arriving, work):
+        for group, (kept, sent, lost) in self._in_groups(arriving, work):
             rows = [place[client] for client in group]
-            models[rows], losses[rows] = trained_models, trained_losses
+            losses[rows] = lost
             watch.lap("train")
             for mask in kept if shared is None else ():
                 masks.add(mask)
+            if mail.counts or mail.lossy:
+                each = kept.expand(len(group), -1)
+                sent = torch.stack([mail.up(*letter) for letter in zip(group, sent, each, strict=True)])
+            models[rows] = sent
+            watch.lap("wire")
 
         server, outcome = state.server.step_stacked(arriving, models, cohort)
         watch.lap("aggregate")
@@ -113,7 +119,9 @@ class Vectorised:
             )
         watch.lap("evaluate")
         trained = [client for client in cohort if heard[client]]
-        record = record_of(world.layout, t, trained, outcome, scores, losses.tolist(), masks, x, server.model)
+        record = record_of(
+            world.layout, t, trained, outcome, scores, losses.tolist(), masks, mail.sizes(), x, server.model
+        )
         return State(server, uplink, downlink), record, watch.seconds
 
     def _in_groups(
@@ -152,7 +160,7 @@ class Vectorised:
         together = len({len(pick) for pick in picks}) == 1 and self.stack.way != "loop"
         known = world.pruner.score in STACKED_SCORES and world.pruner.iterations == 1
         if not known or not together:
-            return torch.stack([mask_of(world, x, client, t) for client in group])
+            return torch.stack([world.mask(x, client, t) for client in group])
         pick = torch.from_numpy(np.concatenate(picks)).to(world.data.train_x.device)
         return stacked_masks(
             world.pruner.score,

@@ -105,8 +105,9 @@ def _fused(plain: Stack, module: nn.Module, layout: Layout, example: Tensor) -> 
             output, gradient = distances(fused.train, plain.train, module, layout, example)
     except Exception as error:  # a compiler that is not there, a device that it does not know
         return replace(plain, why=f"no fused kernels: {_reason(error)}")
-    # bfloat16 has 8 bits, and the backward pass adds up their rounding; a wrong kernel is off by about 1.
-    good = output < 0.1 and gradient < 0.7
+    # bfloat16 has 8 bits, and ReLUs near 0 add up to some 30% of a deep net's gradient; a gradient that has
+    # nothing to do with the true one is off by 1 or more.
+    good = output < 0.1 and gradient < 0.9
     return fused if good else replace(plain, why=f"fused kernels are off by {output:.2g}, {gradient:.2g}")
 
 

@@ -104,10 +104,7 @@ class World:
         A norm without momentum hangs on such counts: left alone, they would carry over from client to
         client and from arm to arm, and a resumed run would miss them.
         """
-        buffers = dict(self.module.named_buffers())
-        with torch.no_grad():
-            for name, value in self.counters.items():
-                buffers[name].copy_(value)
+        self.layout.put_back(self.module, self.counters)
         return self.module
 
     def module_seed(self, client: int, t: int) -> int:
@@ -208,7 +205,7 @@ def assemble(config: Config, seed: int, data: Data) -> World:
         label_counts=label_counts(labels, parts, data.classes),
         module=module,
         layout=layout,
-        counters=_counters(module, layout),
+        counters=layout.counters(module),
         start=layout.read(module),
         pruner=_pruner(config),
         augmentation=AUGMENTATIONS[config.local.augment],
@@ -353,11 +350,6 @@ def _module(config: Config, seed: int, data: Data) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model.name: {config.model.name} must return a torch.nn.Module, got {module!r}")
     return module
-
-
-def _counters(module: nn.Module, layout: Layout) -> dict[str, Tensor]:
-    held = {entry.name for entry in layout.entries}
-    return {name: buffer.clone() for name, buffer in module.named_buffers() if name not in held}
 
 
 def _check_parts(parts: object, clients: int, samples: int) -> None:

@@ -137,6 +137,23 @@ class Layout:
         for name, value in self.split(vector).items():
             state[name].copy_(value)
 
+    def counters(self, module: nn.Module) -> dict[str, Tensor]:
+        """A copy of the buffers that the vector does not hold: counts, and what is no part of the state.
+
+        >>> norm = nn.BatchNorm1d(2)
+        >>> Layout.of(norm).counters(norm)
+        {'num_batches_tracked': tensor(0)}
+        """
+        held = {entry.name for entry in self.entries}
+        return {name: buffer.clone() for name, buffer in module.named_buffers() if name not in held}
+
+    @torch.no_grad()
+    def put_back(self, module: nn.Module, counters: Mapping[str, Tensor]) -> None:
+        """Write such a copy into the module."""
+        buffers = dict(module.named_buffers())
+        for name, value in counters.items():
+            buffers[name].copy_(value)
+
     def check(self, vector: Tensor) -> None:
         """Raise unless the vector has this layout's length."""
         if vector.shape != (self.size,):

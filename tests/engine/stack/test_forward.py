@@ -14,7 +14,6 @@ from safari.engine.stack.flat import Flat
 from safari.engine.stack.forward import stack
 from safari.engine.stack.luck import Luck
 from safari.engine.stack.train import gradients, train_stacked
-from safari.engine.stack.trial import counters_of
 from safari.models import Layout
 from safari.training import train_local
 
@@ -32,7 +31,7 @@ class Setting:
             self.module = self.case.make()
         self.layout = Layout.of(self.module)
         self.flat = Flat(self.layout, CLIENTS)
-        self.counters = counters_of(self.module, self.layout)
+        self.counters = self.layout.counters(self.module)
         self.draw = torch.Generator().manual_seed(6)
         self.start = self.layout.read(self.module)
         self.stack = stack(self.module, self.layout, self.case.inputs(8, self.draw))
@@ -52,8 +51,7 @@ class Setting:
 
     def fresh(self) -> nn.Module:
         module = copy.deepcopy(self.module)
-        for name, value in self.counters.items():
-            dict(module.named_buffers())[name].copy_(value)
+        self.layout.put_back(module, self.counters)
         return module
 
 
@@ -160,7 +158,7 @@ def test_neither_trial_nor_training_moves_the_global_generator_or_the_module(nam
     )
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(s.layout.read(s.module), s.start)
-    assert all(torch.equal(s.counters[k], v) for k, v in counters_of(s.module, s.layout).items())
+    assert all(torch.equal(s.counters[k], v) for k, v in s.layout.counters(s.module).items())
 
 
 def test_a_module_that_fails_on_the_trial_trains_one_by_one():

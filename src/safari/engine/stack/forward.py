@@ -27,7 +27,7 @@ from torch.func import functional_call
 from safari.engine.stack.fusion import find_fusions
 from safari.engine.stack.luck import Forward, Luck, seeded_by
 from safari.engine.stack.ops import LAYERS, Tensors, Value, refuses
-from safari.engine.stack.trial import CannotStack, compare, counters_of, distances, is_random, restore
+from safari.engine.stack.trial import CannotStack, compare, distances, is_random
 from safari.models import Layout
 
 Way = Literal["layers", "vmap", "loop"]
@@ -62,12 +62,12 @@ class Stack:
 def stack(module: nn.Module, layout: Layout, example: Tensor, *, bfloat16: bool = False) -> Stack:
     """The fastest way that is right for this module, tried on `example` inputs (an even number)."""
     alone = {training: by_loop(module, training) for training in (True, False)}
-    counters = counters_of(module, layout)
+    counters = layout.counters(module)
     try:
         return _first_right(alone, module, layout, example, bfloat16)
     finally:
         # Tracing runs what does not hang on the inputs: a count of batches, say.
-        restore(module, counters)
+        layout.put_back(module, counters)
 
 
 def _first_right(

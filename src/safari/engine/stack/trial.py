@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor, nn
 
@@ -20,23 +18,9 @@ class CannotStack(Exception):  # noqa: N818 - a reason to try the next way, not 
     """Why a module cannot be stacked in one way."""
 
 
-def counters_of(module: nn.Module, layout: Layout) -> dict[str, Tensor]:
-    """A copy of the buffers that no vector holds: counts, and what is not part of the module's state."""
-    held = {entry.name for entry in layout.entries}
-    return {name: buffer.clone() for name, buffer in module.named_buffers() if name not in held}
-
-
-@torch.no_grad()
-def restore(module: nn.Module, counters: Mapping[str, Tensor]) -> None:
-    """Put such a copy back."""
-    buffers = dict(module.named_buffers())
-    for name, value in counters.items():
-        buffers[name].copy_(value)
-
-
 def is_random(alone: Forward, module: nn.Module, layout: Layout, example: Tensor) -> bool:
     """Does a pass in training draw random numbers?"""
-    luck = Luck([0], example.device, counters_of(module, layout))
+    luck = Luck([0], example.device, layout.counters(module))
     before, host = luck.generators[0].get_state(), torch.get_rng_state()
     with torch.no_grad(), torch.random.fork_rng([]):
         alone(some_clients(module, layout, 1), example.clone(), luck)
@@ -86,7 +70,7 @@ def _pass(
     forward: Forward, module: nn.Module, layout: Layout, example: Tensor
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Output and buffers of two clients after a pass, and the gradients of their parameters."""
-    tensors, counters = some_clients(module, layout, 2), counters_of(module, layout)
+    tensors, counters = some_clients(module, layout, 2), layout.counters(module)
     names = [e.name for e in layout.entries if e.kind != "buffer"]
     wanted = [tensors[name].requires_grad_() for name in names]
     cuda = [example.device] if example.is_cuda else []
@@ -101,7 +85,7 @@ def _pass(
             raise CannotStack("it draws random numbers outside of dropout layers")
         probe = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out.device)
         found = torch.autograd.grad((out * probe).sum(), wanted, allow_unused=True)
-    if any(not torch.equal(value, counters[name]) for name, value in counters_of(module, layout).items()):
+    if any(not torch.equal(value, counters[name]) for name, value in layout.counters(module).items()):
         raise CannotStack("it changes a buffer that is not part of its state")
     gradients = [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, found, strict=True)]
     buffers = {name: tensor for name, tensor in tensors.items() if name not in names}

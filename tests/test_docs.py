@@ -8,6 +8,7 @@ toml                is a valid config, or a part of one
 console             every `$ safari ...` is run and must end well; `$ make ...` must be a target
 console exact       what is printed must be what is shown
 console fails       the same, for commands that end with an error
+console check       commands are not run, but checked as `safari validate` would: up to the first round
 console parse       commands that take too long are only parsed, with all their settings
 """
 
@@ -30,6 +31,7 @@ import pytest
 from safari.cli import cli, main
 from safari.cli.options import read_config
 from safari.config import Config, parse
+from safari.engine import check
 from safari.plugins import options_of
 
 ROOT = Path(__file__).parent.parent
@@ -57,7 +59,9 @@ class Block:
         """Each command of a console block, and what it prints."""
         pieces = re.split(r"^\$ ", self.text, flags=re.MULTILINE)
         assert not pieces[0].strip(), f"line {self.line}: a console block begins with a command"
-        return [(shlex.split(command), output) for command, _, output in (p.partition("\n") for p in pieces[1:])]
+        return [
+            (shlex.split(command), output) for command, _, output in (p.partition("\n") for p in pieces[1:])
+        ]
 
 
 def blocks_of(page: Path) -> list[Block]:
@@ -79,10 +83,13 @@ def page_module(tmp_path, monkeypatch):
     module = ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", module)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "110")
-    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.syspath_prepend(tmp_path)
+    before, loaded = signal.getsignal(signal.SIGTERM), set(sys.modules)
     yield module
     signal.signal(signal.SIGTERM, before)
+    for name in set(sys.modules) - loaded:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", None)):
+            del sys.modules[name]
 
 
 WITH_CODE = [page for page in PAGES if {"python", "console", "toml"} & {b.language for b in blocks_of(page)}]
@@ -124,8 +131,10 @@ def check_command(command, output, block, place, monkeypatch, capsys):
         assert set(arguments) <= set(make_targets()), place
     if program != "safari":
         return
-    if "parse" in block.words:
-        parse_command(arguments, place)
+    if {"parse", "check"} & set(block.words):
+        config = parse_command(arguments, place)
+        problems = check(config) if "check" in block.words else []
+        assert not problems, f"{place}: {problems}"
         return
     monkeypatch.setattr(sys, "argv", ["safari", *arguments])
     capsys.readouterr()
@@ -138,12 +147,12 @@ def check_command(command, output, block, place, monkeypatch, capsys):
         assert trimmed(printed) == trimmed(output), f"{place}: {shlex.join(command)}"
 
 
-def parse_command(arguments: list[str], place: str) -> None:
+def parse_command(arguments: list[str], place: str) -> Config:
+    """The config that a command would have run."""
     name, *rest = arguments
     assert name in cli.commands, f"{place}: {name}"
-    context = cli.commands[name].make_context(name, list(rest))
-    if context.params.get("config") is None and "settings" in context.params:
-        read_config(None, context.params["settings"])
+    given = cli.commands[name].make_context(name, list(rest)).params
+    return read_config(given.get("config"), given.get("settings", ()), given.get("seeds"))
 
 
 def trimmed(text: str) -> list[str]:
@@ -168,7 +177,9 @@ def test_links_and_pictures_lead_somewhere(page):
             assert anchor in anchors(file), f"{name_of(page)} links to {target}"
         code = re.fullmatch(r"`(\w+)`", label)
         if code and file.suffix == ".py":
-            there = re.search(rf"\b(?:def|class) {code[1]}\b|^{code[1]}\b.* = ", file.read_text(), re.MULTILINE)
+            there = re.search(
+                rf"\b(?:def|class) {code[1]}\b|^{code[1]}\b.* = ", file.read_text(), re.MULTILINE
+            )
             assert there, f"{name_of(page)}: {target} has no {code[1]}"
 
 
@@ -253,6 +264,7 @@ def test_every_field_of_a_records_line_is_explained(tmp_path):
 
 def test_the_citation_names_the_software_and_the_paper():
     import yaml
+
     from safari.version import __version__
 
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))

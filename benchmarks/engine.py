@@ -23,9 +23,10 @@ import torch.nn.functional as F
 from safari.config import parse
 from safari.data import Data
 from safari.data.augment import crop_and_flip
-from safari.engine.reference import mask_of
+from safari.engine.state import initial
 from safari.engine.vectorised import Vectorised
-from safari.engine.world import World, assemble
+from safari.engine.world import World, assemble, rule_of
+from safari.training import evaluate
 
 
 def random_pictures(samples: int, test: int) -> Data:
@@ -58,7 +59,7 @@ def sequential_round(world: World, x: torch.Tensor, t: int) -> torch.Tensor:
     local, data = world.config.local, world.data
     model, total = world.module, torch.zeros_like(x)
     rng = np.random.default_rng(t)
-    mask = mask_of(world, x, 0, t)
+    mask = world.mask(x, 0, t)
     masks = world.layout.split(mask)
     start = {name: v.clone() for name, v in world.layout.split(x * mask).items()}
     for part in world.parts:
@@ -98,12 +99,56 @@ def training_part(clients: int, data: Data, device: str, precision: str, repeats
     world = world_of(clients, data, device, engine={"device": device, "precision": precision})
     engine = Vectorised(world)
     x = world.start
-    mask = mask_of(world, x, 0, 0).unsqueeze(0)
+    mask = world.mask(x, 0, 0).unsqueeze(0)
     group = list(range(clients))
     found = timed(lambda t: engine._train(x, mask, group, t), device, 3, repeats)
     note = engine.note
     draw = timed(lambda t: [world.training_draw(c, t) for c in group], "cpu", 1, 5)
     return {"seconds": found, "draws": draw["median"], "note": note}
+
+
+def whole_round(pruner: str, data: Data, device: str, precision: str, rounds: int) -> dict[str, object]:
+    """A round with masks, training, aggregation, record and, every tenth time, evaluation."""
+    tables = {"pruning": {"pruner": pruner}, "wire": {"every": 0}}
+    world = world_of(10, data, device, engine={"device": device, "precision": precision}, **tables)
+    engine = Vectorised(world)
+    state = initial(world, rule_of(world.config.arms[0].rule))
+    seconds: list[float] = []
+    parts: dict[str, float] = {}
+    for t in range(rounds + 10):
+        start = time.perf_counter()
+        state, _, laps = engine.run_round(state)
+        # The first rounds compile, record graphs and (without data) find the mask for good.
+        if t >= 10:
+            seconds.append(time.perf_counter() - start)
+            parts = {name: parts.get(name, 0) + lap for name, lap in laps.items()}
+    plain = [_plain_round(world, state.server.model, t) for t in range(10, 13)]
+    evaluation = timed(lambda t: _evaluate(world, state.server.model), device, 1, 3)["median"]
+    sequential = statistics.median(plain) + evaluation / 10
+    mean = statistics.fmean(seconds)
+    return {
+        "pruner": pruner,
+        "precision": precision,
+        "sequential": sequential,
+        "seconds": {"mean": mean, "median": statistics.median(seconds), "n": rounds},
+        "parts": {name: lap / rounds for name, lap in parts.items()},
+        "ratio": sequential / mean,
+    }
+
+
+def _plain_round(world: World, x: torch.Tensor, t: int) -> float:
+    start = time.perf_counter()
+    if world.pruner.needs_data:
+        for client in range(10):
+            world.mask(x, client, t)
+    sequential_round(world, x, t)
+    torch.cuda.synchronize() if x.is_cuda else None
+    return time.perf_counter() - start
+
+
+def _evaluate(world: World, x: torch.Tensor) -> None:
+    world.layout.write(world.module, x)
+    evaluate(world.module, world.data.test_x, world.data.test_y, 1000)
 
 
 def main() -> None:
@@ -113,13 +158,15 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--clients", type=int, nargs="+", default=[10, 100])
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--pruners", nargs="*", default=["rand", "mag", "snip", "grasp", "synflow"])
+    parser.add_argument("--rounds", type=int, default=40, help="rounds of each pruner")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--precision", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     data = random_pictures(50_000, 10_000)
     name = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor()
-    result: dict[str, object] = {"device": name, "torch": torch.__version__, "rows": []}
+    result: dict[str, object] = {"device": name, "torch": torch.__version__, "rows": [], "rounds": []}
     for clients in args.clients:
         world = world_of(clients, data, args.device)
         few = max(3, args.repeats // (4 if clients > 10 else 1))
@@ -140,6 +187,16 @@ def main() -> None:
             result["rows"].append(
                 {"clients": clients, "precision": precision, "sequential": base, "ratio": ratio, **row}
             )
+    for pruner in args.pruners:
+        row = whole_round(pruner, data, args.device, args.precision[-1], args.rounds)
+        result["rounds"].append(row)
+        laps = "  ".join(f"{name} {lap * 1e3:.1f}" for name, lap in row["parts"].items())
+        print(
+            f"{pruner:8} sequential {row['sequential'] * 1e3:.0f} ms, "
+            f"ours {row['seconds']['mean'] * 1e3:.1f} ms "
+            f"(median {row['seconds']['median'] * 1e3:.1f}), {row['ratio']:.1f}x | {laps}",
+            flush=True,
+        )
     if args.profile:
         profile(data, args.device)
     if args.out:
@@ -150,7 +207,7 @@ def main() -> None:
 def profile(data: Data, device: str) -> None:
     world = world_of(10, data, device, engine={"device": device, "precision": "bfloat16", "graph": False})
     engine = Vectorised(world)
-    mask = mask_of(world, world.start, 0, 0).unsqueeze(0)
+    mask = world.mask(world.start, 0, 0).unsqueeze(0)
     run = lambda t: engine._train(world.start, mask, list(range(10)), t)
     run(0)
     with torch.profiler.profile(

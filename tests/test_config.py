@@ -108,6 +108,16 @@ LIMITS = [
         "engine.precision must be one of bfloat16, float32; got 'float16' (did you mean 'bfloat16'?)",
     ),
     ("engine.threads", -1, "engine.threads must be at least 0, got -1"),
+    ("wire.every", -1, "wire.every must be at least 0, got -1"),
+    ("wire.bits", 9, "wire.bits must be at most 8, got 9"),
+    ("wire.bits", 1, "wire.bits must be at least 2, got 1"),
+    ("wire.step", 0, "wire.step must be above 0.0, got 0"),
+    (
+        "wire.values",
+        "stepp",
+        "wire.values must be one of absolute, auto, bf16, difference, fp16, int8, qsgd, step; "
+        "got 'stepp' (did you mean 'step'?)",
+    ),
     ("evaluation.every", 0, "evaluation.every must be at least 1, got 0"),
     ("evaluation.batch", 0, "evaluation.batch must be at least 1, got 0"),
     ("evaluation.last", 0, "evaluation.last must be at least 1, got 0"),

@@ -94,6 +94,26 @@ class Engine:
 
 
 @dataclass(frozen=True)
+class Wire:
+    """How models become bytes (docs/wire.md)."""
+
+    values: str = _f(
+        "auto",
+        "numbers of an upload: exact (auto: the smallest; absolute, difference), or lossy (bf16, fp16, int8, "
+        "qsgd, step), and then the server averages what it decodes",
+        choices=("auto", "absolute", "difference", "bf16", "fp16", "int8", "qsgd", "step"),
+    )
+    bits: int = _f(4, "bits of a number with qsgd", least=2, most=8)
+    step: float = _f(1.0, "one step of the mode step, in units of the difference's rms", above=0.0)
+    every: int = _f(
+        10,
+        "rounds between two in which messages are encoded to count their bytes; 0: never. Lossy modes encode "
+        "always",
+        least=0,
+    )
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """When and how the global model is tested."""
 
@@ -151,6 +171,7 @@ class Config:
     )
     downlink: Plug = _plug("perfect", "how the broadcast gets lost on the way to the clients")
     aggregation: Aggregation = field(default_factory=Aggregation)
+    wire: Wire = field(default_factory=Wire)
     engine: Engine = field(default_factory=Engine)
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)

@@ -9,5 +9,5 @@ def record(number: int, **changes: Any) -> dict[str, Any]:
         "round": number, "loss": 2.0, "top1": 0.5, "top5": 0.75, "train_loss": 1.0,
         "trained": [0, 1, 2], "arrived": [0, 1], "missing": [2], "refused": {}, "stand_ins": {"2": [0]},
         "lost": False, "density": 0.2, "agreement": 1.0, "support": 0.2, "churn": 0.0, "layers": {},
-        "bytes": {"up": 0, "down": 0},
+        "bytes": {"up": None, "down": None},
     } | changes  # fmt: skip

@@ -183,13 +183,13 @@ def test_masks_let_the_first_round_out_of_the_picture():
 
 def test_traffic_beside_dense():
     up, down = [line("a", [1e6, 2e6])], [line("a", [1e3, 2e3])]
-    figure = drawn(figures.traffic(up, down, [line("", [4e6, 8e6])], []))
+    figure = drawn(figures.traffic(up, down, [4e6]))
     left, right = figure.axes
-    assert [data(artist)[1] for artist in left.lines] == [[4, 8], [1, 2]]
+    assert [data(artist)[1] for artist in left.lines] == [[4, 4], [1, 2]]
     assert texts(left) == ["a", "dense"]
-    assert left.get_ylabel() == "MB so far"
-    assert [data(artist)[1] for artist in right.lines] == [[1, 2]]
-    assert right.get_ylabel() == "kB so far"
+    assert left.get_ylabel() == "MB a message"
+    assert [data(artist)[1] for artist in right.lines] == [[4, 4], [0.001, 0.002]]
+    assert right.get_ylabel() == "MB a message"
 
 
 @pytest.mark.parametrize("kind", ["png", "svg"])

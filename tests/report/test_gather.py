@@ -15,10 +15,10 @@ from safari.report.gather import (
     REFUSED,
     STOOD_IN,
     dense_bytes,
+    message_bytes,
     read_run,
     run_names,
     series,
-    total_bytes,
 )
 
 
@@ -87,21 +87,22 @@ def test_status_by_hand(synthetic):
     ]
 
 
-def test_bytes_add_up_beside_dense(synthetic):
-    records = [record(1, bytes={"up": 10, "down": 3}), record(2, bytes={"up": 5, "down": 4}, trained=[0])]
+def test_bytes_of_a_message_where_they_were_counted(synthetic):
+    counted = [{"up": 10.5, "down": 3}, {"up": None, "down": None}, {"up": None, "down": 4}]
+    records = [record(t, bytes=sizes) for t, sizes in enumerate(counted, 1)]
     run = synthetic({("drop", 0): records, ("safari", 0): records}, tensors={"model": torch.zeros(100)})
     data = [read_run(run)]
-    assert [line.mean.tolist() for line in total_bytes(data, "up")] == [[10, 15], [10, 15]]
-    # 400 bytes a model: three clients sent one and then one did; the server sent three each time.
-    # Both arms come to the same, which is given once.
-    assert [line.mean.tolist() for line in dense_bytes(data, "up")] == [[1200, 1600]]
-    assert [line.mean.tolist() for line in dense_bytes(data, "down")] == [[1200, 2400]]
+    up, down = message_bytes(data, "up"), message_bytes(data, "down")
+    assert [(line.rounds.tolist(), line.mean.tolist()) for line in up] == [([1], [10.5])] * 2
+    assert [(line.rounds.tolist(), line.mean.tolist()) for line in down] == [([1, 3], [3, 4])] * 2
+    # Both arms' models are of the same size, which is given once.
+    assert dense_bytes(data) == [400]
 
 
 def test_no_bytes_counted_and_no_checkpoint(synthetic):
     data = [read_run(synthetic({("drop", 0): [record(1)]}))]
-    assert total_bytes(data, "up") == []
-    assert dense_bytes(data, "up") == []
+    assert message_bytes(data, "up") == []
+    assert dense_bytes(data) == []
 
 
 def test_names_of_runs(synthetic):

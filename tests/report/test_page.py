@@ -102,8 +102,9 @@ def test_table_figures_rules_and_config_are_there(page, tiny):
     # The table of results, the table of rules, and the version under "Made with".
     assert arms == ["perfect", "drop", "safari"] * 2 + ["safari"]
     labels = [svg["aria-label"] for svg in page.all("svg")]
-    assert labels[:4] == ["Test accuracy, top-1", "Test accuracy, top-5", "Test loss", "Masks"]
-    assert labels[4:] == ["Arrivals: drop", "Arrivals: safari", "Similarity: safari"]
+    assert labels[:5] == ["Test accuracy, top-1", "Test accuracy, top-5", "Test loss", "Bytes", "Masks"]
+    assert labels[5:8] == ["Arrivals: drop", "Arrivals: safari", "Similarity: safari"]
+    assert len(labels) == 9
     assert "Average what arrived." in page.words["td"]
     assert "".join(page.words["code"]).endswith(to_toml(tiny.config))
     mean = summarise(tiny)["arms"]["drop"]["top1"]["mean"]
@@ -188,7 +189,8 @@ def test_an_arm_that_has_not_begun(synthetic, tmp_path):
 
 
 def test_figures_as_files(tiny, tmp_path):
-    names = ["top1", "top5", "loss", "masks", "arrivals-drop", "arrivals-safari", "similarity-safari"]
+    names = ["top1", "top5", "loss", "bytes", "masks", "arrivals-drop", "arrivals-safari"]
+    names += ["similarity-safari", "labels"]
     paths = write_figures(tiny, tmp_path / "figures")
     assert [path.name for path in paths] == [f"{name}.{kind}" for name in names for kind in ("png", "svg")]
     assert sorted(tmp_path.glob("figures/*")) == sorted(paths)

@@ -43,7 +43,7 @@ def test_the_final_accuracy_is_the_mean_of_the_last_twenty_rounds():
     # The population's spread: half of the values lie 0.1 above, half 0.1 below. (A sample's would be 0.1026.)
     assert summary["top1_within"] == pytest.approx(0.1, abs=1e-15)
     assert summary["lost_updates"] == 0.5
-    assert (summary["bytes_up"], summary["bytes_down"]) == (250, 2500)
+    assert (summary["bytes_up"], summary["bytes_down"]) == (10, 100)
 
 
 def test_rounds_to_target_is_the_first_evaluation_at_85_percent_or_more():

@@ -43,17 +43,12 @@ class MaskCount:
         self._any: Tensor | None = None
         self._all: Tensor | None = None
 
-    def add(self, mask: Tensor) -> None:
-        """Count one client's mask."""
+    def add(self, mask: Tensor, clients: int = 1) -> None:
+        """Count one client's mask, or one that several share."""
         weights = mask[self._layout.prunable.to(mask.device)]
-        self._kept.append(int(weights.sum()))
+        self._kept += [int(weights.sum())] * clients
         self._any = weights if self._any is None else self._any | weights
         self._all = weights if self._all is None else self._all & weights
-
-    @property
-    def kept(self) -> list[int]:
-        """How many weights each client kept, in the order added."""
-        return list(self._kept)
 
     @property
     def density(self) -> float | None:
@@ -76,22 +71,23 @@ def record_of(
     scores: Mapping[str, float] | None,
     losses: Sequence[float],
     masks: MaskCount,
+    sizes: Mapping[str, float | None],
     before: Tensor,
     after: Tensor,
 ) -> Record:
     """The line for round t (counted from 1 in the record).
 
-    `losses` and `masks` are those of the clients that arrived: what a server could know.
+    `losses` and `masks` are those of the clients that arrived: what a server could know. `sizes` are the
+    bytes of one message up and down, None where they were not counted.
     `support` is the fraction of prunable weights of the new global model that are not 0, `churn` the
     fraction that became or ceased to be 0 in this round.
     """
-    weights = layout.prunable.to(after.device)
-    was, now = before[weights] != 0, after[weights] != 0
-    support = {
-        e.name: round(int((after[e.offset : e.end] != 0).sum()) / max(1, e.size), 6)
-        for e in layout.entries
-        if e.kind == "weight"
-    }
+    weights = [e for e in layout.entries if e.kind == "weight"]
+    was, now = before != 0, after != 0
+    # One look at the device for all layers.
+    counts = torch.stack([now[e.offset : e.end].sum() for e in weights]).tolist()
+    changes = torch.stack([(was ^ now)[e.offset : e.end].sum() for e in weights]).tolist()
+    support = {e.name: round(n / max(1, e.size), 6) for e, n in zip(weights, counts, strict=True)}
     return {
         "round": t + 1,
         "loss": _finite(scores["loss"]) if scores else None,
@@ -106,10 +102,10 @@ def record_of(
         "lost": outcome.lost,
         "density": masks.density,
         "agreement": masks.agreement,
-        "support": int(now.sum()) / layout.prunable_count,
-        "churn": int((was != now).sum()) / layout.prunable_count,
+        "support": sum(counts) / layout.prunable_count,
+        "churn": sum(changes) / layout.prunable_count,
         "layers": support,
-        "bytes": {"up": 0, "down": 0},
+        "bytes": dict(sizes),
     }
 
 

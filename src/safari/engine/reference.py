@@ -8,11 +8,11 @@ from collections.abc import Callable
 import numpy as np
 from torch import Tensor
 
+from safari.engine.mail import Mail
 from safari.engine.record import MaskCount, Record, Stopwatch, record_of
 from safari.engine.state import State
 from safari.engine.world import World
-from safari.pruning import compute_mask
-from safari.seeds import derive, generator, torch_generator
+from safari.seeds import derive, generator
 from safari.training import evaluate, train_local
 
 
@@ -25,7 +25,7 @@ def run_round(world: World, state: State) -> tuple[State, Record, dict[str, floa
     """One round: the next state, the round's record, and the seconds each part took."""
     t, x = state.round, state.server.model
     watch = Stopwatch(world.device)
-    masks = MaskCount(world.layout)
+    masks, mail = MaskCount(world.layout), Mail(world, x, t)
 
     # 1. The server broadcasts x; the network decides whom that reaches, and whose answer will arrive.
     cohort = world.cohort(t)
@@ -39,7 +39,7 @@ def run_round(world: World, state: State) -> tuple[State, Record, dict[str, floa
         if not heard[client]:
             continue
         if shared is None or world.pruner.needs_data:
-            shared = mask_of(world, x, client, t)
+            shared = world.mask(x, client, t)
         mask = shared
         watch.lap("mask")
         model, loss = train_local(
@@ -55,7 +55,8 @@ def run_round(world: World, state: State) -> tuple[State, Record, dict[str, floa
         watch.lap("train")
         # 3. The uplink delivers it, or does not.
         if answered[client]:
-            received[client] = model
+            received[client] = mail.up(client, model, mask)
+            watch.lap("wire")
             losses.append(loss)
             masks.add(mask)
 
@@ -70,7 +71,9 @@ def run_round(world: World, state: State) -> tuple[State, Record, dict[str, floa
     watch.lap("evaluate")
 
     trained = [client for client in cohort if heard[client]]
-    record = record_of(world.layout, t, trained, outcome, scores, losses, masks, x, server.model)
+    record = record_of(
+        world.layout, t, trained, outcome, scores, losses, masks, mail.sizes(), x, server.model
+    )
     return State(server, uplink, downlink), record, watch.seconds
 
 
@@ -84,17 +87,3 @@ def network(
     if state.server.rule.overrides_network:
         heard = answered = np.ones(len(world.parts), dtype=bool)
     return heard, answered, uplink, downlink
-
-
-def mask_of(world: World, x: Tensor, client: int, t: int) -> Tensor:
-    """A client's mask on the global model. After the first round, what is 0 stays cut."""
-    return compute_mask(
-        world.module,
-        world.layout,
-        x,
-        world.pruner,
-        world.config.pruning.sparsity,
-        world.pruning_batch(client, t),
-        torch_generator(world.seed, "pruner"),
-        support=None if t == 0 else x != 0,
-    )

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from safari.engine.mail import Mail
 from safari.engine.record import MaskCount, Record, Stopwatch, record_of
-from safari.engine.reference import mask_of, network
+from safari.engine.reference import network
 from safari.engine.stack.flat import Flat
 from safari.engine.stack.forward import Luck, stack
 from safari.engine.stack.graph import Recorded
@@ -67,7 +68,7 @@ class Vectorised:
     def run_round(self, state: State) -> tuple[State, Record, dict[str, float]]:
         """One round; see `reference.run_round`, whose steps these are."""
         world, t, x = self.world, state.round, state.server.model
-        watch, masks = Stopwatch(world.device), MaskCount(world.layout)
+        watch, masks, mail = Stopwatch(world.device), MaskCount(world.layout), Mail(world, x, t)
         cohort = world.cohort(t)
         heard, answered, uplink, downlink = network(world, state)
         arriving = [client for client in cohort if heard[client] and answered[client]]
@@ -77,12 +78,17 @@ class Vectorised:
         place = {client: row for row, client in enumerate(arriving)}
         for group in self._groups(arriving):
             kept = self._masks(x, group, t)
-            for mask in kept if world.pruner.needs_data else kept[:1].expand(len(group), -1):
-                masks.add(mask)
+            for mask in kept:
+                masks.add(mask, 1 if world.pruner.needs_data else len(group))
             watch.lap("mask")
             rows = [place[client] for client in group]
-            models[rows], losses[rows] = self._train(x, kept, group, t)
+            sent, losses[rows] = self._train(x, kept, group, t)
             watch.lap("train")
+            if mail.counts or mail.lossy:
+                each = kept.expand(len(group), -1)
+                sent = torch.stack([mail.up(*letter) for letter in zip(group, sent, each, strict=True)])
+            models[rows] = sent
+            watch.lap("wire")
 
         server, outcome = state.server.step_stacked(arriving, models, cohort)
         watch.lap("aggregate")
@@ -94,7 +100,9 @@ class Vectorised:
             )
         watch.lap("evaluate")
         trained = [client for client in cohort if heard[client]]
-        record = record_of(world.layout, t, trained, outcome, scores, losses.tolist(), masks, x, server.model)
+        record = record_of(
+            world.layout, t, trained, outcome, scores, losses.tolist(), masks, mail.sizes(), x, server.model
+        )
         return State(server, uplink, downlink), record, watch.seconds
 
     def _groups(self, clients: Sequence[int]) -> list[list[int]]:
@@ -110,11 +118,11 @@ class Vectorised:
         """`bool[clients, size]`, or one row where all have the same."""
         world = self.world
         if not world.pruner.needs_data:
-            return mask_of(world, x, group[0], t).unsqueeze(0)
+            return world.mask(x, group[0], t).unsqueeze(0)
         picks = [world.pruning_draw(client, t) for client in group]
         together = len({len(pick) for pick in picks}) == 1 and self.stack.way != "loop"
         if world.pruner.score not in STACKED_SCORES or not together:
-            return torch.stack([mask_of(world, x, client, t) for client in group])
+            return torch.stack([world.mask(x, client, t) for client in group])
         pick = torch.from_numpy(np.concatenate(picks)).to(world.data.train_x.device)
         return stacked_masks(
             world.pruner.score,

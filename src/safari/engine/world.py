@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,8 +26,8 @@ from safari.errors import ConfigError, PruneError, SafariError
 from safari.links import LINKS, Link, Setting
 from safari.models import MODELS, Layout
 from safari.plugins import check_options, resolve
-from safari.pruning import PRUNERS, Batch, Pruner, as_pruner, kept_count
-from safari.seeds import derive, generator
+from safari.pruning import PRUNERS, Batch, Pruner, as_pruner, compute_mask, kept_count
+from safari.seeds import derive, generator, torch_generator
 from safari.training import draw_batches
 
 T = TypeVar("T")
@@ -73,6 +73,30 @@ class World:
         if self.config.aggregation.weights == "samples":
             return [float(len(part)) for part in self.parts]
         return None
+
+    def mask(self, x: Tensor, client: int, t: int, pruner: Pruner | None = None) -> Tensor:
+        """A client's mask on the global model x of round t (by another pruner, where one is given)."""
+        # Before anything was trained, all clients and arms have the same mask when it needs no data.
+        if t == 0 and pruner is None and not self.pruner.needs_data:
+            return self._first_mask
+        return self._mask(x, client, t, pruner or self.pruner)
+
+    @cached_property
+    def _first_mask(self) -> Tensor:
+        return self._mask(self.start, 0, 0, self.pruner)
+
+    def _mask(self, x: Tensor, client: int, t: int, pruner: Pruner) -> Tensor:
+        return compute_mask(
+            self.module,
+            self.layout,
+            x,
+            pruner,
+            self.config.pruning.sparsity,
+            self.pruning_batch(client, t),
+            torch_generator(self.seed, "pruner"),
+            # After the first round, what is 0 stays cut.
+            support=None if t == 0 else x != 0,
+        )
 
     def fresh_module(self) -> nn.Module:
         """The scratch module without what the last client's training counted in it.

@@ -107,25 +107,23 @@ def masks(density: Sequence[Series], support: Sequence[Series], churn: Sequence[
         return figure
 
 
-def traffic(
-    up: Sequence[Series], down: Sequence[Series], dense_up: Sequence[Series], dense_down: Sequence[Series]
-) -> Figure:
-    """Bytes so far, up and down, beside what dense float32 models would have come to."""
+def traffic(up: Sequence[Series], down: Sequence[Series], dense: Sequence[float]) -> Figure:
+    """Bytes of a message, up and down, beside those of a dense float32 model."""
     with styled():
         figure = new_figure(9.0, 3.1)
         panels: Any = figure.subplots(1, 2)
-        both = (("up: clients to server", up, dense_up), ("down: server to clients", down, dense_down))
-        for axes, (title, lines, dense) in zip(panels, both, strict=True):
-            factor, unit = _unit(max((float(s.mean[-1]) for s in [*lines, *dense]), default=0.0))
-            for line in dense:
-                at = thin(len(line.rounds), MOST_ROUNDS_ONE_BY_ONE)
-                axes.plot(line.rounds[at], factor * line.mean[at], color=SOFT, lw=1.2, ls=(0, (4, 2)))
+        both = (("up: client to server", up), ("down: server to client", down))
+        for axes, (title, lines) in zip(panels, both, strict=True):
+            factor, unit = _unit(max([*dense, *(float(s.mean.max()) for s in lines)], default=0.0))
+            for size in dense:
+                axes.axhline(factor * size, color=SOFT, lw=1.2, ls=(0, (4, 2)))
             _draw_exact(axes, lines, factor)
-            _finish(axes, [*lines, *dense], f"{unit} so far")
+            _finish(axes, lines, f"{unit} a message")
             axes.set_title(title)
             axes.set_ylim(bottom=0.0)
             ends = [_end(k, line, factor * line.mean) for k, line in enumerate(lines)]
-            ends += [End("dense", d.rounds[-1], float(factor * d.mean[-1]), SOFT) for d in dense[:1]]
+            last = max((float(line.rounds[-1]) for line in lines), default=1.0)
+            ends += [End("dense", last, factor * size, SOFT) for size in dense[:1]]
             _name_lines(axes, ends, lines)
         return figure
 

@@ -16,8 +16,8 @@ from safari.report.gather import (
     RunData,
     Series,
     dense_bytes,
+    message_bytes,
     series,
-    total_bytes,
 )
 
 if TYPE_CHECKING:
@@ -73,12 +73,12 @@ def _band(lines: Sequence[Series]) -> str:
 
 
 def _bytes(runs: Sequence[RunData]) -> Iterator[Drawn]:
-    up, down = total_bytes(runs, "up"), total_bytes(runs, "down")
+    up, down = message_bytes(runs, "up"), message_bytes(runs, "down")
     if up or down:
-        figure = figures.traffic(up, down, dense_bytes(runs, "up"), dense_bytes(runs, "down"))
+        figure = figures.traffic(up, down, dense_bytes(runs))
         caption = (
-            "Bytes sent so far, mean over seeds. Dense: the same messages as whole float32 models. "
-            "Where arms coincide, their lines lie on each other."
+            "Bytes of one message as really encoded, in the rounds in which they were counted; mean over "
+            "clients and seeds. Dense: the whole model in float32."
         )
         yield Drawn("bytes", "Bytes", caption, figure)
 

@@ -125,27 +125,22 @@ def series(runs: Sequence[RunData], column: str) -> list[Series]:
             if column in ("top1", "top5", "loss"):
                 at = np.isfinite(trials[0].columns["top1"])
                 values, rounds = values[:, at], rounds[at]
+            elif column in ("bytes_up", "bytes_down"):
+                at = np.asarray(np.isfinite(values).all(axis=0))
+                values, rounds = values[:, at], rounds[at]
             found.append(Series(label(runs, run, arm), rounds, values, run.config.seeds))
     return found
 
 
-def total_bytes(runs: Sequence[RunData], direction: str) -> list[Series]:
-    """Bytes so far (`direction` is "up" or "down") for every arm; empty when no bytes were counted."""
-    found = [_cumulative(s) for s in series(runs, f"bytes_{direction}")]
-    return found if any(s.values.any() for s in found) else []
+def message_bytes(runs: Sequence[RunData], direction: str) -> list[Series]:
+    """Bytes of one message (`direction` is "up" or "down") in the rounds in which they were counted."""
+    return [line for line in series(runs, f"bytes_{direction}") if len(line.rounds)]
 
 
-def dense_bytes(runs: Sequence[RunData], direction: str) -> list[Series]:
-    """What the same messages would come to as dense float32 models; the same line is given once."""
-    column, found = {"up": "trained", "down": "asked"}[direction], list[Series]()
-    for run in runs:
-        for arm, line in zip(run.arms, series([run], column), strict=True):
-            if arm.size is None:
-                continue
-            dense = _cumulative(line, _FLOAT32_BYTES * arm.size)
-            if not any(np.array_equal(dense.mean, other.mean) for other in found):
-                found.append(dense)
-    return found
+def dense_bytes(runs: Sequence[RunData]) -> list[float]:
+    """What a message would come to as a dense float32 model; each size once."""
+    sizes = [_FLOAT32_BYTES * arm.size for run in runs for arm in run.arms if arm.size is not None]
+    return sorted({float(size) for size in sizes})
 
 
 def label(runs: Sequence[RunData], run: RunData, arm: ArmData) -> str:
@@ -156,10 +151,6 @@ def label(runs: Sequence[RunData], run: RunData, arm: ArmData) -> str:
 def _longest(arm: ArmData) -> list[TrialData]:
     length = max(trial.length for trial in arm.trials)
     return [trial for trial in arm.trials if trial.length == length]
-
-
-def _cumulative(line: Series, factor: float = 1.0) -> Series:
-    return Series(line.label, line.rounds, np.cumsum(line.values, axis=1) * factor, line.seeds)
 
 
 def _read_arm(name: str, trials: Sequence[Trial], clients: int) -> ArmData:
@@ -187,16 +178,15 @@ def _read_trial(trial: Trial, clients: int, *, with_status: bool) -> tuple[Trial
             raise RunError(
                 f"{trial.rounds}, line {number} is not a round's record: {type(error).__name__} {error}"
             ) from error
-    names = (*_NUMBERS, "asked", "trained", "bytes_up", "bytes_down")
+    names = (*_NUMBERS, "bytes_up", "bytes_down")
     table = np.array(rows, dtype=np.float64).reshape(len(rows), len(names))
     columns = {name: table[:, k] for k, name in enumerate(names)}
     return TrialData(trial.seed, columns), np.stack(codes, axis=1) if codes else None
 
 
 def _row(record: Mapping[str, Any]) -> list[float]:
-    numbers = [np.nan if record[name] is None else float(record[name]) for name in _NUMBERS]
-    asked, trained = len(record["arrived"]) + len(record["missing"]), len(record["trained"])
-    return [*numbers, asked, trained, float(record["bytes"]["up"]), float(record["bytes"]["down"])]
+    values = [*(record[name] for name in _NUMBERS), record["bytes"]["up"], record["bytes"]["down"]]
+    return [np.nan if value is None else float(value) for value in values]
 
 
 def _status(record: Mapping[str, Any], clients: int) -> Codes:

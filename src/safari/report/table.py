@@ -30,7 +30,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Row:
-    """One arm over its seeds; accuracies and shares are fractions, sizes are bytes."""
+    """One arm over its seeds; accuracies and shares are fractions, sizes are bytes of one message."""
 
     label: str
     top1: Value

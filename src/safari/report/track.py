@@ -53,7 +53,7 @@ def numbers_of(record: Mapping[str, Any]) -> dict[str, float]:
     columns |= {
         f"network/{key}": len(record[key]) for key in ("arrived", "missing", "refused") if key in record
     }
-    columns |= {f"bytes/{direction}": count for direction, count in record.get("bytes", {}).items()}
+    columns |= {f"bytes/{direction}": size for direction, size in record.get("bytes", {}).items()}
     return {
         name: float(value) for name, value in columns.items() if value is not None and math.isfinite(value)
     }

@@ -44,8 +44,8 @@ def summarise_trial(records: Sequence[Record], config: Config) -> dict[str, Any]
         "top1_within": pstdev([r["top1"] for r in last]) if last else None,
         "rounds_to_target": reached[0] if reached else None,
         "lost_updates": 1 - arrived / asked if asked else None,
-        "bytes_up": sum(r["bytes"]["up"] for r in records),
-        "bytes_down": sum(r["bytes"]["down"] for r in records),
+        "bytes_up": _mean([r["bytes"] for r in records], "up"),
+        "bytes_down": _mean([r["bytes"] for r in records], "down"),
         "refused": sum(len(r["refused"]) for r in records),
     }
 

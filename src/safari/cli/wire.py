@@ -1,0 +1,140 @@
+"""`safari wire`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from safari.cli.options import json_option
+from safari.errors import RunError
+
+
+@click.group()
+def wire() -> None:
+    """Look at the wire format: what a message holds, and what it costs."""
+
+
+@wire.command()
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--run",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The run that the frame came from: then its layout is known, and the body can be read.",
+)
+@json_option
+def inspect(file: Path, folder: Path | None, as_json: bool) -> None:
+    """Explain a frame or a packet: modes, bytes by part, density by layer, distance from the entropy bound.
+
+    \b
+    Example:
+      safari wire bench runs/mine --save upload.frame
+      safari wire inspect upload.frame --run runs/mine
+    """
+    from safari.wire import inspect as explain
+
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise RunError(f"cannot read {file}: {error.strerror}") from error
+    found = explain(data, _upload(folder, None, 0).shared if folder else None)
+    if as_json:
+        click.echo(json.dumps(_plain(found), indent=2))
+        return
+    click.echo(f"{found.kind} of {found.size:,} bytes; values {found.modes.values}, mask {found.modes.mask}")
+    for name, size in found.parts.items():
+        bound = (
+            "" if found.bound is None or name not in found.bound else f"  (bound {found.bound[name]:,.0f})"
+        )
+        click.echo(f"  {name:<8} {size:>10,}{bound}")
+    if found.over_bound is not None and found.dense_ratio is not None:
+        click.echo(
+            f"{found.over_bound:.3f} of the entropy bound; {found.dense_ratio:.1f}× below dense float32"
+        )
+    for entry in found.density:
+        click.echo(
+            f"  {entry.name:<40} {entry.kept:>9,} of {entry.size:>9,}  {_share(entry.kept, entry.size)}"
+        )
+
+
+@wire.command()
+@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--arm", help="Whose model.  [default: the last arm's]")
+@click.option("--client", type=click.IntRange(min=0), default=0, show_default=True, help="Who sends it.")
+@click.option(
+    "--save", type=click.Path(path_type=Path, dir_okay=False), help="Write the smallest exact frame."
+)
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the upload as .npz, for benchmarks/wire.py.",
+)
+@json_option
+def bench(
+    folder: Path, arm: str | None, client: int, save: Path | None, record: Path | None, as_json: bool
+) -> None:
+    """What the next upload of a run costs in every mode, beside plain ways to write a sparse model.
+
+    One client is trained from the arm's last checkpoint, as the next round would; its model is what is
+    encoded.
+    """
+    import numpy as np
+
+    from safari.runs.files import write_atomically
+    from safari.wire import bounds, costs, encode, plain_costs
+
+    upload = _upload(folder, arm, client)
+    layout, shared = upload.shared.layout, upload.shared
+    if save is not None:
+        write_atomically(save, encode(upload.vector, upload.mask, shared))
+    if record is not None:
+        import io
+
+        buffer = io.BytesIO()
+        np.savez(
+            buffer,
+            reference=shared.reference,
+            vector=upload.vector,
+            mask=upload.mask,
+            predicted=shared.predicted_mask,
+            names=np.array(layout.names),
+            sizes=np.array(layout.sizes),
+            prunable=np.array(layout.prunable),
+            shapes=np.array(["x".join(map(str, shape)) for shape in upload.shapes]),
+        )
+        write_atomically(record, buffer.getvalue())
+    rows = [*plain_costs(upload.vector, upload.mask, layout), *costs(upload.vector, upload.mask, shared)]
+    limits = bounds(upload.vector, upload.mask, layout)
+    if as_json:
+        table = {"costs": [dataclasses.asdict(row) for row in rows], "bounds": dataclasses.asdict(limits)}
+        click.echo(json.dumps(table, indent=2))
+        return
+    dense = rows[0].size
+    click.echo(f"{'':<34} {'bytes':>12} {'below dense':>12} {'error':>9} {'as packets':>11}")
+    for row in rows:
+        error = f"{row.error:.2g}" if row.error else "exact"
+        more = f"+{row.packet_bytes / row.size - 1:.1%}" if row.packet_bytes else ""
+        click.echo(f"{row.name:<34} {row.size:>12,} {dense / row.size:>11.1f}× {error:>9} {more:>11}")
+
+
+def _upload(folder: Path, arm: str | None, client: int) -> Any:
+    from safari.engine.sample import next_upload
+    from safari.runs import RunFolder
+
+    return next_upload(RunFolder.open(folder), arm, client)
+
+
+def _share(kept: int, size: int) -> str:
+    return f"{kept / size:6.1%}" if size else "     –"
+
+
+def _plain(found: Any) -> dict[str, Any]:
+    """An inspection as JSON: digests in hexadecimal, what follows from it beside it."""
+    table = dataclasses.asdict(
+        found, dict_factory=lambda pairs: {k: v.hex() if isinstance(v, bytes) else v for k, v in pairs}
+    )
+    return table | {"over_bound": found.over_bound, "dense_ratio": found.dense_ratio}

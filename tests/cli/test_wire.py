@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import safari
+from safari.cli import cli
+from safari.errors import SafariError
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wire") / "run"
+    safari.run({"rounds": 3, "clients": 5, "arms": ["drop"], "model": {"name": "mlp"}}, folder)
+    return folder
+
+
+def invoke(*words):
+    return CliRunner().invoke(cli, ["wire", *map(str, words)], catch_exceptions=False)
+
+
+def test_bench_prints_every_mode_and_writes_what_it_measured(run, tmp_path):
+    frame, record = tmp_path / "upload.frame", tmp_path / "upload.npz"
+    table = json.loads(invoke("bench", run, "--json", "--save", frame, "--record", record).stdout)
+    sizes = {row["name"]: row["size"] for row in table["costs"]}
+    # 64·64 + 64 + 64·10 + 10 numbers of four bytes.
+    assert sizes["dense float32"] == 4 * 4810
+    exact = {name: size for name, size in sizes.items() if name.startswith(("absolute", "difference"))}
+    assert frame.stat().st_size == min(exact.values()) < sizes["bit mask + float32"]
+    with np.load(record, allow_pickle=False) as kept:
+        assert kept["vector"].shape == kept["mask"].shape == kept["reference"].shape == (4810,)
+        assert kept["shapes"].tolist() == ["64x64", "64", "10x64", "10"]
+    text = invoke("bench", run).stdout
+    assert all(name in text for name in sizes)
+
+
+def test_inspect_explains_a_frame(run, tmp_path):
+    frame = tmp_path / "upload.frame"
+    invoke("bench", run, "--save", frame)
+    found = json.loads(invoke("inspect", frame, "--run", run, "--json").stdout)
+    assert found["size"] == frame.stat().st_size == sum(found["parts"].values())
+    kept = {entry["name"]: entry["kept"] for entry in found["density"]}
+    assert kept["1.weight"] + kept["3.weight"] == round(0.2 * (64 * 64 + 640))
+    assert found["over_bound"] < 1.2
+    text = invoke("inspect", frame, "--run", run).stdout
+    assert "below dense float32" in text
+    assert "1.weight" in text
+    # Without the run there is a head and a body.
+    assert invoke("inspect", frame).stdout.startswith(f"frame of {found['size']:,} bytes; values difference")
+
+
+def test_what_is_no_frame_gets_a_clear_error(run, tmp_path):
+    bad = tmp_path / "bad"
+    bad.write_bytes(b"not a frame at all")
+    with pytest.raises(SafariError, match=r"at byte \d+"):
+        invoke("inspect", bad)
+    with pytest.raises(SafariError, match=r"cannot read .*: No such file or directory"):
+        invoke("inspect", tmp_path / "missing")
+    with pytest.raises(SafariError, match="is not a run's folder"):
+        invoke("bench", tmp_path)

@@ -231,10 +231,10 @@ def test_the_configuration_page_leaves_nothing_out(make_docs):
             assert re.findall(r"^\| `(\w+)` \|", about, re.MULTILINE) == [o.name for o in options]
 
 
-def test_the_readme_says_what_the_records_say(make_docs):
-    shown = make_docs.TABLE.search((ROOT / "README.md").read_text(encoding="utf-8"))
-    assert shown, "README.md has lost the marks around the demo's table"
-    assert shown[0] == make_docs.demo_results(), "the table in README.md is not that of docs/demo"
+def test_the_pages_say_what_the_records_say(make_docs):
+    for page, results in make_docs.demo_results().items():
+        _, shown, _ = make_docs.split_at_table(page)
+        assert shown == results, f"the table in {name_of(page)} is not that of docs/demo"
 
 
 def test_the_records_are_those_of_the_demo(make_docs):

@@ -3,7 +3,8 @@
 docs/configuration.md           from the config's fields and the plug-ins' signatures and docstrings
 docs/images/partition-*.svg     label counts of each partition of the digits
 With `--demo RUN`, from a finished run of the demo:
-docs/images/demo.svg, demo-dark.svg, the table in README.md, and docs/demo/, the records behind both
+docs/images/demo.svg, demo-dark.svg, the table in README.md and docs/quickstart.md, and docs/demo/, the
+records behind them
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ DOCS = ROOT / "docs"
 IMAGES = DOCS / "images"
 DEMO = DOCS / "demo"
 SUMMARY, STEADY = "summary.json", "steady.json"
-TABLE = re.compile(r"(?<=<!-- demo table -->\n).*?(?=<!-- end of demo table -->)", re.DOTALL)
+TABLE = re.compile(r"(?<=<!-- demo table -->\n)(.*?)(?=<!-- end of demo table -->)", re.DOTALL)
 
 # Name, type, default, meaning.
 Row = tuple[str, str, Any, str]
@@ -63,9 +64,9 @@ def configuration_page() -> str:
     return "\n".join([_INTRO, *_fields(), _PLUG_INS, *_plug_ins()]).rstrip() + "\n"
 
 
-def demo_results() -> str:
-    """The demo's table and what it does not show, from the records in docs/demo."""
-    from safari.report import rows_of, to_markdown
+def demo_results() -> dict[Path, str]:
+    """The demo's table, and for README.md what it does not show, from the records in docs/demo."""
+    from safari.report import rows_of, to_markdown, to_text
 
     summary, steady = (json.loads((DEMO / name).read_text(encoding="utf-8")) for name in (SUMMARY, STEADY))
     said = []
@@ -73,10 +74,18 @@ def demo_results() -> str:
         value = spread(list(rounds.values()))
         said.append(f"{value['mean']:.0f} ± {value['std']:.0f} ({arm})")
     target = f"{100 * summary['target']:.4g}"
-    return (
-        f"{to_markdown(rows_of({'demo': summary}))}\n"
-        f"The round from which on accuracy never fell below {target} % again: {', '.join(said)}.\n"
-    )
+    rows = rows_of({"demo": summary})
+    never = f"The round from which on accuracy never fell below {target} % again: {', '.join(said)}."
+    return {
+        ROOT / "README.md": f"{to_markdown(rows)}\n{never}\n",
+        DOCS / "quickstart.md": f"```text\n{to_text(rows)}```\n",
+    }
+
+
+def split_at_table(page: Path) -> tuple[str, str, str]:
+    """A page before, in and after the marks of the demo's table."""
+    before, table, after = TABLE.split(page.read_text(encoding="utf-8"))
+    return before, table, after
 
 
 def _fields() -> Iterator[str]:
@@ -197,9 +206,9 @@ def show_demo(run: Path) -> None:
     for name in ("config.toml", SUMMARY, "environment.json"):
         _write(DEMO / name, (run / name).read_bytes())
     _write(DEMO / STEADY, f"{json.dumps(_steady(folder), indent=2)}\n".encode())
-    readme = ROOT / "README.md"
-    text = TABLE.sub(lambda _: demo_results(), readme.read_text(encoding="utf-8"))
-    _write(readme, text.encode())
+    for page, results in demo_results().items():
+        before, _, after = split_at_table(page)
+        _write(page, f"{before}{results}{after}".encode())
 
 
 def _steady(run: RunFolder) -> dict[str, dict[str, int]]:

@@ -234,7 +234,7 @@ def test_the_configuration_page_leaves_nothing_out(make_docs):
 def test_the_pages_say_what_the_records_say(make_docs):
     for page, results in make_docs.demo_results().items():
         _, shown, _ = make_docs.split_at_table(page)
-        assert shown == results, f"the table in {name_of(page)} is not that of docs/demo"
+        assert shown == results, f"the table in {name_of(page)} is not that of results/demo"
 
 
 def test_the_records_are_those_of_the_demo(make_docs):

@@ -3,8 +3,8 @@
 docs/configuration.md           from the config's fields and the plug-ins' signatures and docstrings
 docs/images/partition-*.svg     label counts of each partition of the digits
 With `--demo RUN`, from a finished run of the demo:
-docs/images/demo.svg, demo-dark.svg, the table in README.md and docs/quickstart.md, and docs/demo/, the
-records behind them
+docs/images/demo.svg, demo-dark.svg, the table in README.md and docs/quickstart.md, and
+results/demo/, the records behind them
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import Any
 from safari.config import Config, Plug
 from safari.engine import KINDS
 from safari.plugins import options_of, spell
-from safari.runs import RunFolder, spread
+from safari.runs import RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 IMAGES = DOCS / "images"
-DEMO = DOCS / "demo"
-SUMMARY, STEADY = "summary.json", "steady.json"
+DEMO = ROOT / "results" / "demo"
+SUMMARY = "summary.json"
 TABLE = re.compile(r"(?<=<!-- demo table -->\n)(.*?)(?=<!-- end of demo table -->)", re.DOTALL)
 
 # Name, type, default, meaning.
@@ -65,19 +65,12 @@ def configuration_page() -> str:
 
 
 def demo_results() -> dict[Path, str]:
-    """The demo's table, and for README.md what it does not show, from the records in docs/demo."""
+    """The demo's table for the pages that show it, from the records in results/demo."""
     from safari.report import rows_of, to_markdown, to_text
 
-    summary, steady = (json.loads((DEMO / name).read_text(encoding="utf-8")) for name in (SUMMARY, STEADY))
-    said = []
-    for arm, rounds in steady.items():
-        value = spread(list(rounds.values()))
-        said.append(f"{value['mean']:.0f} ± {value['std']:.0f} ({arm})")
-    target = f"{100 * summary['target']:.4g}"
-    rows = rows_of({"demo": summary})
-    never = f"The round from which on accuracy never fell below {target} % again: {', '.join(said)}."
+    rows = rows_of({"demo": json.loads((DEMO / SUMMARY).read_text(encoding="utf-8"))})
     return {
-        ROOT / "README.md": f"{to_markdown(rows)}\n{never}\n",
+        ROOT / "README.md": to_markdown(rows),
         DOCS / "quickstart.md": f"```text\n{to_text(rows)}```\n",
     }
 
@@ -205,19 +198,9 @@ def show_demo(run: Path) -> None:
     _write(IMAGES / "demo-dark.svg", _darkened(render(figure, "svg", transparent=True)))
     for name in ("config.toml", SUMMARY, "environment.json"):
         _write(DEMO / name, (run / name).read_bytes())
-    _write(DEMO / STEADY, f"{json.dumps(_steady(folder), indent=2)}\n".encode())
     for page, results in demo_results().items():
         before, _, after = split_at_table(page)
         _write(page, f"{before}{results}{after}".encode())
-
-
-def _steady(run: RunFolder) -> dict[str, dict[str, int]]:
-    """For each arm and seed, the round from which on top-1 accuracy never fell below the target again."""
-    found: dict[str, dict[str, int]] = {}
-    for trial in run.trials():
-        below = [r["round"] for r in trial.records() if r["top1"] < run.config.evaluation.target]
-        found.setdefault(trial.arm, {})[str(trial.seed)] = max(below, default=0) + 1
-    return found
 
 
 def _darkened(svg: bytes) -> bytes:

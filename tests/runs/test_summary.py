@@ -55,6 +55,15 @@ def test_rounds_to_target_is_the_first_evaluation_at_85_percent_or_more():
     assert summarise_trial(records, easy)["rounds_to_target"] == 1
 
 
+def test_rounds_to_stay_is_the_first_evaluation_after_the_last_one_below():
+    scores = [0.2, None, 0.9, 0.3, None, 0.85, 0.99]
+    records = [record(n, score) for n, score in enumerate(scores, 1)]
+    assert summarise_trial(records, config(rounds=7))["rounds_to_stay"] == 6
+    assert summarise_trial(records[:4], config(rounds=7))["rounds_to_stay"] is None
+    always = config(rounds=7, evaluation={"target": 0.1})
+    assert summarise_trial(records, always)["rounds_to_stay"] == 1
+
+
 def test_only_the_evaluations_in_the_last_rounds_count():
     records = [
         record(n, 0.4 if n == 20 else 0.8 if n == 25 else 0.1 if n == 5 else None) for n in range(1, 26)

@@ -207,7 +207,7 @@ def test_a_stop_says_how_to_go_on_and_that_works(tmp_path, reference, number):
     process.send_signal(number)
     shown, said = process.communicate()
     assert process.returncode == 130
-    assert said.endswith("stopped; nothing is lost: go on with 'safari resume mine'\n")
+    assert said.endswith("stopped; nothing is lost: go on with: safari resume mine\n")
     assert "Traceback" not in said
     assert shown == ""
     assert leftovers(tmp_path / "mine") == []

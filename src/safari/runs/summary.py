@@ -8,6 +8,7 @@ from statistics import fmean, pstdev, stdev
 from typing import Any
 
 from safari.config import Config
+from safari.errors import RunError
 from safari.runs.folder import RunFolder
 
 Record = Mapping[str, Any]
@@ -62,7 +63,10 @@ def summarise(run: RunFolder) -> dict[str, Any]:
     config = run.config
     trials: dict[str, dict[str, Any]] = {arm.name: {} for arm in config.arms}
     for trial in run.trials():
-        trials[trial.arm][str(trial.seed)] = summarise_trial(trial.records(), config)
+        try:
+            trials[trial.arm][str(trial.seed)] = summarise_trial(trial.records(), config)
+        except (KeyError, TypeError) as error:
+            raise RunError(f"{trial.rounds} holds a line that is not a round's record: {error!r}") from error
     return {
         "name": config.name,
         "config": config.digest,

@@ -117,7 +117,7 @@ def whole_round(pruner: str, data: Data, device: str, precision: str, rounds: in
     parts: dict[str, float] = {}
     for t in range(rounds + 10):
         start = time.perf_counter()
-        state, _, laps = engine.run_round(state)
+        state, _, laps = engine(state)
         # The first rounds compile, record graphs and (without data) find the mask for good.
         if t >= 10:
             seconds.append(time.perf_counter() - start)

@@ -49,6 +49,10 @@ class Bars:
         self._console.print(f"run folder: {run.path}", highlight=False)
         self._progress.start()
 
+    def note(self, text: str) -> None:
+        """Print a line about the run."""
+        self._console.print(f"note: {text}", highlight=False, markup=False, soft_wrap=True)
+
     def round(self, trial: Trial, record: Mapping[str, Any]) -> None:
         """Move an arm's bar by a round."""
         task = self._tasks[trial.arm]

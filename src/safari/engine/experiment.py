@@ -33,7 +33,10 @@ ENGINES: dict[str, Callable[[World], RoundFunction]] = {
 
 
 class Watcher(Protocol):
-    """Somebody who follows a run: a progress bar, a tracker."""
+    """Somebody who follows a run: a progress bar, a tracker.
+
+    One that also has `note(text)` is told, at most once a run, what the engine wants a user to know.
+    """
 
     def start(self, run: RunFolder) -> None:
         """Called once, when the run has its folder."""
@@ -113,9 +116,13 @@ def _go(run: RunFolder, watchers: Sequence[Watcher], data: Data | None = None) -
             data = load_data(config)
         for seed in seeds_of(config):
             world = assemble(config, seed, data)
+            engine = engine_of(config)(world)
             if seed == config.seed:
                 _describe(run, world)
-            _run_seed(run, world, engine_of(config)(world), watchers)
+                _tell(watchers, getattr(engine, "note", ""))
+            _run_seed(run, world, engine, watchers)
+            # Before the next seed's: two worlds at once may not fit the device.
+            del world, engine
         summary = summarise(run)
         run.write("summary.json", json.dumps(summary, indent=2) + "\n")
     return summary
@@ -128,6 +135,13 @@ def _describe(run: RunFolder, world: World) -> None:
         run.write("clients.json", json.dumps(clients) + "\n")
     if not (run.path / "environment.json").exists():
         run.write("environment.json", json.dumps(environment(world.device), indent=2) + "\n")
+
+
+def _tell(watchers: Sequence[Watcher], text: str) -> None:
+    for watcher in watchers if text else ():
+        note = getattr(watcher, "note", None)
+        if note is not None:
+            note(text)
 
 
 def environment(device: torch.device) -> dict[str, Any]:

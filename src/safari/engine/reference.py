@@ -12,7 +12,7 @@ from safari.engine.mail import Mail
 from safari.engine.record import MaskCount, Record, Stopwatch, record_of
 from safari.engine.state import State
 from safari.engine.world import World
-from safari.seeds import derive, generator
+from safari.seeds import generator
 from safari.training import evaluate, train_local
 
 
@@ -42,16 +42,7 @@ def run_round(world: World, state: State) -> tuple[State, Record, dict[str, floa
             shared = world.mask(x, client, t)
         mask = shared
         watch.lap("mask")
-        model, loss = train_local(
-            world.fresh_module(),
-            world.layout,
-            x,
-            mask,
-            world.training_batches(client, t),
-            optimiser=world.config.local.optimiser,
-            lr=world.config.local.lr,
-            seed=derive(world.seed, "module", client, t) >> 1,
-        )
+        model, loss = train(world, x, mask, client, t)
         watch.lap("train")
         # 3. The uplink delivers it, or does not.
         if answered[client]:
@@ -67,7 +58,9 @@ def run_round(world: World, state: State) -> tuple[State, Record, dict[str, floa
     scores = None
     if world.evaluates(t):
         world.layout.write(world.module, server.model)
-        scores = evaluate(world.module, world.data.test_x, world.data.test_y, world.config.evaluation.batch)
+        scores = evaluate(
+            world.fresh_module(), world.data.test_x, world.data.test_y, world.config.evaluation.batch
+        )
     watch.lap("evaluate")
 
     trained = [client for client in cohort if heard[client]]
@@ -87,3 +80,17 @@ def network(
     if state.server.rule.overrides_network:
         heard = answered = np.ones(len(world.parts), dtype=bool)
     return heard, answered, uplink, downlink
+
+
+def train(world: World, x: Tensor, mask: Tensor, client: int, t: int) -> tuple[Tensor, float]:
+    """A client's model after its local steps in round t, and its mean loss."""
+    return train_local(
+        world.fresh_module(),
+        world.layout,
+        x,
+        mask,
+        world.training_batches(client, t),
+        optimiser=world.config.local.optimiser,
+        lr=world.config.local.lr,
+        seed=world.module_seed(client, t),
+    )

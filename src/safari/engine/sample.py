@@ -7,12 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from safari.engine.mail import Mail
+from safari.engine.reference import train
 from safari.engine.state import from_saved
 from safari.engine.world import assemble, load_data, rule_of
 from safari.errors import ConfigError, RunError, one_of
 from safari.runs import RunFolder, read_checkpoint
-from safari.seeds import derive
-from safari.training import train_local
 from safari.wire import Shared
 
 
@@ -42,16 +41,7 @@ def next_upload(run: RunFolder, arm: str | None = None, client: int = 0) -> Uplo
     state = from_saved(read_checkpoint(trial.checkpoint), world, rule_of(arms[name].rule), trial)
     t, x = state.round, state.server.model
     mask = world.mask(x, client, t)
-    model, _ = train_local(
-        world.fresh_module(),
-        world.layout,
-        x,
-        mask,
-        world.training_batches(client, t),
-        optimiser=config.local.optimiser,
-        lr=config.local.lr,
-        seed=derive(world.seed, "module", client, t) >> 1,
-    )
+    model, _ = train(world, x, mask, client, t)
     mail = Mail(world, x, t)
     shapes = tuple(e.shape for e in world.layout.entries)
     return Upload(model.cpu().numpy(), mask.cpu().numpy(), mail.shared, shapes)

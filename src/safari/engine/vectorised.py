@@ -7,8 +7,9 @@ arrive is not trained: nobody would ever see what it learned.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,15 +17,15 @@ from torch import Tensor
 
 from safari.engine.mail import Mail
 from safari.engine.record import MaskCount, Record, Stopwatch, record_of
-from safari.engine.reference import network
+from safari.engine.reference import network, train
 from safari.engine.stack.flat import Flat
-from safari.engine.stack.forward import Luck, stack
+from safari.engine.stack.forward import stack
 from safari.engine.stack.graph import Recorded
+from safari.engine.stack.luck import Luck
 from safari.engine.stack.masks import STACKED_SCORES, stacked_masks
 from safari.engine.stack.train import train_stacked
 from safari.engine.state import State
 from safari.engine.world import World
-from safari.seeds import derive
 from safari.training import evaluate
 
 # Samples that try out a way of stacking: enough for batch norm's statistics, and an even number.
@@ -32,16 +33,25 @@ _TRIAL_SAMPLES = 8
 # On the CPU more clients at once only leave the cache.
 _CPU_CHUNK = 16
 
-Trained = tuple[Tensor, Tensor, Tensor]
+T = TypeVar("T")
+
+_SLOWER = {
+    "layers": "clients are stacked layer by layer, without fused kernels",
+    "vmap": "clients are stacked by torch.vmap, which is slower than layer by layer",
+    "loop": "clients train one after the other",
+}
 
 
-def prepare(world: World) -> Callable[[State], tuple[State, Record, dict[str, float]]]:
+def prepare(world: World) -> Vectorised:
     """The engine for one world: finds out how to stack its module."""
-    return Vectorised(world).run_round
+    return Vectorised(world)
 
 
 class Vectorised:
-    """What is found out once for a world: how to stack its module, how many clients fit at once."""
+    """What is found out once for a world: how to stack its module, how many clients fit at once.
+
+    Called with a state, it runs a round.
+    """
 
     def __init__(self, world: World):
         self.world = world
@@ -50,6 +60,7 @@ class Vectorised:
         bfloat16 = world.config.engine.precision == "bfloat16"
         self.stack = stack(world.module, world.layout, example, bfloat16=bfloat16)
         self.chunk = len(world.parts) if world.device.type == "cuda" else _CPU_CHUNK
+        self._frozen = {name for name, p in world.module.named_parameters() if not p.requires_grad}
         self._recorded: dict[tuple[int, ...], Recorded] = {}
         # What draws random numbers of its own, or asks the host in between, cannot be replayed.
         self._records_graphs = (
@@ -63,27 +74,35 @@ class Vectorised:
     @property
     def note(self) -> str:
         """One line about the way taken, when it is not the fast one."""
-        return f"clients are stacked by {self.stack.way} ({self.stack.why})" if self.stack.why else ""
+        return f"{_SLOWER[self.stack.way]} ({self.stack.why})" if self.stack.why else ""
 
-    def run_round(self, state: State) -> tuple[State, Record, dict[str, float]]:
+    def __call__(self, state: State) -> tuple[State, Record, dict[str, float]]:
         """One round; see `reference.run_round`, whose steps these are."""
         world, t, x = self.world, state.round, state.server.model
         watch, masks, mail = Stopwatch(world.device), MaskCount(world.layout), Mail(world, x, t)
         cohort = world.cohort(t)
         heard, answered, uplink, downlink = network(world, state)
         arriving = [client for client in cohort if heard[client] and answered[client]]
+        shared: Tensor | None = None
+        if arriving and not world.pruner.needs_data:
+            shared = world.mask(x, arriving[0], t).unsqueeze(0)
+            masks.add(shared[0], len(arriving))
+            watch.lap("mask")
+
+        def work(group: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+            kept = self._masks(x, group, t) if shared is None else shared
+            watch.lap("mask")
+            return kept, *self._train(x, kept, group, t)
 
         models = x.new_empty((len(arriving), world.layout.size))
         losses = x.new_empty(len(arriving))
         place = {client: row for row, client in enumerate(arriving)}
-        for group in self._groups(arriving):
-            kept = self._masks(x, group, t)
-            for mask in kept:
-                masks.add(mask, 1 if world.pruner.needs_data else len(group))
-            watch.lap("mask")
+        for group, (kept, sent, lost) in self._in_groups(arriving, work):
             rows = [place[client] for client in group]
-            sent, losses[rows] = self._train(x, kept, group, t)
+            losses[rows] = lost
             watch.lap("train")
+            for mask in kept if shared is None else ():
+                masks.add(mask)
             if mail.counts or mail.lossy:
                 each = kept.expand(len(group), -1)
                 sent = torch.stack([mail.up(*letter) for letter in zip(group, sent, each, strict=True)])
@@ -96,7 +115,7 @@ class Vectorised:
         if world.evaluates(t):
             world.layout.write(world.module, server.model)
             scores = evaluate(
-                world.module, world.data.test_x, world.data.test_y, world.config.evaluation.batch
+                world.fresh_module(), world.data.test_x, world.data.test_y, world.config.evaluation.batch
             )
         watch.lap("evaluate")
         trained = [client for client in cohort if heard[client]]
@@ -105,23 +124,42 @@ class Vectorised:
         )
         return State(server, uplink, downlink), record, watch.seconds
 
-    def _groups(self, clients: Sequence[int]) -> list[list[int]]:
-        """Clients that can be stacked (the same number of steps), no more at once than fit."""
+    def _in_groups(
+        self, clients: Sequence[int], work: Callable[[Sequence[int]], T]
+    ) -> Iterator[tuple[Sequence[int], T]]:
+        """`work` for groups of clients that can be stacked (the same number of steps) and fit at once.
+
+        When the device's memory is too small, fewer at once from then on. Nothing is lost: work is pure.
+        """
         alike: dict[int, list[int]] = defaultdict(list)
         for client in clients:
             alike[self.world.steps(client)].append(client)
-        return [
-            group[i : i + self.chunk] for group in alike.values() for i in range(0, len(group), self.chunk)
-        ]
+        waiting = list(alike.values())
+        while waiting:
+            whole = waiting.pop()
+            group, rest = whole[: self.chunk], whole[self.chunk :]
+            try:
+                result = work(group)
+            except torch.cuda.OutOfMemoryError:
+                if len(group) == 1:
+                    raise
+            else:
+                yield group, result
+                waiting += [rest] if rest else []
+                continue
+            # Only now, when the error no longer holds what the attempt had made.
+            self.chunk = len(group) // 2
+            self._recorded.clear()
+            torch.cuda.empty_cache()
+            waiting.append(whole)
 
     def _masks(self, x: Tensor, group: Sequence[int], t: int) -> Tensor:
-        """`bool[clients, size]`, or one row where all have the same."""
+        """`bool[clients, size]`: the masks of clients whose pruner looks at their data."""
         world = self.world
-        if not world.pruner.needs_data:
-            return world.mask(x, group[0], t).unsqueeze(0)
         picks = [world.pruning_draw(client, t) for client in group]
         together = len({len(pick) for pick in picks}) == 1 and self.stack.way != "loop"
-        if world.pruner.score not in STACKED_SCORES or not together:
+        known = world.pruner.score in STACKED_SCORES and world.pruner.iterations == 1
+        if not known or not together:
             return torch.stack([world.mask(x, client, t) for client in group])
         pick = torch.from_numpy(np.concatenate(picks)).to(world.data.train_x.device)
         return stacked_masks(
@@ -138,20 +176,36 @@ class Vectorised:
     def _train(self, x: Tensor, masks: Tensor, group: Sequence[int], t: int) -> tuple[Tensor, Tensor]:
         """The group's models after their local steps, and their mean losses."""
         world = self.world
+        if self.stack.way == "loop":
+            return self._train_one_by_one(x, masks, group, t)
         index, extra = _step_by_step([world.training_draw(client, t) for client in group])
         # The data may stay on the host: then the samples, not their numbers, go to the device.
         inputs = [x, masks, torch.from_numpy(index), *(torch.from_numpy(d) for d in extra)]
-        seeds = [derive(world.seed, "module", client, t) >> 1 for client in group]
+        places = [world.device, world.device, world.data.train_x.device, *[world.device] * len(extra)]
+        seeds = [world.module_seed(client, t) for client in group]
         luck = Luck(seeds, world.device, world.counters)
         work = partial(self._local_steps, len(group), luck)
         if not self._records_graphs:
-            return work(*(tensor.to(world.device, non_blocking=True) for tensor in inputs))
+            return work(*(i.to(place, non_blocking=True) for i, place in zip(inputs, places, strict=True)))
         key = (len(group), len(masks), len(index))
         if key not in self._recorded:
             pool = next(iter(self._recorded.values())).pool if self._recorded else None
             self._recorded[key] = Recorded(work, [i.to(world.device) for i in inputs], pool)
         models, losses = self._recorded[key](*inputs)
         return models, losses
+
+    def _train_one_by_one(
+        self, x: Tensor, masks: Tensor, group: Sequence[int], t: int
+    ) -> tuple[Tensor, Tensor]:
+        """The same as the reference does it, for modules that cannot be stacked."""
+        each = masks.expand(len(group), -1)
+        with self._precision():
+            found = [train(self.world, x, mask, client, t) for client, mask in zip(group, each, strict=True)]
+        return torch.stack([model for model, _ in found]), x.new_tensor([loss for _, loss in found])
+
+    def _precision(self) -> torch.autocast:
+        bfloat16 = self.world.config.engine.precision == "bfloat16"
+        return torch.autocast(self.world.device.type, torch.bfloat16, enabled=bfloat16, cache_enabled=False)
 
     def _local_steps(
         self, clients: int, luck: Luck, x: Tensor, masks: Tensor, index: Tensor, *extra: Tensor
@@ -160,8 +214,7 @@ class Vectorised:
         world, flat, local = self.world, Flat(self.world.layout, clients), self.world.config.local
         mask = flat.spread(masks[0]) if len(masks) == 1 else flat.from_rows(masks)
         batches = (world.gather(index[s], [d[s] for d in extra]) for s in range(len(index)))
-        bfloat16 = world.config.engine.precision == "bfloat16"
-        with torch.autocast(world.device.type, torch.bfloat16, enabled=bfloat16, cache_enabled=False):
+        with self._precision():
             out, losses = train_stacked(
                 self.stack.train,
                 flat,
@@ -172,6 +225,7 @@ class Vectorised:
                 optimiser=local.optimiser,
                 lr=local.lr,
                 luck=luck,
+                frozen=self._frozen,
             )
         return flat.to_rows(out), losses
 

@@ -87,7 +87,7 @@ class World:
 
     def _mask(self, x: Tensor, client: int, t: int, pruner: Pruner) -> Tensor:
         return compute_mask(
-            self.module,
+            self.fresh_module(),
             self.layout,
             x,
             pruner,
@@ -109,6 +109,10 @@ class World:
             for name, value in self.counters.items():
                 buffers[name].copy_(value)
         return self.module
+
+    def module_seed(self, client: int, t: int) -> int:
+        """The seed of what is random inside a client's module in round t."""
+        return derive(self.seed, "module", client, t) >> 1
 
     def steps(self, client: int) -> int:
         """How many local steps a client makes in a round."""
@@ -199,7 +203,7 @@ def assemble(config: Config, seed: int, data: Data) -> World:
         config=config,
         seed=seed,
         device=device,
-        data=data.to(device),
+        data=_placed(data, device),
         parts=tuple(parts),
         label_counts=label_counts(labels, parts, data.classes),
         module=module,
@@ -303,6 +307,17 @@ def _link(direction: str, plug: Plug) -> Link:
     return link
 
 
+def _placed(data: Data, device: torch.device) -> Data:
+    """The data on the device; on the host when they would fill more than half of what is free there."""
+    if device.type != "cuda":
+        return data.to(device)
+    size = sum(t.nbytes for t in (data.train_x, data.train_y, data.test_x, data.test_y))
+    # What torch keeps for later counts as free: it may be the data of the seed before.
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free = torch.cuda.mem_get_info(device)[0] + kept
+    return data.to(device) if size <= free // 2 else data
+
+
 def _pruner(config: Config) -> Pruner:
     found = resolve("pruner", "pruning.pruner", config.pruning.pruner, PRUNERS)
     try:
@@ -364,7 +379,8 @@ def _check_parts(parts: object, clients: int, samples: int) -> None:
 
 def _check_output(world: World) -> None:
     """Can the model read a sample, and does it answer with a number for each class?"""
-    x, classes = world.data.train_x[:2], world.data.classes
+    # A copy: a module may write into its inputs.
+    x, classes = world.data.train_x[:2].to(world.device, copy=True), world.data.classes
     was_training = world.module.training
     world.module.eval()
     try:

@@ -85,12 +85,17 @@ def draw_batches(rng: np.random.Generator, samples: int, batch: int, steps: int)
 
 @torch.no_grad()
 def evaluate(module: nn.Module, x: Tensor, y: Tensor, batch: int) -> dict[str, float]:
-    """Loss, top-1 and top-5 accuracy (fractions) of the module as it stands, in eval mode."""
+    """Loss, top-1 and top-5 accuracy (fractions) of the module as it stands, in eval mode.
+
+    The samples may be elsewhere than the module.
+    """
     module.eval()
+    device = next((p.device for p in module.parameters()), x.device)
     loss = top1 = top5 = 0.0
     for start in range(0, len(y), batch):
-        labels = y[start : start + batch]
-        logits = module(x[start : start + batch])
+        labels = y[start : start + batch].to(device)
+        # A copy: a module may write into its inputs, and must find them as they are the next time.
+        logits = module(x[start : start + batch].to(device, copy=True))
         loss += float(F.cross_entropy(logits, labels, reduction="sum"))
         best = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
         top1 += float(best[:, 0].sum())

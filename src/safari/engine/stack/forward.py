@@ -13,7 +13,8 @@ A way is taken only after its outputs agreed with the module's own on a trial ba
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -24,7 +25,9 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 
 from safari.engine.stack.fusion import find_fusions
+from safari.engine.stack.luck import Forward, Luck, seeded_by
 from safari.engine.stack.ops import LAYERS, Tensors, Value, refuses
+from safari.engine.stack.trial import CannotStack, compare, counters_of, distances, is_random, restore
 from safari.models import Layout
 
 Way = Literal["layers", "vmap", "loop"]
@@ -39,40 +42,10 @@ _BY_CHANNEL_FUNCTIONS = {
     operator.add, operator.iadd, torch.add, operator.sub, operator.mul, torch.mul,
 }  # fmt: skip
 _BY_CHANNEL_METHODS = {"relu", "relu_", "sigmoid", "tanh", "add", "add_", "mul"}
-
-
-class CannotStack(Exception):  # noqa: N818 - a reason to try the next way, not an error
-    """Why the layers of a module cannot be stacked."""
-
-
-class Luck:
-    """What clients' modules hold besides their vector, for each client its own: a generator for what is
-    random (dropout), and integer buffers that count (`counters`, by name, as a new module has them)."""
-
-    def __init__(
-        self, seeds: Sequence[int], device: torch.device, counters: Mapping[str, Tensor] | None = None
-    ):
-        self.generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
-        self.counters = {
-            name: torch.stack([count] * len(seeds)).to(device) for name, count in (counters or {}).items()
-        }
-
-    def dropout(self, x: Value, p: float) -> Value:
-        """Dropout with each client's own draws."""
-        inputs = x.client_first()
-        if p >= 1:
-            return x.like(x.tensor * 0)
-        noise = torch.stack(
-            [
-                torch.empty_like(part).bernoulli_(1 - p, generator=g)
-                for part, g in zip(inputs.detach(), self.generators, strict=True)
-            ]
-        )
-        return Value((inputs * noise.div_(1 - p)).flatten(0, 1), x.clients)
-
-
-Forward = Callable[[Tensors, Tensor, Luck], Tensor]
-"""(tensors by name `[clients, *shape]`, inputs `[clients · n, ...]`, luck) -> outputs, likewise."""
+# Random, so that each client goes through it with a generator of its own.
+_DROPOUTS = {
+    F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -88,37 +61,54 @@ class Stack:
 
 def stack(module: nn.Module, layout: Layout, example: Tensor, *, bfloat16: bool = False) -> Stack:
     """The fastest way that is right for this module, tried on `example` inputs (an even number)."""
-    reasons = []
-    random = _is_random(module, layout, example)
-    makers: dict[Way, Callable[[nn.Module, bool], Forward]] = {"layers": by_layers, "vmap": by_vmap}
+    alone = {training: by_loop(module, training) for training in (True, False)}
+    counters = counters_of(module, layout)
+    try:
+        return _first_right(alone, module, layout, example, bfloat16)
+    finally:
+        # Tracing runs what does not hang on the inputs: a count of batches, say.
+        restore(module, counters)
+
+
+def _first_right(
+    alone: Mapping[bool, Forward], module: nn.Module, layout: Layout, example: Tensor, bfloat16: bool
+) -> Stack:
+    random, reasons = True, []
+    try:
+        _check_module(module)
+        random = is_random(alone[True], module, layout, example)
+        makers: dict[Way, Callable[[nn.Module, bool], Forward]] = {"layers": by_layers, "vmap": by_vmap}
+        if random:
+            del makers["vmap"]
+    except Exception as error:  # whatever a user's module does
+        reasons, makers = [_reason(error)], {}
     for way, make in makers.items():
-        if way == "vmap" and random:
-            reasons.append("vmap: the module draws random numbers")
-            continue
         try:
             found = Stack(make(module, True), make(module, False), way, "; ".join(reasons), random)
-            _compare(found, module, layout, example)
+            for training in (True, False):
+                compare(found.train if training else found.eval, alone[training], module, layout, example)
             return _fused(found, module, layout, example) if bfloat16 and way == "layers" else found
-        except CannotStack as error:
-            reasons.append(f"{way}: {error}")
-        except Exception as error:  # whatever a user's module does under tracing
-            reasons.append(f"{way}: {type(error).__name__}: {_first_line(error)}")
-    return Stack(by_loop(module, True), by_loop(module, False), "loop", "; ".join(reasons), random)
+        except Exception as error:  # under tracing it may do anything, too
+            reasons.append(f"{way}: {_reason(error)}")
+    if random and makers:
+        reasons.append("vmap: the module draws random numbers")
+    return Stack(alone[True], alone[False], "loop", "; ".join(reasons), random)
 
 
 def _fused(plain: Stack, module: nn.Module, layout: Layout, example: Tensor) -> Stack:
     """The same with fused kernels, where there are any for this device and they give the same."""
     if example.device.type != "cuda" or find_spec("triton") is None:
         return plain
-    fused = replace(plain, train=by_layers(module, True, fuse=True))
-    with torch.autocast("cuda", torch.bfloat16), torch.no_grad():
-        outs = [
-            way.train(_two_clients(module, layout), example, Luck([0, 1], example.device)).float()
-            for way in (fused, plain)
-        ]
-    error = float((outs[0] - outs[1]).norm() / outs[1].norm())
-    # bfloat16 has 8 bits; a wrong kernel would be off by about 1.
-    return fused if error < 0.1 else replace(plain, why=f"fused kernels are off by {error:.2g}")
+    try:
+        fused = replace(plain, train=by_layers(module, True, fuse=True))
+        with torch.autocast("cuda", torch.bfloat16):
+            output, gradient = distances(fused.train, plain.train, module, layout, example)
+    except Exception as error:  # a compiler that is not there, a device that it does not know
+        return replace(plain, why=f"no fused kernels: {_reason(error)}")
+    # bfloat16 has 8 bits, and ReLUs near 0 add up to some 30% of a deep net's gradient; a gradient that has
+    # nothing to do with the true one is off by 1 or more.
+    good = output < 0.1 and gradient < 0.9
+    return fused if good else replace(plain, why=f"fused kernels are off by {output:.2g}, {gradient:.2g}")
 
 
 def by_layers(module: nn.Module, training: bool, fuse: bool = False) -> Forward:
@@ -126,19 +116,19 @@ def by_layers(module: nn.Module, training: bool, fuse: bool = False) -> Forward:
 
     `fuse`: convolution, batch norm, shortcut and ReLU become one step where the kernels serve (CUDA).
     """
-    was = module.training
-    module.train(training)
-    try:
+    with _mode(module, training):
         graph = fx.Tracer().trace(module)
-    finally:
-        module.train(was)
-    modules = dict(module.named_modules())
-    _check_graph(graph, module, modules)
-    fusions = find_fusions(graph, modules) if fuse and training else {}
+        modules = dict(module.named_modules())
+        # A module may keep some of its layers in eval mode, whatever it is told.
+        modes = {name: layer.training for name, layer in modules.items()}
+        _check_graph(graph, module, modules)
+        fusions = find_fusions(graph, modules) if fuse and training else {}
     inner = {node for fusion in fusions.values() for node in fusion.inner}
+    tied = _tied(module)
 
     def forward(tensors: Tensors, x: Tensor, luck: Luck) -> Tensor:
         clients = next(iter(tensors.values())).shape[0]
+        tensors = {**tensors, **{name: tensors[first] for name, first in tied.items()}}
         values: dict[fx.Node, Any] = {}
         for node in graph.nodes:
             if node in inner:
@@ -155,9 +145,9 @@ def by_layers(module: nn.Module, training: bool, fuse: bool = False) -> Forward:
             elif node.op == "output":
                 return _unwrap(args[0])  # type: ignore[no-any-return]
             elif node.op == "call_module":
-                values[node] = _call_module(
-                    modules[node.target], node.target, args, kwargs, tensors, luck, training
-                )
+                layer = modules[node.target]
+                layer.training = modes[node.target]
+                values[node] = _call_module(layer, node.target, args, kwargs, tensors, luck)
             else:
                 values[node] = _call(node, args, kwargs, clients, luck)
         raise CannotStack("the graph has no output")
@@ -174,7 +164,8 @@ def by_vmap(module: nn.Module, training: bool) -> Forward:
     def forward(tensors: Tensors, x: Tensor, luck: Luck) -> Tensor:
         module.train(training)
         clients = next(iter(tensors.values())).shape[0]
-        out: Tensor = torch.vmap(one)({**tensors, **luck.counters}, x.unflatten(0, (clients, -1)))
+        with _differentiable_attention():
+            out: Tensor = torch.vmap(one)({**tensors, **luck.counters}, x.unflatten(0, (clients, -1)))
         return out.flatten(0, 1)
 
     return forward
@@ -188,34 +179,58 @@ def by_loop(module: nn.Module, training: bool) -> Forward:
         clients = next(iter(tensors.values())).shape[0]
         outputs = []
         for i, part in enumerate(x.chunk(clients)):
-            with _seeded_by(luck.generators[i]):
+            with seeded_by(luck.generators[i]):
                 own = {name: tensor[i] for name, tensor in {**tensors, **luck.counters}.items()}
-                outputs.append(functional_call(module, own, (part,)))
+                # A copy: were a module to write into its part, all the others would count as changed, too.
+                outputs.append(functional_call(module, own, (part.clone(),)))
         return torch.cat(outputs)
 
     return forward
 
 
-class _seeded_by:  # noqa: N801 - reads as a verb at its one use
-    """The global generator runs on a client's own state, and gives it back."""
+@contextmanager
+def _differentiable_attention() -> Iterator[None]:
+    """In eval mode attention has a fast path without gradients, and vmap hides that they are wanted."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
-    def __init__(self, generator: torch.Generator):
-        self._generator = generator
-        self._cuda = generator.device.type == "cuda"
 
-    def __enter__(self) -> None:
-        self._before = torch.cuda.get_rng_state() if self._cuda else torch.get_rng_state()
-        self._set(self._generator.get_state())
+@contextmanager
+def _mode(module: nn.Module, training: bool) -> Iterator[None]:
+    """Training or eval mode; each part's own comes back."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.train(training)
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
 
-    def __exit__(self, *_: object) -> None:
-        self._generator.set_state(torch.cuda.get_rng_state() if self._cuda else torch.get_rng_state())
-        self._set(self._before)
 
-    def _set(self, state: Tensor) -> None:
-        if self._cuda:
-            torch.cuda.set_rng_state(state)
-        else:
-            torch.set_rng_state(state)
+def _check_module(module: nn.Module) -> None:
+    """Refuse what only the module's own parameters, in its own backward pass, can do."""
+    for name, parameter in module.named_parameters():
+        if parameter.dtype != torch.float32:
+            raise CannotStack(f"{name} is {parameter.dtype}")
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise CannotStack(f"{name} has a hook on its gradient")
+    for name, part in module.named_modules():
+        if part._backward_hooks or part._backward_pre_hooks:
+            raise CannotStack(f"{name or 'the module'} has a backward hook")
+
+
+def _tied(module: nn.Module) -> dict[str, str]:
+    """Other names of parameters that have several, and the first name, which the layout knows."""
+    first: dict[int, str] = {}
+    return {
+        name: first[id(parameter)]
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+        if first.setdefault(id(parameter), name) != name
+    }
 
 
 def _check_graph(graph: fx.Graph, module: nn.Module, modules: Mapping[str, nn.Module]) -> None:
@@ -228,6 +243,8 @@ def _check_graph(graph: fx.Graph, module: nn.Module, modules: Mapping[str, nn.Mo
         if node.op != "call_module":
             continue
         layer = modules[node.target]
+        if layer._forward_hooks or layer._forward_pre_hooks:
+            raise CannotStack(f"{node.target} has a hook")
         if type(layer) in LAYERS:
             reason = refuses(layer)
             if reason:
@@ -236,31 +253,22 @@ def _check_graph(graph: fx.Graph, module: nn.Module, modules: Mapping[str, nn.Mo
             raise CannotStack(f"{node.target} is a {type(layer).__name__}, which has no stacked form")
 
 
-def _call_module(
-    layer: nn.Module, target: str, args: Any, kwargs: Any, tensors: Tensors, luck: Luck, training: bool
-) -> Any:
+def _call_module(layer: nn.Module, target: str, args: Any, kwargs: Any, tensors: Tensors, luck: Luck) -> Any:
     x = args[0]
     if type(layer) in LAYERS:
-        # The graph was traced in this mode; layers that are both look at their own flag.
-        layer.training = training
         return LAYERS[type(layer)](layer, f"{target}.", x, tensors)
-    if isinstance(layer, nn.Dropout):
-        return luck.dropout(x, layer.p) if training else x
     if isinstance(layer, nn.modules.dropout._DropoutNd):
-        raise CannotStack(f"{target} is a {type(layer).__name__}, which has no stacked form")
+        return luck.each(layer, x) if layer.training else x
     if isinstance(layer, _BY_CHANNEL_MODULES):
         return x.like(layer(x.tensor))
     return _wrap(layer(*_unwrap(args), **_unwrap(kwargs)), x.clients)
 
 
 def _call(node: fx.Node, args: Any, kwargs: Any, clients: int, luck: Luck) -> Any:
-    if node.target is F.dropout:
-        bound = dict(zip(("p", "training", "inplace"), args[1:], strict=False)) | kwargs
-        drop = bound.get("training", True)
-        return luck.dropout(args[0], bound.get("p", 0.5)) if drop else args[0]
+    if node.target in _DROPOUTS:
+        return luck.each(lambda part: node.target(part, *args[1:], **kwargs), args[0])  # type: ignore[operator]
     known = node.target in (_BY_CHANNEL_FUNCTIONS if node.op == "call_function" else _BY_CHANNEL_METHODS)
-    values = [a for a in args if isinstance(a, Value)]
-    by_channel = known and any(v.by_channel for v in values) and all(v.tensor.ndim == 4 for v in values)
+    by_channel = known and _channels_agree(args, kwargs)
     if by_channel:
         args = tuple(a.channel() if isinstance(a, Value) else a for a in args)
     args, kwargs = _unwrap(args), _unwrap(kwargs)
@@ -269,6 +277,19 @@ def _call(node: fx.Node, args: Any, kwargs: Any, clients: int, luck: Luck) -> An
     else:
         out = node.target(*args, **kwargs)  # type: ignore[operator]
     return _wrap(out, clients, by_channel)
+
+
+def _channels_agree(args: Any, kwargs: Any) -> bool:
+    """Can pictures stay by channel? Not when channels are broadcast, or tensors of the module's own join."""
+    values = [a for a in args if isinstance(a, Value)]
+    others = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.ndim]
+    return (
+        any(v.by_channel for v in values)
+        and all(v.tensor.ndim == 4 for v in values)
+        and len({v.channels for v in values}) == 1
+        and not others
+        and not any(isinstance(a, Value) for a in kwargs.values())
+    )
 
 
 def _wrap(out: Any, clients: int, by_channel: bool = False) -> Any:
@@ -289,40 +310,6 @@ def _unwrap(thing: Any) -> Any:
     return thing
 
 
-def _compare(found: Stack, module: nn.Module, layout: Layout, example: Tensor) -> None:
-    """Two clients with different weights and samples, against the loop: outputs and buffers in both modes."""
-    for training in (True, False):
-        ours: dict[str, Tensor] = {}
-        theirs: dict[str, Tensor] = {}
-        for name, way in (
-            ("ours", found.train if training else found.eval),
-            ("theirs", by_loop(module, training)),
-        ):
-            tensors = _two_clients(module, layout)
-            with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=False):
-                out = way(tensors, example, Luck([0, 1], example.device))
-            (ours if name == "ours" else theirs).update({"its output": out, **tensors})
-        for name, expected in theirs.items():
-            if not torch.allclose(ours[name], expected, rtol=1e-3, atol=1e-4):
-                raise CannotStack(f"{name} differs from the module's own")
-
-
-def _two_clients(module: nn.Module, layout: Layout) -> dict[str, Tensor]:
-    # Buffers such as a running variance must stay positive, so the other client's numbers are scaled.
-    tensors = layout.split(layout.read(module))
-    return {name: torch.stack([tensor, tensor * 1.25]) for name, tensor in tensors.items()}
-
-
-def _is_random(module: nn.Module, layout: Layout, example: Tensor) -> bool:
-    forward = by_loop(module, True)
-    vector = layout.read(module)
-    outputs = []
-    for seed in (1, 2):
-        tensors = {name: t.clone().unsqueeze(0) for name, t in layout.split(vector).items()}
-        with torch.no_grad():
-            outputs.append(forward(tensors, example, Luck([seed], example.device)))
-    return not torch.equal(*outputs)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or "no message").split("\n", 1)[0][:120]
+def _reason(error: Exception) -> str:
+    text = (str(error).strip() or "no message").split("\n", 1)[0][:120]
+    return text if isinstance(error, CannotStack) else f"{type(error).__name__}: {text}"

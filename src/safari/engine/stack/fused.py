@@ -99,5 +99,5 @@ def adam_(
     """Adam with a masked gradient, in place, in one pass over memory."""
     size = parameters.numel()
     k._adam_kernel[triton.cdiv(size, k.BLOCK),](parameters, gradient, first, second, mask, size,
-        lr / (1 - beta1**step), (1 - beta2**step) ** 0.5, eps, beta1, beta2, BLOCK=k.BLOCK,
+        lr / (1 - beta1**step), (1 - beta2**step) ** 0.5, eps, 1 - beta1, beta2, 1 - beta2, BLOCK=k.BLOCK,
     )  # fmt: skip

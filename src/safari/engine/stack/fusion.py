@@ -71,13 +71,18 @@ def _fusion_at(node: fx.Node, modules: Mapping[str, nn.Module]) -> tuple[fx.Node
         return None
     after = _only_user(node)
     norm = modules.get(str(after.target)) if after is not None and after.op == "call_module" else None
-    if after is None or type(norm) is not nn.BatchNorm2d or not norm.affine or norm.running_mean is None:
+    if after is None or type(norm) is not nn.BatchNorm2d or not norm.training:
+        return None
+    if not norm.affine or norm.running_mean is None:
         return None
     inner, last, residual, relu = [node], after, None, False
     following = _only_user(last)
     if following is not None and following.target in _ADDITIONS and not following.kwargs:
         other = [a for a in following.args if a is not last]
         then = _only_user(following)
+        # `shortcut += x` changes the shortcut, which somebody else may read.
+        if following.target is operator.iadd and following.args[0] is not last:
+            other = []
         if len(other) == 1 and isinstance(other[0], fx.Node) and then is not None and _is_relu(then, modules):
             inner, last, residual, relu = [*inner, last, following], then, other[0], True
     elif following is not None and _is_relu(following, modules):

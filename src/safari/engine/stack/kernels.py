@@ -271,14 +271,17 @@ def _norm_gradient_kernel(
 
 
 @triton.jit
-def _adam_kernel(p, g, first, second, mask, size, step_size, root, eps, beta1, beta2, BLOCK: tl.constexpr):
+def _adam_kernel(
+    p, g, first, second, mask, size, step_size, root, eps, rest1, beta2, rest2, BLOCK: tl.constexpr
+):
+    # 1 - beta comes from the host: in float32, 1 - 0.999 is off by 1e-5.
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
     kept = tl.load(mask + at, mask=inside, other=0) != 0
     grad = tl.where(kept, tl.load(g + at, mask=inside, other=0.0), 0.0)
     m = tl.load(first + at, mask=inside, other=0.0)
-    m += (1 - beta1) * (grad - m)
-    v = tl.load(second + at, mask=inside, other=0.0) * beta2 + (1 - beta2) * grad * grad
+    m += rest1 * (grad - m)
+    v = tl.load(second + at, mask=inside, other=0.0) * beta2 + rest2 * grad * grad
     value = tl.load(p + at, mask=inside, other=0.0) - step_size * m / (tl.sqrt(v) / root + eps)
     tl.store(first + at, m, mask=inside)
     tl.store(second + at, v, mask=inside)

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from safari.engine.stack.flat import Flat
-from safari.engine.stack.forward import Forward, Luck
+from safari.engine.stack.luck import Forward, Luck
+from safari.errors import PruneError
 from safari.pruning import Score, kept_count
 from safari.pruning.scores import GRASP_TEMPERATURE, grasp, snip
 
@@ -33,12 +34,15 @@ def stacked_masks(
     layout = flat.layout
     weights = layout.prunable.to(x.device).nonzero().squeeze(1)
     keep = kept_count(layout.prunable_count, sparsity)
-    support = torch.ones(len(weights), dtype=torch.bool, device=x.device) if t == 0 else x[weights] != 0
+    everything = t == 0 or keep == layout.prunable_count
+    support = torch.ones(len(weights), dtype=torch.bool, device=x.device) if everything else x[weights] != 0
     masks = torch.ones((flat.clients, layout.size), dtype=torch.bool, device=x.device)
     if int(support.sum()) <= keep:
         masks[:, weights] = support
         return masks
     rows = STACKED_SCORES[score](forward, flat, x, inputs, labels)[:, support.nonzero().squeeze(1)]
+    if rows.isnan().any():
+        raise PruneError("the pruner gave NaN as a score; does the model's output overflow?")
     # Stable, so that equal scores keep the order of their indices.
     order = torch.sort(rows, dim=1, descending=True, stable=True).indices[:, :keep]
     kept = torch.zeros_like(rows, dtype=torch.bool).scatter_(1, order, True)
@@ -77,6 +81,8 @@ def _losses(logits: Tensor, labels: Tensor, clients: int) -> Tensor:
 
 
 def _grad(value: Tensor, weights: list[Tensor], create_graph: bool = False) -> list[Tensor]:
+    if not value.requires_grad:  # nothing prunable matters to it
+        return [torch.zeros_like(w) for w in weights]
     with torch.enable_grad():
         found = torch.autograd.grad(value, weights, create_graph=create_graph, allow_unused=True)
     return [torch.zeros_like(w) if g is None else g for w, g in zip(weights, found, strict=True)]

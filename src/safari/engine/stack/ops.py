@@ -38,6 +38,11 @@ class Value:
         x = _split(self.tensor, 0, self.clients).transpose(0, 1).flatten(1, 2)
         return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
 
+    @property
+    def channels(self) -> int:
+        """How many channels a client has."""
+        return self.tensor.shape[1] // (self.clients if self.by_channel else 1)
+
     def like(self, tensor: Tensor) -> Value:
         """Another tensor in the same layout."""
         return Value(tensor, self.clients, self.by_channel)
@@ -140,6 +145,8 @@ def embedding(layer: nn.Embedding, name: str, x: Value, p: Tensors) -> Value:
     tokens = x.client_first()
     shift = torch.arange(x.clients, device=tokens.device).view(-1, *[1] * (tokens.ndim - 1))
     out = F.embedding(tokens + shift * layer.num_embeddings, p[f"{name}weight"].flatten(0, 1))
+    if layer.padding_idx is not None:  # its row is read and never trained
+        out = torch.where((tokens == layer.padding_idx).unsqueeze(-1), out.detach(), out)
     return Value(out.flatten(0, 1), x.clients)
 
 
@@ -161,9 +168,9 @@ LAYERS: dict[type[nn.Module], Stacked] = {
 def refuses(layer: nn.Module) -> str | None:
     """Why a layer of a known type cannot be stacked, or None."""
     if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.momentum is None:
-        return "batch norm with momentum=None counts its batches"
-    if isinstance(layer, nn.Embedding) and (layer.max_norm is not None or layer.padding_idx is not None):
-        return "an embedding with max_norm or padding_idx"
+        return "a batch norm with momentum=None, which counts its batches"
+    if isinstance(layer, nn.Embedding) and (layer.max_norm is not None or layer.scale_grad_by_freq):
+        return "an embedding with max_norm or scale_grad_by_freq"
     if isinstance(layer, nn.Conv1d) and layer.padding_mode != "zeros":
         return f"a one-dimensional convolution with padding_mode={layer.padding_mode!r}"
     return None

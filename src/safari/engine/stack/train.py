@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from importlib.util import find_spec
 
 import torch
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from safari.engine.stack.flat import Flat
-from safari.engine.stack.forward import Forward, Luck
+from safari.engine.stack.luck import Forward, Luck
 from safari.pruning import Batch
 
 # torch.optim.Adam's own constants, which the reference uses.
@@ -29,41 +29,56 @@ def train_stacked(
     optimiser: str,
     lr: float,
     luck: Luck,
+    frozen: Collection[str] = (),
 ) -> tuple[Tensor, Tensor]:
     """From `start ⊙ mask` (in the order of `flat`), a step a batch; inputs are `[clients · n, ...]`.
 
-    Returns all clients' models in the same order, and each client's mean loss.
+    Parameters named in `frozen` stay as they are. Returns all clients' models in the same order, and each
+    client's mean loss.
     """
-    begin = start * mask
+    # Filled, not multiplied, here and below: 0 · inf is NaN, and 0 · -1 is -0.
+    begin = start.masked_fill(~mask, 0.0)
     parameters = begin[: flat.parameters].clone()
     buffers = begin[flat.parameters :].clone()
     kept = mask[: flat.parameters]
     moments = (torch.zeros_like(parameters), torch.zeros_like(parameters))
     losses = []
     for step, (x, y) in enumerate(batches, 1):
-        gradient, loss = gradients(forward, flat, parameters, buffers, x, y, luck)
+        gradient, loss = gradients(forward, flat, parameters, buffers, x, y, luck, frozen)
         losses.append(loss)
         if optimiser == "adam":
             adam_(parameters, gradient, *moments, kept, step, lr)
         else:
-            parameters.add_(gradient.mul_(kept), alpha=-lr / steps)
+            parameters.add_(gradient.masked_fill_(~kept, 0.0), alpha=-lr / steps)
     return torch.cat([parameters, buffers]), torch.stack(losses).mean(0)
 
 
 def gradients(
-    forward: Forward, flat: Flat, parameters: Tensor, buffers: Tensor, x: Tensor, y: Tensor, luck: Luck
+    forward: Forward,
+    flat: Flat,
+    parameters: Tensor,
+    buffers: Tensor,
+    x: Tensor,
+    y: Tensor,
+    luck: Luck,
+    frozen: Collection[str] = (),
 ) -> tuple[Tensor, Tensor]:
-    """Every client's gradient of its own mean loss, in the order of `flat`, and the losses."""
-    leaves = parameters.detach()
-    tensors = flat.views(leaves, buffers)
-    wanted = [tensors[e.name].requires_grad_() for e in flat.layout.entries if e.kind != "buffer"]
+    """Every client's gradient of its own mean loss, in the order of `flat`, and the losses.
+
+    The gradient of what is frozen, or does not matter to the loss, is 0.
+    """
+    tensors = flat.views(parameters.detach(), buffers)
+    entries = [e for e in flat.layout.entries if e.kind != "buffer"]
+    wanted = {e.name: tensors[e.name].requires_grad_() for e in entries if e.name not in frozen}
     with torch.enable_grad():
         logits = forward(tensors, x, luck)
         each = F.cross_entropy(logits.float(), y, reduction="none").view(flat.clients, -1).mean(1)
-        found = torch.autograd.grad(each.sum(), wanted, allow_unused=True)
-    parts = [
-        (torch.zeros_like(w) if g is None else g).reshape(-1) for w, g in zip(wanted, found, strict=True)
-    ]
+        found = torch.autograd.grad(each.sum(), list(wanted.values()), allow_unused=True)
+    known = dict(zip(wanted, found, strict=True))
+    parts = []
+    for e in entries:
+        gradient = known.get(e.name)
+        parts.append((torch.zeros_like(tensors[e.name]) if gradient is None else gradient).reshape(-1))
     return torch.cat(parts), each.detach()
 
 
@@ -76,7 +91,7 @@ def adam_(
 
         fused.adam_(parameters, gradient, first, second, kept, step, lr, BETA1, BETA2, EPS)
         return
-    gradient.mul_(kept)
+    gradient.masked_fill_(~kept, 0.0)
     first.lerp_(gradient, 1 - BETA1)
     second.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
     size = lr / (1 - BETA1**step)

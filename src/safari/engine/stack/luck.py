@@ -1,0 +1,58 @@
+"""What clients' modules hold besides their vector: a random generator each, and counters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from safari.engine.stack.ops import Tensors, Value
+
+
+class Luck:
+    """For each client its own: a generator for what is random (dropout), and buffers that no vector holds
+    (`counters`, by name, as a new module has them)."""
+
+    def __init__(
+        self, seeds: Sequence[int], device: torch.device, counters: Mapping[str, Tensor] | None = None
+    ):
+        self.generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+        self.counters = {
+            name: torch.stack([count] * len(seeds)).to(device) for name, count in (counters or {}).items()
+        }
+
+    def each(self, work: Callable[[Tensor], Tensor], x: Value) -> Value:
+        """Something random, client by client: the same draws that each would make alone."""
+        inputs, outputs = x.client_first(), []
+        for i, generator in enumerate(self.generators):
+            # Contiguous, as a client's activations are when it is alone: draws follow the memory's order.
+            with seeded_by(generator):
+                outputs.append(work(inputs[i].contiguous()))
+        return Value(torch.cat(outputs), x.clients)
+
+
+Forward = Callable[[Tensors, Tensor, Luck], Tensor]
+"""(tensors by name `[clients, *shape]`, inputs `[clients · n, ...]`, luck) -> outputs, likewise."""
+
+
+class seeded_by:  # noqa: N801 - reads as a verb at its uses
+    """The global generator runs on a client's own state, and gives it back."""
+
+    def __init__(self, generator: torch.Generator):
+        self._generator = generator
+        self._cuda = generator.device.type == "cuda"
+
+    def __enter__(self) -> None:
+        self._before = torch.cuda.get_rng_state() if self._cuda else torch.get_rng_state()
+        self._set(self._generator.get_state())
+
+    def __exit__(self, *_: object) -> None:
+        self._generator.set_state(torch.cuda.get_rng_state() if self._cuda else torch.get_rng_state())
+        self._set(self._before)
+
+    def _set(self, state: Tensor) -> None:
+        if self._cuda:
+            torch.cuda.set_rng_state(state)
+        else:
+            torch.set_rng_state(state)

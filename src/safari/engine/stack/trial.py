@@ -1,0 +1,125 @@
+"""Is a way of stacking right for a module? Two clients on a few samples, against the module itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from safari.engine.stack.luck import Forward, Luck
+from safari.models import Layout
+
+# Rounding stays far below these, and a wrong way is off by much more.
+_OUTPUT_TOLERANCE = 1e-3
+# Gradients jump where the input of a ReLU is 0 up to rounding.
+_GRADIENT_TOLERANCE = 1e-2
+
+
+class CannotStack(Exception):  # noqa: N818 - a reason to try the next way, not an error
+    """Why a module cannot be stacked in one way."""
+
+
+def counters_of(module: nn.Module, layout: Layout) -> dict[str, Tensor]:
+    """A copy of the buffers that no vector holds: counts, and what is not part of the module's state."""
+    held = {entry.name for entry in layout.entries}
+    return {name: buffer.clone() for name, buffer in module.named_buffers() if name not in held}
+
+
+@torch.no_grad()
+def restore(module: nn.Module, counters: Mapping[str, Tensor]) -> None:
+    """Put such a copy back."""
+    buffers = dict(module.named_buffers())
+    for name, value in counters.items():
+        buffers[name].copy_(value)
+
+
+def is_random(alone: Forward, module: nn.Module, layout: Layout, example: Tensor) -> bool:
+    """Does a pass in training draw random numbers?"""
+    luck = Luck([0], example.device, counters_of(module, layout))
+    before, host = luck.generators[0].get_state(), torch.get_rng_state()
+    with torch.no_grad(), torch.random.fork_rng([]):
+        alone(some_clients(module, layout, 1), example.clone(), luck)
+        return not torch.equal(luck.generators[0].get_state(), before) or _moved([host])
+
+
+def compare(stacked: Forward, alone: Forward, module: nn.Module, layout: Layout, example: Tensor) -> None:
+    """CannotStack unless outputs, gradients and buffers of two clients are those of the module itself."""
+    theirs, their_gradients = _pass(alone, module, layout, example)
+    ours, our_gradients = _pass(stacked, module, layout, example)
+    for name, expected in theirs.items():
+        _check(name, ours[name], expected, _OUTPUT_TOLERANCE * float(expected.norm()))
+    # A gradient that is 0 but for rounding (a bias before batch norm) is judged by the size of the others.
+    largest = max(float(g.norm()) for g in their_gradients.values())
+    for name, expected in their_gradients.items():
+        near = _GRADIENT_TOLERANCE * max(float(expected.norm()), 0.1 * largest)
+        _check(f"the gradient of {name}", our_gradients[name], expected, near)
+
+
+def distances(
+    one: Forward, other: Forward, module: nn.Module, layout: Layout, example: Tensor
+) -> tuple[float, float]:
+    """How far outputs, and all gradients together, of two ways are apart, relative to the other's size."""
+    pairs = zip(_pass(one, module, layout, example), _pass(other, module, layout, example), strict=True)
+    output, gradient = (
+        [torch.cat([tensor.flatten().float() for tensor in found.values()]) for found in pair]
+        for pair in pairs
+    )
+    return _distance(*output), _distance(*gradient)
+
+
+def some_clients(module: nn.Module, layout: Layout, clients: int) -> dict[str, Tensor]:
+    """The module's tensors for so many clients, each a little different.
+
+    No number is 0 that would hide a mistake (a last layer often begins as 0), and none changes its sign (a
+    variance must stay positive).
+    """
+    draw = torch.Generator().manual_seed(0)
+    found = {}
+    for name, tensor in layout.split(layout.read(module)).items():
+        noise = torch.rand((clients, *tensor.shape), generator=draw).to(tensor.device)
+        found[name] = tensor * (1 + 0.25 * noise) + (tensor == 0) * 0.05 * noise
+    return found
+
+
+def _pass(
+    forward: Forward, module: nn.Module, layout: Layout, example: Tensor
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Output and buffers of two clients after a pass, and the gradients of their parameters."""
+    tensors, counters = some_clients(module, layout, 2), counters_of(module, layout)
+    names = [e.name for e in layout.entries if e.kind != "buffer"]
+    wanted = [tensors[name].requires_grad_() for name in names]
+    cuda = [example.device] if example.is_cuda else []
+    with (
+        torch.enable_grad(),
+        torch.random.fork_rng(cuda),
+        torch.backends.cudnn.flags(enabled=True, allow_tf32=False),
+    ):
+        states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in cuda)]
+        out = forward(tensors, example.clone(), Luck([0, 1], example.device, counters))
+        if _moved(states):
+            raise CannotStack("it draws random numbers outside of dropout layers")
+        probe = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out.device)
+        found = torch.autograd.grad((out * probe).sum(), wanted, allow_unused=True)
+    if any(not torch.equal(value, counters[name]) for name, value in counters_of(module, layout).items()):
+        raise CannotStack("it changes a buffer that is not part of its state")
+    gradients = [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, found, strict=True)]
+    buffers = {name: tensor for name, tensor in tensors.items() if name not in names}
+    return {"its output": out.detach(), **buffers}, dict(zip(names, gradients, strict=True))
+
+
+def _distance(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+def _moved(states: list[Tensor]) -> bool:
+    """Have the global generators, of the host and perhaps of a device, other states than these?"""
+    now = [torch.get_rng_state(), *(torch.cuda.get_rng_state() for _ in states[1:])]
+    return any(not torch.equal(a, b) for a, b in zip(states, now, strict=True))
+
+
+def _check(name: str, found: Tensor, expected: Tensor, near: float) -> None:
+    if found.shape != expected.shape:
+        raise CannotStack(f"{name} has another shape than the module's own")
+    if not float((found - expected).norm()) <= near:  # NaN fails this too
+        raise CannotStack(f"{name} differs from the module's own")

@@ -1,0 +1,137 @@
+"""The Triton kernels against float64: on a GPU, or on the CPU when Triton interprets them.
+
+TRITON_INTERPRET must be set before Triton is imported, so that the tests run this file as a process:
+`TRITON_INTERPRET=1 python kernel_check.py` checks everything in float32 on the CPU. Triton is imported late,
+because this file is read where it is not installed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+MOMENTUM, EPS = 0.1, 1e-5
+
+
+@dataclass(frozen=True)
+class Case:
+    inner: int
+    outer: int
+    height: int
+    width: int
+    stride: int
+    residual: bool = False
+    relu: bool = True
+    clients: int = 2
+    n: int = 2
+
+
+CASES = {
+    "first layer, 3 channels": Case(3, 16, 6, 6, 1),
+    "block with a shortcut": Case(16, 16, 5, 7, 1, residual=True),
+    "without ReLU": Case(16, 16, 5, 5, 1, relu=False),
+    "stride 2, even": Case(16, 32, 8, 6, 2),
+    "stride 2, odd": Case(16, 32, 7, 5, 2, clients=3),
+    "stride 2, shortcut, without ReLU before": Case(32, 32, 5, 4, 2, residual=True),
+    "wide": Case(64, 128, 3, 3, 1, clients=1),
+    "many pixels, so that the weights' gradient is split": Case(16, 16, 16, 16, 1, clients=2, n=3),
+    "one client of one picture": Case(16, 16, 4, 4, 1, clients=1, n=1),
+}
+
+
+def conv_norm_errors(case: Case, device: str, dtype: torch.dtype) -> dict[str, float]:
+    """How far each result is from float64, relative to its size."""
+    from safari.engine.stack.fused import ConvNorm
+
+    draw = torch.Generator().manual_seed(1)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=draw)
+
+    k, total = case.clients, case.clients * case.n
+    # Rounded first, so that both sides begin with the same numbers.
+    x = normal(total, case.height, case.width, case.inner).to(dtype)
+    weight = (normal(k, case.outer, case.inner, 3, 3) / (3 * case.inner**0.5)).to(dtype).float()
+    gamma, beta = 1 + 0.3 * normal(k, case.outer), 0.5 * normal(k, case.outer)
+    high, wide = (case.height - 1) // case.stride + 1, (case.width - 1) // case.stride + 1
+    residual = normal(total, high, wide, case.outer).to(dtype) if case.residual else None
+    statistics = normal(k, case.outer), 1 + normal(k, case.outer).abs()
+    probe = normal(total, high, wide, case.outer).to(dtype)
+
+    inputs = {"x": x, "weight": weight, "gamma": gamma, "beta": beta}
+    inputs |= {"residual": residual} if residual is not None else {}
+    theirs = {name: v.double().requires_grad_() for name, v in inputs.items()}
+    outputs, means, variances = [], [], []
+    for c in range(k):
+        own = slice(c * case.n, (c + 1) * case.n)
+        y = F.conv2d(theirs["x"][own].permute(0, 3, 1, 2), theirs["weight"][c], None, case.stride, 1)
+        m, v = (s[c].double() for s in statistics)
+        y = F.batch_norm(y, m, v, theirs["gamma"][c], theirs["beta"][c], True, MOMENTUM, EPS)
+        y = y.permute(0, 2, 3, 1)
+        y = y + theirs["residual"][own] if residual is not None else y
+        outputs.append(y)
+        means.append(m)
+        variances.append(v)
+    before = torch.cat(outputs)
+    # At the kink of the ReLU rounding decides about the whole gradient: leave those numbers out.
+    probe = probe * (before.detach().abs() > 0.05)
+    oracle = F.relu(before) if case.relu else before
+    oracle.backward(probe.double())
+    expected = {"out": oracle, "mean": torch.stack(means), "var": torch.stack(variances)}
+    expected |= {f"d{n}": v.grad for n, v in theirs.items()}
+
+    ours = {name: v.detach().clone().to(device).requires_grad_() for name, v in inputs.items()}
+    mean, var = (s.clone().to(device) for s in statistics)
+    out = ConvNorm.apply(
+        ours["x"], ours["weight"], ours["gamma"], ours["beta"], ours.get("residual"), mean, var,
+        case.stride, case.relu, MOMENTUM, EPS,
+    )  # fmt: skip
+    out.backward(probe.to(device))
+    found = {"out": out, "mean": mean, "var": var} | {f"d{n}": v.grad for n, v in ours.items()}
+    assert {n: v.shape for n, v in found.items()} == {n: v.shape for n, v in expected.items()}
+    return {n: _error(found[n], expected[n]) for n in expected}
+
+
+def adam_errors(device: str, size: int = 3000, steps: int = 7) -> dict[str, float]:
+    """How far parameters and moments are from torch.optim.Adam in float64 after several steps."""
+    from safari.engine.stack.fused import adam_
+
+    draw = torch.Generator().manual_seed(2)
+    start, kept = torch.randn(size, generator=draw), torch.rand(size, generator=draw) < 0.6
+    gradients = [torch.randn(size, generator=draw) * 10.0 ** -(i % 5) for i in range(steps)]
+    gradients[0][0], kept[0] = torch.nan, False
+    ours = [start.clone(), torch.zeros(size), torch.zeros(size), kept]
+    p, first, second, mask = (t.to(device) for t in ours)
+    reference = torch.nn.Parameter(start.double())
+    optimizer = torch.optim.Adam([reference], lr=0.01)
+    for step, g in enumerate(gradients, 1):
+        adam_(p, g.to(device), first, second, mask, step, 0.01, 0.9, 0.999, 1e-8)
+        reference.grad = g.masked_fill(~kept, 0.0).double()
+        optimizer.step()
+    assert torch.equal(p.cpu()[~kept], start[~kept])
+    state = optimizer.state[reference]
+    return {
+        "the parameters": _error(p, reference),
+        "the first moment": _error(first, state["exp_avg"]),
+        "the second moment": _error(second, state["exp_avg_sq"]),
+    }
+
+
+def _error(found: Tensor, expected: Tensor) -> float:
+    return float((found.detach().cpu().double() - expected.detach()).norm() / expected.detach().norm())
+
+
+def main() -> None:
+    for name, case in CASES.items():
+        for what, error in conv_norm_errors(case, "cpu", torch.float32).items():
+            assert error < 1e-5, f"{name}: {what} is off by {error:.2g}"
+    for what, error in adam_errors("cpu").items():
+        assert error < 1e-6, f"adam_: {what} is off by {error:.2g}"
+    print("all right")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""Every sort of module: how it is stacked, and that clients learn what each would learn alone."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.stack.cases import CASES, CLASSES
+from safari.engine.stack.flat import Flat
+from safari.engine.stack.forward import stack
+from safari.engine.stack.luck import Luck
+from safari.engine.stack.train import gradients, train_stacked
+from safari.engine.stack.trial import counters_of
+from safari.models import Layout
+from safari.training import train_local
+
+CLIENTS, BATCH, STEPS = 3, 5, 3
+SEEDS = [11, 12, 13]
+
+
+class Setting:
+    """A case's module, its stack, and what three clients begin with."""
+
+    def __init__(self, name: str):
+        self.case = CASES[name]
+        with torch.random.fork_rng([]):
+            torch.manual_seed(5)
+            self.module = self.case.make()
+        self.layout = Layout.of(self.module)
+        self.flat = Flat(self.layout, CLIENTS)
+        self.counters = counters_of(self.module, self.layout)
+        self.draw = torch.Generator().manual_seed(6)
+        self.start = self.layout.read(self.module)
+        self.stack = stack(self.module, self.layout, self.case.inputs(8, self.draw))
+        x = [self.case.inputs(CLIENTS * BATCH, self.draw) for _ in range(STEPS)]
+        y = [torch.randint(0, CLASSES, (CLIENTS * BATCH,), generator=self.draw) for _ in range(STEPS)]
+        self.batches = list(zip(x, y, strict=True))
+        kept = torch.rand((CLIENTS, self.layout.size), generator=self.draw) < 0.7
+        self.masks = kept | ~self.layout.prunable
+        self.frozen = {name for name, p in self.module.named_parameters() if not p.requires_grad}
+
+    def luck(self) -> Luck:
+        return Luck(SEEDS, torch.device("cpu"), self.counters)
+
+    def own(self, client: int) -> list[tuple[Tensor, Tensor]]:
+        part = slice(client * BATCH, (client + 1) * BATCH)
+        return [(x[part].clone(), y[part]) for x, y in self.batches]
+
+    def fresh(self) -> nn.Module:
+        module = copy.deepcopy(self.module)
+        for name, value in self.counters.items():
+            dict(module.named_buffers())[name].copy_(value)
+        return module
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_way_and_its_reason(name):
+    case, found = CASES[name], Setting(name).stack
+    assert found.way == case.way, found.why
+    assert found.why.startswith(case.why) if case.why else found.why == ""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_trained_together_as_alone(name):
+    s = Setting(name)
+    together, losses = train_stacked(
+        s.stack.train,
+        s.flat,
+        s.flat.spread(s.start),
+        s.flat.from_rows(s.masks),
+        [(x.clone(), y) for x, y in s.batches],
+        STEPS,
+        optimiser="sgd",
+        lr=0.3,
+        luck=s.luck(),
+        frozen=s.frozen,
+    )
+    rows = s.flat.to_rows(together)
+    for client in range(CLIENTS):
+        alone, loss = train_local(
+            s.fresh(),
+            s.layout,
+            s.start,
+            s.masks[client],
+            s.own(client),
+            optimiser="sgd",
+            lr=0.3,
+            seed=SEEDS[client],
+        )
+        # Three steps in float32: sums in another order, and no more.
+        torch.testing.assert_close(rows[client], alone, rtol=1e-4, atol=2e-6)
+        assert torch.equal(rows[client] == 0, alone == 0), "another support"
+        assert float(losses[client]) == pytest.approx(loss, rel=1e-5)
+    assert not torch.equal(rows[0], s.start), "nothing was learned"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_together_as_alone(name):
+    s = Setting(name)
+    buffer = s.flat.spread(s.start)
+    x, y = s.batches[0]
+    split = s.flat.parameters
+    found, _ = gradients(
+        s.stack.train, s.flat, buffer[:split], buffer[split:], x.clone(), y, s.luck(), s.frozen
+    )
+    rows = s.flat.to_rows(torch.cat([found, torch.zeros(len(buffer) - split)]))
+    for client in range(CLIENTS):
+        module = s.fresh().train()
+        own, labels = s.own(client)[0]
+        with torch.random.fork_rng([]):
+            torch.manual_seed(SEEDS[client])
+            F.cross_entropy(module(own), labels).backward()
+        for entry, p in zip(s.layout.entries, module.parameters(), strict=False):
+            expected = torch.zeros_like(p) if p.grad is None else p.grad
+            torch.testing.assert_close(
+                rows[client, entry.offset : entry.end].view(p.shape),
+                expected,
+                rtol=1e-4,
+                atol=1e-6,
+                msg=entry.name,
+            )
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "ropout" in name])
+def test_dropout_draws_the_same_numbers_as_alone(name):
+    """Bit for bit: what one client's outputs are, dropped or not, hangs on its own seed alone."""
+    s = Setting(name)
+    x = s.batches[0][0]
+    views = s.flat.views(
+        s.flat.spread(s.start)[: s.flat.parameters], s.flat.spread(s.start)[s.flat.parameters :]
+    )
+    few = {key: value[:2] for key, value in views.items()}
+    seeds = torch.device("cpu")
+    with torch.no_grad():
+        three = s.stack.train(views, x.clone(), Luck(SEEDS, seeds))
+        two = s.stack.train(few, x[: 2 * BATCH].clone(), Luck(SEEDS[:2], seeds))
+        others = s.stack.train(views, x.clone(), Luck([11, 99, 98], seeds))
+    torch.testing.assert_close(two, three[: 2 * BATCH], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(others[:BATCH], three[:BATCH], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["nn.Dropout", "F.dropout", "noise", "recurrent", "counts beside its state"])
+def test_neither_trial_nor_training_moves_the_global_generator_or_the_module(name):
+    before = torch.get_rng_state()
+    s = Setting(name)
+    train_stacked(
+        s.stack.train,
+        s.flat,
+        s.flat.spread(s.start),
+        s.flat.from_rows(s.masks),
+        s.batches,
+        STEPS,
+        optimiser="adam",
+        lr=0.1,
+        luck=s.luck(),
+    )
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(s.layout.read(s.module), s.start)
+    assert all(torch.equal(s.counters[k], v) for k, v in counters_of(s.module, s.layout).items())
+
+
+def test_a_module_that_fails_on_the_trial_trains_one_by_one():
+    class Eight(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(5, 3)
+
+        def forward(self, x):
+            return self.head(x.view(5, 5) if self.training else x)
+
+    module = Eight()
+    found = stack(module, Layout.of(module), torch.randn(8, 5))
+    assert found.way == "loop"
+    assert found.why == "RuntimeError: shape '[5, 5]' is invalid for input of size 40"
+
+
+def test_a_module_in_half_precision_trains_one_by_one():
+    class Half(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(5, 3, dtype=torch.bfloat16)
+
+        def forward(self, x):
+            return self.head(x.bfloat16()).float()
+
+    module = Half()
+    found = stack(module, Layout.of(module), torch.randn(8, 5))
+    assert (found.way, found.why) == ("loop", "head.weight is torch.bfloat16")

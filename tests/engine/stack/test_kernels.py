@@ -1,0 +1,153 @@
+"""The Triton kernels: really on a GPU, and interpreted on the CPU where Triton is installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import safari
+from engine.kit import play, world_of
+
+HERE = Path(__file__).parent
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+
+
+@needs_triton
+def test_interpreted_in_float32():
+    paths = [str(Path(safari.__file__).parents[1]), str(HERE.parents[1])]
+    done = subprocess.run(
+        [sys.executable, str(HERE / "kernel_check.py")],
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "all right\n"
+
+
+@pytest.mark.gpu
+@needs_triton
+def test_conv_norm_on_a_gpu_in_bfloat16():
+    """A result of bfloat16 is off by 2^-9 at most; through a norm and its gradient that becomes some 1%."""
+    from engine.stack.kernel_check import CASES, conv_norm_errors
+
+    for name, case in CASES.items():
+        errors = conv_norm_errors(case, "cuda", torch.bfloat16)
+        for what, error in errors.items():
+            # The running statistics are taken from sums in float32, before anything is rounded.
+            assert error < (1e-4 if what in ("mean", "var") else 0.02), (
+                f"{name}: {what} is off by {error:.2g}"
+            )
+
+
+@pytest.mark.gpu
+@needs_triton
+def test_adam_on_a_gpu():
+    from engine.stack.kernel_check import adam_errors
+
+    assert max(adam_errors("cuda").values()) < 1e-6
+
+
+CONFIG: dict[str, Any] = {
+    "rounds": 3,
+    "clients": 6,
+    "arms": ["safari"],
+    "model": {"name": "cnn", "width": 16},
+    "local": {"steps": 3, "batch": 8, "augment": "crop-flip", "optimiser": "sgd", "lr": 0.1},
+    "uplink": {"name": "bernoulli", "p": 0.7},
+    "engine": {"device": "cuda"},
+}
+FATE = ("trained", "arrived", "missing", "stand_ins", "density")
+PICTURES = """
+import torch
+def pictures():
+    draw = torch.Generator().manual_seed(3)
+    y = torch.arange(240) % 4
+    x = torch.randn(240, 3, 12, 12, generator=draw)
+    x += y.view(-1, 1, 1, 1) * torch.randn(1, 3, 12, 12, generator=draw)
+    return (x[:160], y[:160]), (x[160:], y[160:])
+"""
+DROPOUT = """
+from torch import nn
+def net(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Dropout(0.4), nn.Linear(12, classes))
+"""
+
+
+@pytest.fixture
+def exact_products(monkeypatch):
+    """Without TF32, which has 10 bits and would hide what is compared."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+
+
+def apart(config: dict[str, Any], **engine: Any) -> list[float]:
+    """How far the vectorised models are from the reference's, round by round; fates must be the same."""
+    ours = {**config, "engine": {**config["engine"], "name": "vectorised", **engine}}
+    theirs = {**config, "engine": {**config["engine"], "name": "reference"}}
+    found = []
+    for (_, a, mine), (_, b, yours) in zip(play(ours), play(theirs), strict=True):
+        assert {key: mine[key] for key in FATE} == {key: yours[key] for key in FATE}
+        found.append(float((a.server.model - b.server.model).norm() / b.server.model.norm()))
+    return found
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("exact_products")
+@pytest.mark.parametrize("graph", [True, False])
+@pytest.mark.parametrize("pruner", ["mag", "snip", "grasp"])
+def test_the_engines_agree_on_a_gpu_in_float32(pruner, graph):
+    assert max(apart({**CONFIG, "pruning": {"pruner": pruner}}, graph=graph)) < 1e-4
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("exact_products")
+def test_dropout_draws_the_same_numbers_on_a_gpu(tmp_path):
+    (tmp_path / "mine.py").write_text(DROPOUT)
+    config = {**CONFIG, "model": {"name": f"{tmp_path}/mine.py:net"}}
+    from safari.engine.vectorised import Vectorised
+
+    assert Vectorised(world_of(config)).stack.way == "layers"
+    assert max(apart(config)) < 1e-4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("graph", [True, False])
+def test_the_engines_agree_on_a_gpu_in_bfloat16(tmp_path, graph):
+    """A ResNet through the fused kernels: 8 bits, three rounds; sgd, for Adam makes steps of rounding."""
+    (tmp_path / "mine.py").write_text(PICTURES)
+    config = {
+        **CONFIG,
+        "clients": 4,
+        "data": {"name": f"{tmp_path}/mine.py:pictures"},
+        "model": {"name": "resnet20", "width": 16},
+        "local": {**CONFIG["local"], "lr": 0.02},
+    }
+    from safari.engine.vectorised import Vectorised
+
+    engine = Vectorised(
+        world_of({**config, "engine": {"device": "cuda", "precision": "bfloat16", "graph": graph}})
+    )
+    assert engine.note == ""
+    errors = apart(config, precision="bfloat16", graph=graph)
+    assert max(errors) < 0.05
+    assert min(errors) > 1e-6, "that was not bfloat16"
+
+
+@pytest.mark.gpu
+def test_data_on_the_host_give_the_same_on_a_gpu(monkeypatch):
+    here = [after.server.model for _, after, _ in play(CONFIG)]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (1000, 10**9))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device=None: 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device=None: 0)
+    assert not world_of(CONFIG).data.train_x.is_cuda
+    there = [after.server.model for _, after, _ in play(CONFIG)]
+    for a, b in zip(here, there, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-4)

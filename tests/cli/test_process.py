@@ -150,7 +150,7 @@ def complete(cwd: Path, *words: str) -> list[str]:
 
 
 def test_a_shell_is_offered_commands_options_keys_and_names(tmp_path):
-    commands = ["completion", "init", "list", "resume", "run", "show", "validate"]
+    commands = ["completion", "init", "list", "resume", "run", "show", "validate", "wire"]
     assert complete(tmp_path, "") == commands
     assert complete(tmp_path, "re") == ["resume"]
     assert {"--set", "--seeds", "--out", "--json"} <= set(complete(tmp_path, "run", "--"))
@@ -207,7 +207,7 @@ def test_a_stop_says_how_to_go_on_and_that_works(tmp_path, reference, number):
     process.send_signal(number)
     shown, said = process.communicate()
     assert process.returncode == 130
-    assert said.endswith("stopped; nothing is lost: go on with 'safari resume mine'\n")
+    assert said.endswith("stopped; nothing is lost: go on with: safari resume mine\n")
     assert "Traceback" not in said
     assert shown == ""
     assert leftovers(tmp_path / "mine") == []

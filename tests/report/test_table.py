@@ -34,12 +34,15 @@ def two_seeds(synthetic, **options):
 def test_numbers_by_hand(synthetic):
     header, body = cells(rows_of({"demo": summarise(two_seeds(synthetic))}))
     assert header == [
-        "arm", "top-1 %", "wobble", "top-5 %", "loss", "rounds to 85 %", "lost %", "up", "down", "seeds",
+        "arm", "top-1 %", "wobble", "top-5 %", "loss", "rounds to 85 %", "to stay there", "lost %",
+        "up", "down", "seeds",
     ]  # fmt: skip
     # Sample standard deviation of 65 and 85: 14.1; of 90 and 60: 21.2. One of three clients is missing.
     assert body == [
-        ["drop", "75.0 ± 14.1", "5.0", "75.0 ± 0.0", "2.000 ± 0.000", "2 (1 of 2)", "33.3", "–", "–", "2"],
-        ["safari", "75.0 ± 21.2", "15.0", "75.0 ± 0.0", "2.000 ± 0.000", "4 ± 1 (2 of 2)", "33.3",
+        ["drop", "75.0 ± 14.1", "5.0", "75.0 ± 0.0", "2.000 ± 0.000", "2 (1 of 2)",
+         "4 (1 of 2)", "33.3", "–", "–", "2"],
+        ["safari", "75.0 ± 21.2", "15.0", "75.0 ± 0.0", "2.000 ± 0.000", "4 ± 1 (2 of 2)",
+         "4 ± 1 (2 of 2)", "33.3",
          "1.00 kB", "500 kB", "2"],
     ]  # fmt: skip
 
@@ -49,7 +52,7 @@ def test_one_seed_has_no_spread_and_unused_columns_go(synthetic):
     header, body = cells(rows_of({"demo": summarise(run)}))
     assert "up" not in header
     assert "progress" not in header
-    assert body == [["drop", "50.0", "0.0", "75.0", "2.000", "– (0 of 1)", "33.3", "1"]]
+    assert body == [["drop", "50.0", "0.0", "75.0", "2.000", "– (0 of 1)", "– (0 of 1)", "33.3", "1"]]
 
 
 def test_an_unfinished_run_says_how_far_it_is(synthetic):

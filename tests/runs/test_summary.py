@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from safari.config import parse
+from safari.errors import RunError
 from safari.runs import RunFolder, spread, summarise, summarise_trial
 
 
@@ -53,6 +54,23 @@ def test_rounds_to_target_is_the_first_evaluation_at_85_percent_or_more():
     assert summarise_trial(records[:3], config(rounds=6))["rounds_to_target"] is None
     easy = config(rounds=6, evaluation={"target": 0.2})
     assert summarise_trial(records, easy)["rounds_to_target"] == 1
+
+
+def test_a_line_that_is_no_record_is_named(tmp_path):
+    run = RunFolder.create(tmp_path / "run", config(rounds=2, arms=["drop"]))
+    trial = run.trial("drop", 0)
+    trial.rounds.write_text('{"round": 1}\n')
+    with pytest.raises(RunError, match=r"rounds\.jsonl holds a line that is not a round's record: KeyError"):
+        summarise(run)
+
+
+def test_rounds_to_stay_is_the_first_evaluation_after_the_last_one_below():
+    scores = [0.2, None, 0.9, 0.3, None, 0.85, 0.99]
+    records = [record(n, score) for n, score in enumerate(scores, 1)]
+    assert summarise_trial(records, config(rounds=7))["rounds_to_stay"] == 6
+    assert summarise_trial(records[:4], config(rounds=7))["rounds_to_stay"] is None
+    always = config(rounds=7, evaluation={"target": 0.1})
+    assert summarise_trial(records, always)["rounds_to_stay"] == 1
 
 
 def test_only_the_evaluations_in_the_last_rounds_count():

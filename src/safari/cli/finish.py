@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -33,7 +34,9 @@ def stoppable(folder: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if (folder / "config.toml").exists():
-            click.echo(f"stopped; nothing is lost: go on with 'safari resume {folder}'", err=True)
+            click.echo(
+                f"stopped; nothing is lost: go on with: safari resume {shlex.quote(str(folder))}", err=True
+            )
             raise SystemExit(130) from None
         raise
 

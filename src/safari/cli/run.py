@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from itertools import chain, count
 from pathlib import Path
 
 import click
@@ -43,10 +44,17 @@ def run(
       safari init my.toml && safari run my.toml --out runs/mine
     """
     wanted = read_config(config, settings, seeds)
-    folder = out or Path("runs") / f"{wanted.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder = out or _new_folder(wanted.name)
     from safari import engine
     from safari.cli.finish import finish, stoppable, watchers
 
     with stoppable(folder):
         engine.run(wanted, folder, watchers(wanted, quiet))
     finish(folder, as_json=as_json, quiet=quiet)
+
+
+def _new_folder(name: str) -> Path:
+    """runs/NAME-DATE-TIME, numbered when another run began in the same second."""
+    first = Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    others = (first.with_name(f"{first.name}-{number}") for number in count(2))
+    return next(folder for folder in chain([first], others) if not folder.exists())

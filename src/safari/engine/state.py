@@ -105,7 +105,10 @@ def _meaning(config: Config, arm: str) -> dict[str, Any]:
     that may change between two processes."""
     table = config.to_dict()
     rule = next(a.rule for a in config.arms if a.name == arm)
-    return {name: table[name] for name in _MEANINGFUL} | {"rule": {"name": rule.name, **rule.options}}
+    # How often bytes are counted changes nothing else.
+    wire = {name: value for name, value in table["wire"].items() if name != "every"}
+    named = {"wire": wire, "rule": {"name": rule.name, **rule.options}}
+    return {name: table[name] for name in _MEANINGFUL} | named
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:

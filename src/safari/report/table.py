@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 NOTHING = "–"
 # What a narrow terminal can do without, the least first.
-_LESSER = ("seeds", "down", "top-5 %", "up", "wobble", "loss", "lost %")
+_LESSER = ("seeds", "down", "top-5 %", "up", "wobble", "to stay there", "loss", "lost %")
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class Row:
     loss: Value
     rounds_to_target: Value
     reached: str
+    rounds_to_stay: Value
+    stayed: str
     target: float
     lost_updates: Value
     bytes_up: Value
@@ -72,6 +74,10 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
         ("top-5 %", lambda row: _spread(row.top5, 100, 1)),
         ("loss", lambda row: _spread(row.loss, 1, 3)),
         (target, lambda row: _to_target(row, spelled=target == "rounds to target")),
+        (
+            "to stay there",
+            lambda row: f"{_spread(row.rounds_to_stay, 1, 0)} ({row.stayed})" if row.seeds else NOTHING,
+        ),
         ("lost %", lambda row: _mean(row.lost_updates, 100, 1)),
         ("up", lambda row: _bytes(row.bytes_up)),
         ("down", lambda row: _bytes(row.bytes_down)),
@@ -183,6 +189,8 @@ def _row(label: str, entry: Mapping[str, Any], summary: Mapping[str, Any]) -> Ro
         loss=Value.of(entry["loss"]),
         rounds_to_target=Value.of(entry["rounds_to_target"]),
         reached=entry["reached_target"],
+        rounds_to_stay=Value.of(entry["rounds_to_stay"]),
+        stayed=entry["stayed_at_target"],
         target=summary["target"],
         lost_updates=Value.of(entry["lost_updates"]),
         bytes_up=Value.of(entry["bytes_up"]),

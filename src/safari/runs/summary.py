@@ -8,6 +8,7 @@ from statistics import fmean, pstdev, stdev
 from typing import Any
 
 from safari.config import Config
+from safari.errors import RunError
 from safari.runs.folder import RunFolder
 
 Record = Mapping[str, Any]
@@ -29,10 +30,16 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 
 def summarise_trial(records: Sequence[Record], config: Config) -> dict[str, Any]:
-    """One trial: means over the evaluations in the last rounds, and the first round at the target."""
+    """One trial: means over the evaluations in the last rounds, and when the target was reached.
+
+    `rounds_to_target` is the first round at the target, `rounds_to_stay` the first after which accuracy
+    never fell below it again: an arm that jumps up and down touches the target long before it stays there.
+    """
     evaluated = [r for r in records if r["top1"] is not None]
     last = [r for r in evaluated if r["round"] > config.rounds - config.evaluation.last]
     reached = [r["round"] for r in evaluated if r["top1"] >= config.evaluation.target]
+    below = [r["round"] for r in evaluated if r["top1"] < config.evaluation.target]
+    stays = [t for t in reached if t > max(below, default=0)]
     asked = sum(len(r["arrived"]) + len(r["missing"]) for r in records)
     arrived = sum(len(r["arrived"]) for r in records)
     return {
@@ -43,6 +50,7 @@ def summarise_trial(records: Sequence[Record], config: Config) -> dict[str, Any]
         "loss": _mean(last, "loss"),
         "top1_within": pstdev([r["top1"] for r in last]) if last else None,
         "rounds_to_target": reached[0] if reached else None,
+        "rounds_to_stay": stays[0] if stays else None,
         "lost_updates": 1 - arrived / asked if asked else None,
         "bytes_up": _mean([r["bytes"] for r in records], "up"),
         "bytes_down": _mean([r["bytes"] for r in records], "down"),
@@ -55,7 +63,10 @@ def summarise(run: RunFolder) -> dict[str, Any]:
     config = run.config
     trials: dict[str, dict[str, Any]] = {arm.name: {} for arm in config.arms}
     for trial in run.trials():
-        trials[trial.arm][str(trial.seed)] = summarise_trial(trial.records(), config)
+        try:
+            trials[trial.arm][str(trial.seed)] = summarise_trial(trial.records(), config)
+        except (KeyError, TypeError) as error:
+            raise RunError(f"{trial.rounds} holds a line that is not a round's record: {error!r}") from error
     return {
         "name": config.name,
         "config": config.digest,
@@ -73,13 +84,15 @@ def _over_seeds(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "loss",
         "top1_within",
         "rounds_to_target",
+        "rounds_to_stay",
         "lost_updates",
         "bytes_up",
         "bytes_down",
     )
     columns = {name: [t[name] for t in trials if t[name] is not None] for name in names}
     return {name: spread(values) for name, values in columns.items()} | {
-        "reached_target": f"{len(columns['rounds_to_target'])} of {len(trials)}"
+        "reached_target": f"{len(columns['rounds_to_target'])} of {len(trials)}",
+        "stayed_at_target": f"{len(columns['rounds_to_stay'])} of {len(trials)}",
     }
 
 

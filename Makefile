@@ -14,7 +14,8 @@ demo: $(VENV)/.demo  ## the main job on the embedded data set: three arms, a tab
 	$(BIN)/safari run --seeds $(SEEDS)
 
 test: check  ## everything that must hold: style, types, tests, doctests, documented examples
-	$(BIN)/pytest -n 2
+	# One thread a worker: two workers with two threads each would only wait for each other.
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -238,8 +238,8 @@ def test_the_pages_say_what_the_records_say(make_docs):
 
 
 def test_the_records_are_those_of_the_demo(make_docs):
-    config = parse(tomllib.loads((DOCS / "demo/config.toml").read_text(encoding="utf-8")))
-    summary = json.loads((DOCS / "demo/summary.json").read_text(encoding="utf-8"))
+    config = parse(tomllib.loads((make_docs.DEMO / "config.toml").read_text(encoding="utf-8")))
+    summary = json.loads((make_docs.DEMO / "summary.json").read_text(encoding="utf-8"))
     assert config == parse({"seeds": config.seeds})
     assert all(arm["top1"]["n"] == config.seeds >= 5 for arm in summary["arms"].values())
 

@@ -13,7 +13,7 @@ from safari.engine.record import MaskCount, Record, Stopwatch, record_of
 from safari.engine.state import State
 from safari.engine.world import World
 from safari.seeds import generator
-from safari.training import evaluate, train_local
+from safari.training import train_local
 
 
 def prepare(world: World) -> Callable[[State], tuple[State, Record, dict[str, float]]]:
@@ -55,12 +55,7 @@ def run_round(world: World, state: State) -> tuple[State, Record, dict[str, floa
     server, outcome = state.server.step(received, cohort)
     watch.lap("aggregate")
 
-    scores = None
-    if world.evaluates(t):
-        world.layout.write(world.module, server.model)
-        scores = evaluate(
-            world.fresh_module(), world.data.test_x, world.data.test_y, world.config.evaluation.batch
-        )
+    scores = world.scores(server.model, t)
     watch.lap("evaluate")
 
     trained = [client for client in cohort if heard[client]]

@@ -26,7 +26,6 @@ from safari.engine.stack.masks import STACKED_SCORES, stacked_masks
 from safari.engine.stack.train import train_stacked
 from safari.engine.state import State
 from safari.engine.world import World
-from safari.training import evaluate
 
 # Samples that try out a way of stacking: enough for batch norm's statistics, and an even number.
 _TRIAL_SAMPLES = 8
@@ -111,12 +110,7 @@ class Vectorised:
 
         server, outcome = state.server.step_stacked(arriving, models, cohort)
         watch.lap("aggregate")
-        scores = None
-        if world.evaluates(t):
-            world.layout.write(world.module, server.model)
-            scores = evaluate(
-                world.fresh_module(), world.data.test_x, world.data.test_y, world.config.evaluation.batch
-            )
+        scores = world.scores(server.model, t)
         watch.lap("evaluate")
         trained = [client for client in cohort if heard[client]]
         record = record_of(

@@ -28,7 +28,7 @@ from safari.models import MODELS, Layout
 from safari.plugins import check_options, resolve
 from safari.pruning import PRUNERS, Batch, Pruner, as_pruner, compute_mask, kept_count
 from safari.seeds import derive, generator, torch_generator
-from safari.training import draw_batches
+from safari.training import draw_batches, evaluate
 
 T = TypeVar("T")
 
@@ -118,9 +118,13 @@ class World:
             return max(1, round(local.epochs * len(self.parts[client]) / local.batch))
         return local.steps
 
-    def evaluates(self, t: int) -> bool:
-        """Is the model tested after round t?"""
-        return (t + 1) % self.config.evaluation.every == 0 or t + 1 == self.config.rounds
+    def scores(self, model: Tensor, t: int) -> dict[str, float] | None:
+        """The test of a model after round t, or None where the config asks for none."""
+        evaluation = self.config.evaluation
+        if (t + 1) % evaluation.every and t + 1 != self.config.rounds:
+            return None
+        self.layout.write(self.module, model)
+        return evaluate(self.fresh_module(), self.data.test_x, self.data.test_y, evaluation.batch)
 
     def cohort(self, t: int) -> list[int]:
         """Who is asked in round t, ascending."""

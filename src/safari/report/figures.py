@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Beyond this, names at the lines' ends would be a list without lines: a legend below serves better.
+# Beyond these, names at the lines' ends would take the room of the lines: a legend below serves better.
 MOST_DIRECT_LABELS = 8
+LONGEST_DIRECT_LABEL = 19
 MOST_CELLS_WITH_NUMBERS = 12
 # More than this cannot be told apart on a page: rounds are then taken together in blocks.
 MOST_ROUNDS_ONE_BY_ONE = 300
@@ -69,7 +70,9 @@ def curves(
             axes.set_ylim(max(low, 0.0), min(high, 101.0))
         if target is not None:
             _mark_target(axes, factor * target, "%" if percent else "")
-        _name_lines(axes, [_end(k, line, in_blocks(line)[1] * factor) for k, line in enumerate(lines)], lines)
+        _name_lines(
+            figure, axes, lines, [_end(k, line, factor * in_blocks(line)[1]) for k, line in enumerate(lines)]
+        )
         return figure
 
 
@@ -122,9 +125,8 @@ def traffic(up: Sequence[Series], down: Sequence[Series], dense: Sequence[float]
             axes.set_title(title)
             axes.set_ylim(bottom=0.0)
             ends = [_end(k, line, factor * line.mean) for k, line in enumerate(lines)]
-            last = max((float(line.rounds[-1]) for line in lines), default=1.0)
-            ends += [End("dense", last, factor * size, SOFT) for size in dense[:1]]
-            _name_lines(axes, ends, lines)
+            ends += [End("dense", factor * size, SOFT) for size in dense[:1]]
+            _name_lines(figure, axes, lines, ends)
         return figure
 
 
@@ -260,18 +262,20 @@ def _mark_target(axes: Axes, target: float, unit: str) -> None:
 
 
 def _end(k: int, line: Series, drawn: Floats) -> End:
-    """A line may end early, or in a gap: its name stands at the height of its last number."""
-    last = float(line.rounds[-1]) if len(line.rounds) else 0.0
+    """A line may end in a gap: its name stands at the height of its last number."""
     finite = drawn[np.isfinite(drawn)]
-    return End(_name(line), last, float(finite[-1]) if len(finite) else float("nan"), colour(k))
+    return End(_name(line), float(finite[-1]) if len(finite) else float("nan"), colour(k))
 
 
-def _name_lines(axes: Axes, ends: Sequence[End], lines: Sequence[Series]) -> None:
-    figure = axes.get_figure(root=True)
-    if len(lines) > MOST_DIRECT_LABELS and figure is not None:
-        _legend_below(figure, lines)
+def _name_lines(figure: Figure, axes: Axes, lines: Sequence[Series], ends: Sequence[End]) -> None:
+    """Names at the lines' ends, if they are few and short and the lines end together; else a legend."""
+    together = len({float(line.rounds[-1]) for line in lines if len(line.rounds)}) <= 1
+    short = all(len(end.name) <= LONGEST_DIRECT_LABEL for end in ends)
+    if together and short and len(lines) <= MOST_DIRECT_LABELS:
+        label_ends(figure, axes, ends)
     else:
-        label_ends(axes, ends)
+        label_ends(figure, axes, ends[len(lines) :])
+        _legend_below(figure, lines)
 
 
 def _legend_below(figure: Figure, lines: Sequence[Series]) -> None:

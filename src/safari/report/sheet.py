@@ -47,6 +47,7 @@ table {{ border-collapse: collapse; font-size: .9375rem; }}
 th, td {{ padding: .35rem .9rem .35rem 0; text-align: left; vertical-align: baseline; }}
 thead th {{ font-weight: 600; border-bottom: 1px solid var(--soft); white-space: nowrap; }}
 tbody tr + tr > * {{ border-top: 1px solid var(--grid); }}
+.numbers th {{ white-space: nowrap; }}
 .numbers td, .numbers thead th:not(:first-child) {{ text-align: right; white-space: nowrap;
   font-variant-numeric: tabular-nums; padding: .35rem 0 .35rem 1.4rem; }}
 .grid {{ display: grid; grid-template-columns: repeat(2, minmax(0, 1fr));

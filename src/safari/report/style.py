@@ -61,7 +61,7 @@ _RC = {
 }
 
 
-_NAME: dict[str, Any] = {"color": INK, "fontsize": 8.5}
+_NAME_SIZE = 8.5
 
 
 @contextmanager
@@ -137,32 +137,24 @@ def spread_out(wanted: Sequence[float], gap: float, low: float, high: float) -> 
 
 @dataclass(frozen=True)
 class End:
-    """Where a line ends, in data coordinates, and what is written there."""
+    """At what height a line ends, in data coordinates, and what is written there."""
 
     name: str
-    x: float
     y: float
     colour: str
 
 
-def label_ends(axes: Axes, ends: Sequence[End]) -> None:
-    """Write each line's name beside its end, and never one over another; the axes' limits must be final.
+def label_ends(figure: Figure, axes: Axes, ends: Sequence[End]) -> None:
+    """Write names right of the axes, where the lines end, and never one over another.
 
-    A line that ends well before the right edge has its name inside, where it ends.
+    The axes' limits must be final.
     """
     low, high = axes.get_ylim()
-    right = axes.get_xlim()[1]
-    for end in ends:
-        if math.isfinite(end.y) and end.x < 0.92 * right:
-            axes.annotate(
-                end.name, xy=(end.x, end.y), xytext=(5, 0), textcoords="offset points", va="center", **_NAME
-            )
-    beside = [end for end in ends if math.isfinite(end.y) and end.x >= 0.92 * right]
-    at = [min(1.0, max(0.0, (end.y - low) / (high - low))) for end in beside]
-    figure = axes.get_figure(root=True)
-    height = 72.0 * float(figure.get_size_inches()[1]) if figure is not None else 200.0
-    places = spread_out(at, gap=1.45 * _NAME["fontsize"] / (0.8 * height), low=0.0, high=1.0)
-    for end, here, place in zip(beside, at, places, strict=True):
+    shown = [end for end in ends if math.isfinite(end.y)]
+    at = [min(1.0, max(0.0, (end.y - low) / (high - low))) for end in shown]
+    height = 72.0 * float(figure.get_size_inches()[1])
+    places = spread_out(at, gap=1.45 * _NAME_SIZE / (0.8 * height), low=0.0, high=1.0)
+    for end, here, place in zip(shown, at, places, strict=True):
         axes.annotate(
             end.name,
             xy=(1.005, here),
@@ -171,13 +163,19 @@ def label_ends(axes: Axes, ends: Sequence[End]) -> None:
             textcoords="axes fraction",
             va="center",
             ha="left",
+            color=INK,
+            fontsize=_NAME_SIZE,
             annotation_clip=False,
             arrowprops={
-                "arrowstyle": "-", "color": end.colour, "linewidth": 1.8, "shrinkA": 1, "shrinkB": 0,
-                "capstyle": "butt", "relpos": (0.0, 0.5),
+                "arrowstyle": "-",
+                "color": end.colour,
+                "linewidth": 1.8,
+                "shrinkA": 1,
+                "shrinkB": 0,
+                "capstyle": "butt",
+                "relpos": (0.0, 0.5),
             },
-            **_NAME,
-        )  # fmt: skip
+        )
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -14,8 +14,6 @@ from safari.wire.layout import Bools, Ints
 Bytes8 = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint32]
 
-MAX_FIELD_BITS = 32
-
 
 class Reader:
     """A position in received bytes; every read is checked against their end."""

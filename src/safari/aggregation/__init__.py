@@ -4,6 +4,7 @@ from safari.aggregation.compensation import Compensation, Decision, Round, combi
 from safari.aggregation.rules import RULES, stand_in
 from safari.aggregation.server import Outcome, Server
 from safari.aggregation.similarity import observe, unknown
+from safari.aggregation.store import to_tensors, with_tensors
 
 __all__ = [
     "RULES",
@@ -15,5 +16,7 @@ __all__ = [
     "combine",
     "observe",
     "stand_in",
+    "to_tensors",
     "unknown",
+    "with_tensors",
 ]

@@ -1,0 +1,103 @@
+"""A real federation on loopback: SuperLink, five SuperNodes, TLS, node keys; and what a bad day does to it."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra flower: pip install 'safari-fl[flower]'")
+
+from pathlib import Path
+
+from flower.deploy import Federation, family, wait_until
+
+from safari.runs import RunFolder, read_checkpoint, read_lines
+
+NODES = 5
+# Long enough for five processes that import torch at once on a busy machine; a round in which
+# somebody is missing lasts as long.
+DEADLINE = 40.0
+# Bounds of what has to happen, not what it takes.
+SOON, LATER = 120.0, 240.0
+
+
+class Story:
+    """The records as they grow."""
+
+    def __init__(self, run: Path):
+        self.rounds = run / "trials/safari/seed-0/rounds.jsonl"
+
+    @property
+    def lines(self) -> list[dict]:
+        return list(read_lines(self.rounds))
+
+    def wait_for(self, what: str, when, seconds: float = LATER) -> dict:
+        """The first record that `when` accepts."""
+        return wait_until(what, lambda: next((line for line in self.lines if when(line)), None), seconds)
+
+    def wait_for_round_in_flight(self, federation: Federation, after: int) -> None:
+        """Until clients have begun to train for the round after this one."""
+        wait_until("clients train", lambda: len(self.lines) > after or training(federation), SOON, 0.05)
+
+
+def training(federation: Federation) -> bool:
+    """Does any node run a ClientApp? (The node, its SuperExec, and then the app.)"""
+    nodes = [p for name, p in federation.processes.items() if name.startswith("node")]
+    return any(len(family(process.pid)) > 2 for process in nodes)
+
+
+def test_training_goes_on_through_kills_delays_and_a_restart(tmp_path):
+    run, everybody = tmp_path / "run", list(range(NODES))
+    story = Story(run)
+    with Federation(tmp_path, NODES) as federation, federation.explained():
+        federation.start_superlink()
+        federation.register()
+        for i in everybody:
+            federation.start_node(i)
+        settings = {
+            "run": str(run), "clients": NODES, "num_server_rounds": 1000, "deadline": DEADLINE,
+            "success": 1.0, "model": "mlp",
+        }  # fmt: skip
+        federation.submit(**settings)
+        calm = story.wait_for("all five arrive", lambda line: line["arrived"] == everybody)
+        nodes = calm["nodes"]
+
+        # Two die and one is late, in the middle of a round.
+        federation.kill("node-3")
+        federation.kill("node-4")
+        federation.pause("node-2")
+        bad = story.wait_for("a round without them", lambda line: line["arrived"] == [0, 1])
+        assert bad["missing"] == [2, 3, 4]
+        assert bad["reasons"] == dict.fromkeys("234", f"no reply within {DEADLINE:g} s")
+        assert set(bad["stand_ins"]) == {"2", "3", "4"}
+        assert all(who <= {0, 1} for who in map(set, bad["stand_ins"].values()))
+
+        # They come back, as the clients that they were.
+        federation.wake("node-2")
+        federation.start_node(3)
+        federation.start_node(4)
+        back = story.wait_for(
+            "all five again", lambda line: line["round"] > bad["round"] and line["arrived"] == everybody
+        )
+        assert back["nodes"] == nodes
+
+        # The server side dies in the middle of a round: SuperLink, SuperExec, ServerApp.
+        federation.kill("superlink")
+        before = story.lines
+        saved = read_checkpoint(RunFolder.open(run).trials()[0].checkpoint)
+        assert saved.round in (len(before), len(before) - 1)
+        federation.start_superlink()
+        federation.submit(**settings)
+        on = story.wait_for("rounds after the restart", lambda line: line["resumed"])
+        again = story.wait_for(
+            "all five after the restart",
+            lambda line: line["round"] >= on["round"] and line["arrived"] == everybody,
+        )
+        assert again["nodes"] == nodes
+
+    # Nothing was lost but the round in flight, and the records say what happened.
+    lines = story.lines
+    assert lines[: saved.round] == before[: saved.round]
+    assert on["round"] == saved.round + 1
+    assert [line["round"] for line in lines] == list(range(1, len(lines) + 1))
+    assert [line["round"] for line in lines if line["resumed"]] == [on["round"]]
+    assert lines[-1]["top1"] is not None

@@ -7,10 +7,12 @@ import datetime
 import ipaddress
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,6 +49,14 @@ def free_ports(count: int) -> list[int]:
         for s in sockets:
             s.bind(("127.0.0.1", 0))
         return [s.getsockname()[1] for s in sockets]
+
+
+def seconds_to_import() -> float:
+    """How long a client's process takes on this machine, now, before it does anything."""
+    begin = time.monotonic()
+    environment = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", "import safari.flower"], env=environment, check=True, timeout=300)
+    return time.monotonic() - begin
 
 
 def family(pid: int) -> list[int]:
@@ -93,6 +103,25 @@ class Federation:
     def __exit__(self, *_: object) -> None:
         for name in list(self.processes):
             self.kill(name)
+        if "RAY_TMPDIR" in self.environment:
+            shutil.rmtree(self.environment["RAY_TMPDIR"], ignore_errors=True)
+
+    def start_simulation(self) -> None:
+        """A SuperLink that simulates its nodes, with Ray."""
+        (self.folder / "flwr/config.toml").write_text(
+            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n'
+            "insecure = true\n"
+        )
+        # Models are small, and the machine is shared.
+        self.environment["RAY_DEFAULT_OBJECT_STORE_MEMORY_PROPORTION"] = "0.02"
+        self.environment["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="ray")
+        self._start(
+            "superlink",
+            "flower-superlink",
+            *("--insecure", "--simulation", "--port", self.port),
+            "--disable-runtime-dependency-installation",
+        )
+        wait_until("SuperLink listens", lambda: self._listens(self.port), 90)
 
     def start_superlink(self) -> None:
         """A SuperLink that accepts registered nodes only, with a state that outlives it."""
@@ -144,7 +173,9 @@ class Federation:
     def submit(self, **config: Any) -> None:
         """`flwr run` the example with these values of its run config."""
         text = " ".join(f"{name.replace('_', '-')}={json.dumps(value)}" for name, value in config.items())
-        self.flwr("run", EXAMPLE, "here", "--run-config", text)
+        size = f"num-supernodes={self.count} client-resources-num-cpus=1 init-args-num-cpus=2"
+        simulated = ("--federation-config", size) if "RAY_TMPDIR" in self.environment else ()
+        self.flwr("run", EXAMPLE, "here", "--run-config", text, *simulated)
 
     def kill(self, name: str) -> None:
         """kill -9 a process and all that it started."""
@@ -199,7 +230,7 @@ class Federation:
 
     def _certificates(self) -> None:
         """A certificate authority of our own, and the SuperLink's certificate for the loopback address."""
-        now = datetime.datetime.now(datetime.timezone.utc)
+        now = datetime.datetime.now(datetime.UTC)
         ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
         ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])

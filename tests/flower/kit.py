@@ -113,4 +113,4 @@ def train_a_bit(model: nn.Module, message: Message, context: Context) -> dict[st
         loss = torch.nn.functional.cross_entropy(model(x), y)
         loss.backward()
         optimizer.step()
-    return {"num-examples": 16 + client, "train_loss": float(loss)}
+    return {"num-examples": 16 + client, "train_loss": float(loss.detach())}

@@ -7,10 +7,10 @@ import pytest
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'safari-fl[flower]'")
 
 import torch
-from engine.kit import world_of
-from flower.kit import Loopback
 from flwr.clientapp import ClientApp
 
+from engine.kit import world_of
+from flower.kit import Loopback
 from safari.aggregation import RULES
 from safari.engine.reference import run_round
 from safari.engine.state import initial

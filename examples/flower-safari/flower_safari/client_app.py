@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from flower_safari.task import train as train_locally
-from flower_safari.task import world_of
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from flower_safari.task import train as train_locally
+from flower_safari.task import world_of
 from safari.flower import lossy, sparse
 
-app = ClientApp(mods=[])
+app = ClientApp()
 
 
 def model_for(context: Context):

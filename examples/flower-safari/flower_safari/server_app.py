@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from flower_safari.task import config_of, test, world_of
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
+from flower_safari.task import config_of, test, world_of
 from safari.flower import SafariStrategy
 
 app = ServerApp()
@@ -15,8 +15,9 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     settings = context.run_config
     world = world_of(settings)
+    model = world.fresh_module()
     strategy = SafariStrategy(
-        world.module,
+        model,
         clients=settings["clients"],
         rule=settings["rule"],
         config=config_of(settings),
@@ -25,13 +26,12 @@ def main(grid: Grid, context: Context) -> None:
     )
 
     def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord:
-        model = world.fresh_module()
-        model.load_state_dict(arrays.to_torch_state_dict(), strict=False)
+        model.load_state_dict(arrays.to_torch_state_dict())
         return MetricRecord(test(model, world))
 
     result = strategy.start(
         grid,
-        ArrayRecord(dict(world.fresh_module().state_dict())),
+        ArrayRecord(dict(model.state_dict())),
         num_rounds=settings["num-server-rounds"],
         timeout=settings["deadline"],
         evaluate_fn=evaluate,

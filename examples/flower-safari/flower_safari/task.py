@@ -29,6 +29,7 @@ def config_of(run_config: dict) -> dict:
         "pruning": {"pruner": run_config["pruner"], "sparsity": run_config["sparsity"]},
         "local": {"steps": run_config["local-steps"], "batch": run_config["batch"], "lr": run_config["lr"]},
         "uplink": {"name": "bernoulli", "p": run_config["success"]},
+        "downlink": {"name": "perfect"},
         "wire": {"values": run_config["values"], "every": 1},
         "engine": {"device": "cpu", "threads": 1},
         "checkpoint": {"every": 1},

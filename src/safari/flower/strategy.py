@@ -287,8 +287,9 @@ class SafariStrategy(Strategy):
         return broadcast(self.module, self.layout, x, t, self.config, self.dense, self._others)
 
     def _to(self, nodes: Iterable[int], content: RecordDict, kind: str) -> list[Message]:
-        # Nobody should go on working for a round that is over.
-        ttl = self._timeout if math.isfinite(self._timeout) else None
+        # Nobody should begin to work for a round that is over. A little longer than the round itself: a
+        # message that expires while it is waited for comes back as an error.
+        ttl = 1.1 * self._timeout + 5 if math.isfinite(self._timeout) else None
         return [Message(content, dst_node_id=node, message_type=kind, ttl=ttl) for node in nodes]
 
     def _tell(self) -> None:

@@ -28,7 +28,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-safari"
 SOURCE = Path(__file__).parents[2] / "src"
 
 
-class TimeUp(AssertionError):
+class TimeUpError(AssertionError):
     """Something that had to happen did not, within its bound."""
 
 
@@ -39,7 +39,7 @@ def wait_until(what: str, done: Callable[[], Any], seconds: float, pause: float 
         if found := done():
             return found
         time.sleep(pause)
-    raise TimeUp(f"{what}: not within {seconds:g} s")
+    raise TimeUpError(f"{what}: not within {seconds:g} s")
 
 
 def free_ports(count: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""A real federation on loopback: SuperLink, five SuperNodes, TLS, node keys; and what a bad day does to it."""
+"""A real federation on loopback: SuperLink, five SuperNodes, TLS, node keys; and a bad day."""
 
 from __future__ import annotations
 

@@ -158,6 +158,16 @@ class Federation:
             *("--node-config", f"partition-id={i} num-partitions={self.count}"),
         )
 
+    def look_after_nodes(self) -> None:
+        """Start SuperNodes again that have ended by themselves, as systemd would.
+
+        One that was killed counts as connected until it has missed two heartbeats; until then the SuperLink
+        turns away another with its key.
+        """
+        for name, process in list(self.processes.items()):
+            if name.startswith("node-") and process.poll() is not None:
+                self.start_node(int(name.removeprefix("node-")))
+
     def flwr(self, *arguments: object) -> str:
         """Run `flwr ARGUMENTS` to its end."""
         found = subprocess.run(

@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'safari-fl[flower]'")
 
+from functools import partial
 from pathlib import Path
 
 from flower.deploy import Federation, seconds_to_import, wait_until
@@ -24,11 +25,14 @@ class Story:
     def lines(self) -> list[dict]:
         return list(read_lines(self.rounds))
 
-    def wait_for(self, what: str, when) -> dict:
-        """The first record that `when` accepts."""
-        return wait_until(
-            what, lambda: next((line for line in self.lines if when(line)), None), self.patience
-        )
+    def wait_for(self, what: str, when, federation: Federation) -> dict:
+        """The first record that `when` accepts; SuperNodes that end meanwhile are started again."""
+
+        def look() -> dict | None:
+            federation.look_after_nodes()
+            return next((line for line in self.lines if when(line)), None)
+
+        return wait_until(what, look, self.patience)
 
 
 def test_training_goes_on_through_kills_delays_and_a_restart(tmp_path):
@@ -38,6 +42,7 @@ def test_training_goes_on_through_kills_delays_and_a_restart(tmp_path):
     deadline = max(25.0, round(12 * seconds_to_import()))
     story = Story(run, patience=6 * deadline)
     with Federation(tmp_path, NODES) as federation, federation.explained():
+        wait_for = partial(story.wait_for, federation=federation)
         federation.start_superlink()
         federation.register()
         for i in everybody:
@@ -47,14 +52,14 @@ def test_training_goes_on_through_kills_delays_and_a_restart(tmp_path):
             "success": 1.0, "model": "mlp",
         }  # fmt: skip
         federation.submit(**settings)
-        calm = story.wait_for("all five arrive", lambda line: line["arrived"] == everybody)
+        calm = wait_for("all five arrive", lambda line: line["arrived"] == everybody)
         nodes = calm["nodes"]
 
         # Two die and one is late, in the middle of a round.
         federation.kill("node-3")
         federation.kill("node-4")
         federation.pause("node-2")
-        bad = story.wait_for("a round without them", lambda line: line["arrived"] == [0, 1])
+        bad = wait_for("a round without them", lambda line: line["arrived"] == [0, 1])
         assert bad["missing"] == [2, 3, 4]
         assert bad["reasons"] == dict.fromkeys("234", f"no reply within {deadline:g} s")
         assert set(bad["stand_ins"]) == {"2", "3", "4"}
@@ -64,7 +69,7 @@ def test_training_goes_on_through_kills_delays_and_a_restart(tmp_path):
         federation.wake("node-2")
         federation.start_node(3)
         federation.start_node(4)
-        back = story.wait_for(
+        back = wait_for(
             "all five again", lambda line: line["round"] > bad["round"] and line["arrived"] == everybody
         )
         assert back["nodes"] == nodes
@@ -76,8 +81,8 @@ def test_training_goes_on_through_kills_delays_and_a_restart(tmp_path):
         assert saved.round in (len(before), len(before) - 1)
         federation.start_superlink()
         federation.submit(**settings)
-        on = story.wait_for("rounds after the restart", lambda line: line["resumed"])
-        again = story.wait_for(
+        on = wait_for("rounds after the restart", lambda line: line["resumed"])
+        again = wait_for(
             "all five after the restart",
             lambda line: line["round"] >= on["round"] and line["arrived"] == everybody,
         )

@@ -22,9 +22,8 @@ def test_the_example_ends_where_our_own_engine_does(tmp_path):
         wait_until("all rounds", (run / "summary.json").exists, 400)
     flower = RunFolder.open(run)
     # The same experiment in this process: `config.toml` has all of it.
-    ours = safari.run(
-        {**flower.config.to_dict(), "engine": {"name": "reference", "threads": 1}}, tmp_path / "own"
-    )
+    config = {**flower.config.to_dict(), "engine": {"name": "reference", "device": "cpu", "threads": 1}}
+    safari.run(config, tmp_path / "own")
 
     (trial,), (own,) = flower.trials(), RunFolder.open(tmp_path / "own").trials()
     lines, expected = trial.records(), own.records()

@@ -49,8 +49,8 @@ class SafariStrategy(Strategy):
     config), "node" takes its node id, which is worth more where nodes authenticate with registered keys.
     `patience`: after so many rounds of silence a client that is not connected is no longer counted among
     the missing; None: it always is. `download`: "frame", or "dense" where some clients do not use our
-    client side. `evaluate`: ask the clients to test each new model, too. `min_nodes`: how many must be
-    connected for a round to start; the first waits for them, later ones no longer than a round's timeout.
+    client side. `evaluate`: ask the clients to test each new model, too. `min_nodes`: how many the first
+    round waits for; later ones start with whoever is there, or comes before their deadline.
     """
 
     def __init__(
@@ -153,8 +153,10 @@ class SafariStrategy(Strategy):
         """The round's messages. The model is the strategy's own; `arrays` matters only before the first."""
         if self._server is None:
             self._begin(arrays)
-        limit = self._timeout if self._started else math.inf
-        online = wait_for_nodes(grid, self.min_nodes, limit)
+        if self._started:
+            online = wait_for_nodes(grid, 1, self._timeout)
+        else:
+            online = wait_for_nodes(grid, self.min_nodes, math.inf)
         self._started = True
         nodes, self._absent = self._choose(online)
         self._sent = self._broadcast()

@@ -3,8 +3,8 @@
     python benchmarks/flower.py --clients 10 100 1000 --seeds 3 --out results/flower/simulation.json
 
 Two parts. *Speed*: seconds a round (median; the first is left out, because Ray starts in it) of our
-vectorised engine, of SAFARI on Flower's simulation, and of Flower's FedAvg with plain dense clients. *Accuracy*: ten
-clients, 30 rounds, 70 % of the uploads lost, on Flower and in our engine with the same arrivals.
+vectorised engine, of SAFARI on Flower's simulation, and of Flower's FedAvg with plain dense clients.
+*Accuracy*: ten clients, 30 rounds, 70 % of the uploads lost, on Flower and in our engine with the same arrivals.
 """
 
 from __future__ import annotations

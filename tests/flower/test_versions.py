@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+
 from runs.kit import environment
 
 PRETEND = """

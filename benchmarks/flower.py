@@ -4,7 +4,7 @@
 
 Two parts. *Speed*: seconds a round (median; the first is left out, because Ray starts in it) of our
 vectorised engine, of SAFARI on Flower's simulation, and of Flower's FedAvg with plain dense clients.
-*Accuracy*: ten clients, 30 rounds, 70 % of the uploads lost, on Flower and in our engine with the same arrivals.
+*Accuracy*: ten clients, 30 rounds, 70 % of the uploads lost, on Flower and in our engine, same arrivals.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def train(world, model, client: int, t: int) -> dict[str, float]:
     return {"num-examples": len(world.parts[client]), "train_loss": float(torch.stack(losses).mean())}
 
 
-def simulate(table: dict, strategy: str, folder: Path) -> None:
-    """One Flower simulation in this process; leaves `folder/seconds.json` and, for safari, a run's folder."""
+def simulate(table: dict, strategy: str, place: str) -> None:
+    """One Flower simulation in this process; leaves `seconds.json` there and, for safari, a run's folder."""
     from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp
@@ -79,7 +79,7 @@ def simulate(table: dict, strategy: str, folder: Path) -> None:
     from safari.flower import SafariStrategy, lossy, sparse
     from safari.training import evaluate
 
-    text = json.dumps(table)
+    text, folder = json.dumps(table), Path(place)
     link = table["uplink"]
     options = {name: value for name, value in link.items() if name != "name"}
     client_app = ClientApp(mods=[lossy(link["name"], uplink_options=options, seed=table["seed"])])
@@ -140,11 +140,14 @@ def apart(table: dict, strategy: str, folder: Path) -> list[float]:
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "OMP_NUM_THREADS": "1",
         "RAY_DEFAULT_OBJECT_STORE_MEMORY_PROPORTION": "0.05",
+        # As a module that Ray's workers can import, too.
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
     }
-    one = json.dumps({"table": table, "strategy": strategy, "folder": str(folder)})
+    code = "import json, sys, flower; flower.simulate(*map(json.loads, sys.argv[1:]))"
+    arguments = [json.dumps(thing) for thing in (table, strategy, str(folder))]
     with (folder / "log").open("wb") as log:
         subprocess.run(
-            [sys.executable, __file__, "--one", one], env=environment, stdout=log, stderr=log, check=True
+            [sys.executable, "-c", code, *arguments], env=environment, stdout=log, stderr=log, check=True
         )
     return json.loads((folder / "seconds.json").read_text())
 
@@ -202,12 +205,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4, help="of which the first is not counted")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of the accuracy part; 0: leave it out")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.one:
-        one = json.loads(arguments.one)
-        simulate(one["table"], one["strategy"], Path(one["folder"]))
-        return
     with tempfile.TemporaryDirectory() as place:
         found = {
             "about": {

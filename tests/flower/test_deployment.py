@@ -61,7 +61,10 @@ def test_training_goes_on_through_kills_delays_and_a_restart(tmp_path):
         federation.pause("node-2")
         bad = wait_for("a round without them", lambda line: line["arrived"] == [0, 1])
         assert bad["missing"] == [2, 3, 4]
-        assert bad["reasons"] == dict.fromkeys("234", f"no reply within {deadline:g} s")
+        # The SuperLink notices after two missed heartbeats; the round may end before that.
+        silence = (f"no reply within {deadline:g} s", "error 5: Error: Node Unavailable")
+        assert list(bad["reasons"]) == ["2", "3", "4"]
+        assert all(reason.startswith(silence) for reason in bad["reasons"].values())
         assert set(bad["stand_ins"]) == {"2", "3", "4"}
         assert all(who <= {0, 1} for who in map(set, bad["stand_ins"].values()))
 

@@ -26,6 +26,8 @@ class Loopback(Grid):
         self.online = sorted(self.apps)
         self.sent: list[Message] = []
         self.strange: list[Message] = []
+        # A node's own state lasts as long as its run.
+        self.states: dict[int, RecordDict] = {}
         self._replies: dict[str, Message] = {}
         self._ids = itertools.count()
 
@@ -58,7 +60,8 @@ class Loopback(Grid):
             copy = through_bytes(message)
             copy.metadata.__dict__["_message_id"] = message.metadata.message_id
             node = message.metadata.dst_node_id
-            context = Context(1, node, self.configs.get(node, {}), RecordDict(), {})
+            state = self.states.setdefault(node, RecordDict())
+            context = Context(1, node, self.configs.get(node, {}), state, {})
             try:
                 reply = app(copy, context)
             except Exception as error:

@@ -81,11 +81,12 @@ def fedavg() -> tuple[int, int]:
     return grid.down[0], grid.up[0]
 
 
-def ours(rounds: int, **wire) -> tuple[list[int], list[int]]:
+def ours(rounds: int, download: str = "frame", **wire) -> tuple[list[int], list[int]]:
     app = ClientApp()
     app.train()(sparse(lambda context: resnet())(train))
     grid = Counted({1: app})
-    strategy = SafariStrategy(resnet(), 1, config={"pruning": {"sparsity": 0.8}, "wire": wire})
+    config = {"pruning": {"sparsity": 0.8}, "wire": wire}
+    strategy = SafariStrategy(resnet(), 1, config=config, download=download)
     strategy.start(grid, num_rounds=rounds, timeout=0)
     return grid.down, grid.up
 
@@ -98,6 +99,9 @@ def test_messages_are_much_smaller_than_fedavgs():
     assert dense_up / max(up) >= 4.3
     assert dense_down / max(down[1:]) >= 4.3
     assert (dense_up + dense_down) / (up[-1] + down[-1]) >= 4.3
-    _, lossy = ours(3, values="step")
-    assert dense_up / max(lossy) >= 40
-    print(f"FedAvg {dense_down} down, {dense_up} up; exact {down} down, {up} up; step {lossy} up")
+    lossy_down, lossy_up = ours(3, "step", values="step")
+    assert dense_up / max(lossy_up) >= 40
+    assert dense_down / lossy_down[-1] >= 40
+    assert (dense_up + dense_down) / (lossy_up[-1] + lossy_down[-1]) >= 40
+    print(f"FedAvg {dense_down} down, {dense_up} up")
+    print(f"exact {down} down, {up} up; step {lossy_down} down, {lossy_up} up")

@@ -325,7 +325,7 @@ WRONG_ARGUMENTS = [
     ({"rule": "safarri"}, "did you mean 'safari'"),
     ({"rule": "perfect"}, "rule perfect overrides the network"),
     ({"identify": "face"}, "identify must be one of name, node; got 'face'"),
-    ({"download": "slow"}, "download must be one of dense, frame; got 'slow'"),
+    ({"download": "slow"}, "download must be one of bf16, dense, fp16, frame, int8, qsgd, step; got 'slow'"),
     ({"patience": -1}, "patience must be at least 0, got -1"),
     ({"min_nodes": 4}, r"min_nodes must lie between 1 and clients \(3\), got 4"),
     ({"config": {"prunning": {}}}, "prunning is not a field"),

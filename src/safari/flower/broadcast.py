@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from safari.config import Config
 from safari.engine.mail import wire_layout
 from safari.errors import SafariError
-from safari.flower.parcel import dense_record, dense_vector, frame_of, frame_record
+from safari.flower.parcel import chain_record, dense_record, dense_vector, frame_of, frame_record
 from safari.flower.terms import PARTITION_ID, SAFARI, Signature, Terms, node_name
 from safari.models import Layout
 from safari.pruning import PRUNERS, compute_mask
@@ -34,10 +34,14 @@ class Broadcast:
     layout: Layout
     size: int
 
-    def content(self, config: Mapping[str, Any], server_round: int) -> RecordDict:
-        """A message's content: the model, the user's own config with the round in it, and our terms."""
+    def content(
+        self, config: Mapping[str, Any], server_round: int, frames: tuple[bytes, ...] | None = None
+    ) -> RecordDict:
+        """A message's content: the model (or frames that lead to it), the user's own config with the round
+        in it, and our terms."""
         table = ConfigRecord({**config, "server-round": server_round})
-        return RecordDict({ARRAYS: self.arrays, CONFIG: table, SAFARI: self.terms.record()})
+        arrays = self.arrays if frames is None else chain_record(frames)
+        return RecordDict({ARRAYS: arrays, CONFIG: table, SAFARI: self.terms.record()})
 
 
 def predict_mask(module: nn.Module, layout: Layout, x: Tensor, round: int, sparsity: float) -> Tensor:
@@ -58,10 +62,11 @@ def broadcast(
     x: Tensor,
     round: int,
     config: Config,
-    dense: bool,
-    others: Mapping[str, Array],
+    *,
+    dense: Mapping[str, Array] | None = None,
+    remember: bool = False,
 ) -> Broadcast:
-    """The model of a round as one exact frame, or as `dense` arrays for clients that know no frames.
+    """The model of a round as one exact frame, or, beside the arrays in `dense`, as plain arrays.
 
     The module is scratch.
     """
@@ -79,9 +84,10 @@ def broadcast(
         step=config.wire.step,
         layout=wire.digest,
         predicted=shared.mask_digest,
+        remember=remember,
     )
-    if dense:
-        arrays = dense_record(layout, vector, others)
+    if dense is not None:
+        arrays = dense_record(layout, vector, dense)
         return Broadcast(arrays, terms, shared, layout, sum(len(a.data) for a in arrays.values()))
     kept = (vector != 0) | ~layout.prunable
     frame = encode(vector.numpy(), kept.numpy(), wire, values="absolute")

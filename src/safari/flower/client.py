@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from safari.engine.mail import wire_layout
 from safari.errors import SafariError
 from safari.flower.broadcast import ARRAYS, predict_mask
+from safari.flower.chain import follow, remember, remembered
 from safari.flower.masked import inside
-from safari.flower.parcel import dense_record, dense_vector, frame_of, frame_record, others_of
+from safari.flower.parcel import chain_of, dense_record, dense_vector, frame_of, frame_record, others_of
 from safari.flower.terms import SAFARI, Signature, Terms, identity, known_pruner
 from safari.models import Layout
 from safari.pruning import PRUNERS, Batch, Pruner, Score, as_pruner, compute_mask
@@ -94,7 +95,7 @@ def sparse(
         def answer(message: Message, context: Context) -> Message:
             module = _make(build, context)
             if not _is_training(message):
-                _load(module, message)
+                _load(module, message, context)
                 metrics = _metrics(train(module, message, context))
                 return Message(RecordDict({METRICS: metrics}), reply_to=message)
             job = open_job(module, message, context, batch=batch, pruner=pruner)
@@ -119,7 +120,7 @@ def sparse_mod(
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         module = _make(build, context)
         if not _is_training(message):
-            layout, vector = _load(module, message)
+            layout, vector = _load(module, message, context)
             message.content[ARRAYS] = dense_record(layout, vector, _counters(module, layout))
             return call_next(message, context)
         job = open_job(module, message, context, batch=batch, pruner=pruner)
@@ -156,7 +157,9 @@ def open_job(
 ) -> Job:
     """Unpack a round's message into the module, and mask it (Algorithm 2, lines 1 and 2)."""
     terms = Terms.read(message.content.config_records.get(SAFARI))
-    layout, x = _load(module, message)
+    layout, x = _load(module, message, context)
+    if terms.remember:
+        remember(context.state, x.numpy())
     if pruner is None:
         known_pruner(terms.pruner)
     judge = as_pruner(terms.pruner if pruner is None else pruner)
@@ -188,17 +191,20 @@ def _shared(layout: Layout, x: Tensor, expected: Tensor, terms: Terms) -> Shared
     return shared if shared.mask_digest == terms.predicted else Shared(wire, reference)
 
 
-def _load(module: nn.Module, message: Message) -> tuple[Layout, Tensor]:
+def _load(module: nn.Module, message: Message, context: Context) -> tuple[Layout, Tensor]:
     """The module's layout and the vector that came, which is then in the module."""
     layout = Layout.of(module)
     arrays = message.content.array_records.get(ARRAYS)
     if arrays is None:
         raise SafariError(f"the message holds no record {ARRAYS!r}")
-    frame = frame_of(arrays)
-    if frame is None:
-        vector = dense_vector(arrays, layout)
-    else:
+    frame, frames = frame_of(arrays), chain_of(arrays)
+    if frame is not None:
         vector = torch.from_numpy(decode(frame, wire_layout(layout)).vector)
+    elif frames is not None:
+        held = remembered(context.state, layout.size)
+        vector = torch.from_numpy(follow(frames, wire_layout(layout), held))
+    else:
+        vector = dense_vector(arrays, layout)
     layout.write(module, vector.to(next(module.parameters()).device))
     return layout, vector
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from safari.errors import SafariError
 from safari.models import Layout
 
 FRAME_TYPE = "safari.frame.1"
+CHAIN_TYPE = "safari.chain.1"
 _FRAME = "frame"
 
 
@@ -29,6 +30,24 @@ def frame_of(record: Mapping[str, Array]) -> bytes | None:
     """The frame in a record; None where it holds plain arrays."""
     arrays = list(record.values())
     return arrays[0].data if len(arrays) == 1 and arrays[0].stype == FRAME_TYPE else None
+
+
+def chain_record(frames: Sequence[bytes]) -> ArrayRecord:
+    """Frames that build on each other, the oldest first.
+
+    >>> chain_of(chain_record([b"a", b"bc"]))
+    [b'a', b'bc']
+    """
+    return ArrayRecord(
+        {f"{i:03}": Array("uint8", (len(frame),), CHAIN_TYPE, frame) for i, frame in enumerate(frames)}
+    )
+
+
+def chain_of(record: Mapping[str, Array]) -> list[bytes] | None:
+    """The frames of a chain; None where it is none."""
+    if not record or any(array.stype != CHAIN_TYPE for array in record.values()):
+        return None
+    return [record[name].data for name in sorted(record)]
 
 
 def dense_record(layout: Layout, vector: Tensor, others: Mapping[str, Array] | None = None) -> ArrayRecord:

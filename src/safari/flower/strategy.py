@@ -21,16 +21,21 @@ from safari.config import Config
 from safari.engine.world import rule_of
 from safari.errors import ConfigError, SafariError, one_of
 from safari.flower.broadcast import Broadcast, broadcast, numbers_of
+from safari.flower.chain import Downloads
 from safari.flower.diary import Diary, line_of, with_scores
 from safari.flower.exchange import exchange, wait_for_nodes
 from safari.flower.parcel import dense_record, dense_vector, others_of
 from safari.flower.roster import Roster
 from safari.flower.settings import settings
-from safari.flower.verdict import EXAMPLES, Question, judge
+from safari.flower.verdict import EXAMPLES, Question, Verdict, judge
 from safari.models import Layout
 from safari.seeds import generator
+from safari.wire import VALUE_MODES
 
 _log = logging.getLogger("flwr")
+
+# Exact, for clients without our side, or lossy: the modes of the wire format that are.
+DOWNLOADS = ("frame", "dense", *(mode for mode in VALUE_MODES if mode not in ("absolute", "difference")))
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -48,9 +53,10 @@ class SafariStrategy(Strategy):
     `identify`: "name" believes the name that a client gives (`safari-id` or `partition-id` of its node's
     config), "node" takes its node id, which is worth more where nodes authenticate with registered keys.
     `patience`: after so many rounds of silence a client that is not connected is no longer counted among
-    the missing; None: it always is. `download`: "frame", or "dense" where some clients do not use our
-    client side. `evaluate`: ask the clients to test each new model, too. `min_nodes`: how many the first
-    round waits for; later ones start with whoever is there, or comes before their deadline.
+    the missing; None: it always is. `download`: "frame", which is exact; "dense" where some clients do not
+    use our client side; or a lossy mode of the wire format such as "step", for which clients remember a
+    model. `evaluate`: ask the clients to test each new model, too. `min_nodes`: how many the first round
+    waits for; later ones start with whoever is there, or comes before their deadline.
     """
 
     def __init__(
@@ -69,8 +75,8 @@ class SafariStrategy(Strategy):
     ):
         if identify not in ("name", "node"):
             raise ConfigError(one_of("identify", identify, ("name", "node")))
-        if download not in ("frame", "dense"):
-            raise ConfigError(one_of("download", download, ("frame", "dense")))
+        if download not in DOWNLOADS:
+            raise ConfigError(one_of("download", download, DOWNLOADS))
         if patience is not None and patience < 0:
             raise ConfigError(f"patience must be at least 0, got {patience}")
         if not 1 <= min_nodes <= clients:
@@ -81,12 +87,13 @@ class SafariStrategy(Strategy):
             raise ConfigError("rule perfect overrides the network, which only our own engines can; use drop")
         self.module, self.layout = module, Layout.of(module)
         self.run = None if run is None else Path(run)
-        self.by_name, self.patience, self.dense = identify == "name", patience, download == "dense"
+        self.by_name, self.patience, self.download = identify == "name", patience, download
         self.evaluate, self.min_nodes = evaluate, min_nodes
         self.roster = Roster(clients)
         self._server: Server | None = None
         self._others = others_of(ArrayRecord(dict(module.state_dict())), self.layout)
         self._sent: Broadcast | None = None
+        self._downloads = Downloads(download) if download in VALUE_MODES else None
         self._messages: list[Message] = []
         self._absent: tuple[int, ...] = ()
         self._timeout = math.inf
@@ -106,9 +113,7 @@ class SafariStrategy(Strategy):
         c = self.config
         _log.info("\t├──> SAFARI: %s clients, rule %s", c.clients, c.arms[0].name)
         _log.info("\t├──> Masks: %s, %.0f %% of the weights cut", c.pruning.pruner, 100 * c.pruning.sparsity)
-        _log.info(
-            "\t├──> Uploads: %s; downloads: %s", c.wire.values, "dense" if self.dense else "exact frame"
-        )
+        _log.info("\t├──> Uploads: %s; downloads: %s", c.wire.values, self.download)
         _log.info("\t└──> Run folder: %s", self.run or "none (no records, no checkpoints)")
 
     def start(
@@ -159,9 +164,16 @@ class SafariStrategy(Strategy):
             online = wait_for_nodes(grid, self.min_nodes, math.inf)
         self._started = True
         nodes, self._absent = self._choose(online)
+        if self._downloads is not None:
+            self._server, self._downloads = self._downloads.publish(self.server, self.layout, self.config)
         self._sent = self._broadcast()
-        content = self._sent.content(config, server_round)
-        self._messages = self._to(nodes, content, MessageType.TRAIN)
+        self._messages, sizes = [], []
+        for frames, group in self._by_frames(nodes).items():
+            self._messages += self._to(
+                group, self._sent.content(config, server_round, frames), MessageType.TRAIN
+            )
+            sizes += [self._sent.size if frames is None else sum(map(len, frames))] * len(group)
+        self._sent = replace(self._sent, size=sum(sizes) // len(sizes) if sizes else self._sent.size)
         _log.info(
             "configure_train: asking %s nodes, %s bytes each; %s clients are not connected",
             len(nodes),
@@ -190,6 +202,7 @@ class SafariStrategy(Strategy):
             server = replace(server, weights=shares)
         # Nobody was there to be asked: the round is lost, and no client's fault.
         cohort = verdict.cohort or tuple(range(self.config.clients))
+        self._note_downloads(verdict)
         received = {seat: reply.vector for seat, reply in verdict.replies.items()}
         self._server, outcome = server.step(received, cohort)
         outcome = replace(outcome, refused={**verdict.refused, **outcome.refused})
@@ -286,7 +299,30 @@ class SafariStrategy(Strategy):
 
     def _broadcast(self) -> Broadcast:
         x, t = self.server.model, self.server.round
-        return broadcast(self.module, self.layout, x, t, self.config, self.dense, self._others)
+        return broadcast(
+            self.module,
+            self.layout,
+            x,
+            t,
+            self.config,
+            dense=self._others if self.download == "dense" else None,
+            remember=self._downloads is not None,
+        )
+
+    def _by_frames(self, nodes: Iterable[int]) -> dict[tuple[bytes, ...] | None, list[int]]:
+        """Nodes by the frames that each needs; None: the model in full."""
+        groups: dict[tuple[bytes, ...] | None, list[int]] = {}
+        for node in nodes:
+            frames = self._downloads.frames_for(self.roster.nodes.get(node)) if self._downloads else None
+            groups.setdefault(frames, []).append(node)
+        return groups
+
+    def _note_downloads(self, verdict: Verdict) -> None:
+        if self._downloads is not None:
+            names = {seat: name for name, seat in self.roster.names.items()}
+            arrived = [reply.name for reply in verdict.replies.values()]
+            failed = [names[seat] for seat in verdict.failed if seat in names]
+            self._downloads = self._downloads.noted(self.server.round, arrived, failed)
 
     def _to(self, nodes: Iterable[int], content: RecordDict, kind: str) -> list[Message]:
         # Nobody should begin to work for a round that is over. A little longer than the round itself: a

@@ -24,7 +24,8 @@ class Terms:
     """A round's terms: all that a client needs beside the model to do the same as every other client.
 
     `round` counts from 0; `layout` and `predicted` are the digests of the wire layout and of the mask that
-    the server expects, so that both ends know what they share before a frame relies on it.
+    the server expects, so that both ends know what they share before a frame relies on it. `remember`: the
+    next round may build on this one's model.
     """
 
     round: int
@@ -36,6 +37,7 @@ class Terms:
     step: float
     layout: bytes
     predicted: bytes
+    remember: bool
 
     def record(self) -> ConfigRecord:
         """The terms as they travel."""
@@ -48,8 +50,8 @@ class Terms:
         values: dict[str, Any] = {}
         for field in fields(cls):
             value = (record or {}).get(field.name)
-            kind = {"int": int, "float": float, "str": str, "bytes": bytes}[str(field.type)]
-            if not isinstance(value, kind) or isinstance(value, bool):
+            kind = {"int": int, "float": float, "str": str, "bytes": bytes, "bool": bool}[str(field.type)]
+            if type(value) is not kind:
                 raise SafariError(f"{SAFARI}.{field.name} must be {field.type}, got {value!r}")
             values[field.name] = value
         terms = cls(**values)

@@ -9,7 +9,7 @@ from flwr.app import Message
 
 from safari.errors import SafariError
 from safari.flower.broadcast import Broadcast, Reply, read_reply
-from safari.flower.loss import UPLINK_LOST
+from safari.flower.loss import DOWNLINK_LOST, UPLINK_LOST
 from safari.flower.roster import Roster
 
 EXAMPLES = "num-examples"
@@ -30,7 +30,8 @@ class Verdict:
     """What came of a round, by seat.
 
     `replies` can be used; `refused` came and cannot; `reasons` says for each of the missing why it is.
-    `trained` are those that are known to have had the model. `ignored` are replies that belong to nobody.
+    `trained` are those that are known to have had the model, `failed` those that answered with an error of
+    their own. `ignored` are replies that belong to nobody.
     """
 
     roster: Roster
@@ -39,6 +40,7 @@ class Verdict:
     refused: Mapping[int, str]
     reasons: Mapping[int, str]
     trained: tuple[int, ...]
+    failed: tuple[int, ...]
     ignored: tuple[str, ...]
     nodes: Mapping[int, int]
 
@@ -49,6 +51,7 @@ class _Notes:
     bad: dict[int, str] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
     trained: set[int] = field(default_factory=set)
+    failed: set[int] = field(default_factory=set)
     ignored: list[str] = field(default_factory=list)
     doubles: set[int] = field(default_factory=set)
 
@@ -112,6 +115,8 @@ def _look(node: int, message: Message, sent: Broadcast, by_name: bool, notes: _N
         notes.bad[node] = f"error {error.code}: {_short(error.reason or 'no reason given')}"
         if error.code == UPLINK_LOST:
             notes.trained.add(node)
+        elif error.code != DOWNLINK_LOST:
+            notes.failed.add(node)
         return
     notes.trained.add(node)
     try:
@@ -135,6 +140,7 @@ def _verdict(roster: Roster, question: Question, seats: Mapping[int, int], notes
         refused={seats[node]: notes.bad[node] for node in sorted(notes.refused) if node in seats},
         reasons=dict(sorted(reasons.items())),
         trained=tuple(sorted({seats[node] for node in notes.trained if node in seats})),
+        failed=tuple(sorted({seats[node] for node in notes.failed if node in seats})),
         ignored=tuple(notes.ignored),
         nodes={seat: node for node, seat in sorted(seats.items(), key=lambda item: item[1])},
     )

@@ -73,7 +73,8 @@ def test_training_goes_on_through_kills_delays_and_a_restart(tmp_path):
         federation.kill("superlink")
         before = story.lines
         saved = read_checkpoint(RunFolder.open(run).trials()[0].checkpoint)
-        assert bad["round"] <= saved.round <= len(before)
+        # A record comes just before its checkpoint: the kill may have come between the two.
+        assert bad["round"] - 1 <= saved.round <= len(before)
 
         # All come back, as what they were.
         federation.start_superlink()

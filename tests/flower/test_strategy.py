@@ -217,6 +217,20 @@ def test_nodes_join_late_leave_and_come_back_as_others(tmp_path):
     assert lines[3]["nodes"] == {"0": "30", "1": "50", "2": "71"}
 
 
+def test_a_round_without_any_node_is_lost_at_its_deadline(tmp_path):
+    grid = Loopback(dict.fromkeys(NODES, good_app()))
+    strategy = SafariStrategy(net(), 3, run=tmp_path / "run", min_nodes=3)
+    days = iter([NODES, NODES, [], NODES])
+
+    def go_on(number, arrays):
+        grid.online = next(days)
+
+    strategy.start(grid, num_rounds=3, timeout=0.1, evaluate_fn=go_on)
+    lines = lines_of(tmp_path / "run")
+    assert [line["lost"] for line in lines] == [False, False, True]
+    assert lines[2]["reasons"] == dict.fromkeys("012", "not connected")
+
+
 def test_patience_ends(tmp_path):
     grid = Loopback(dict.fromkeys(NODES, good_app()))
     strategy = SafariStrategy(net(), 3, run=tmp_path / "run", patience=1)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ from safari.seeds import generator
 from safari.wire import VALUE_MODES
 
 _log = logging.getLogger("flwr")
+# Lines of a round in the log; the records hold all.
+_MOST_TOLD = 10
 
 # Exact, for clients without our side, or lossy: the modes of the wire format that are.
 DOWNLOADS = ("frame", "dense", *(mode for mode in VALUE_MODES if mode not in ("absolute", "difference")))
@@ -333,10 +336,12 @@ class SafariStrategy(Strategy):
     def _tell(self) -> None:
         line = self._line
         _log.info("aggregate_train: %s arrived, %s missing", len(line["arrived"]), len(line["missing"]))
-        for seat, reason in line["reasons"].items():
-            who = ", ".join(map(str, line["stand_ins"].get(seat, ()))) or "nobody"
-            _log.info("\t> client %s is missing (%s); %s stands in for it", seat, reason, who)
-        for reason in line["ignored"]:
+        for seat, reason in islice(line["reasons"].items(), _MOST_TOLD):
+            who = ", ".join(map(str, line["stand_ins"].get(seat, ())[:_MOST_TOLD]))
+            _log.info("\t> client %s is missing: %s%s", seat, reason, who and f" (stood in for by {who})")
+        if len(line["reasons"]) > _MOST_TOLD:
+            _log.info("\t> and %s more", len(line["reasons"]) - _MOST_TOLD)
+        for reason in line["ignored"][:_MOST_TOLD]:
             _log.warning("\t> ignored: %s", reason)
 
 

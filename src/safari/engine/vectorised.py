@@ -13,16 +13,16 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from safari.engine.mail import Mail
 from safari.engine.record import MaskCount, Record, Stopwatch, record_of
 from safari.engine.reference import network, train
 from safari.engine.stack.flat import Flat
 from safari.engine.stack.forward import stack
-from safari.engine.stack.graph import Recorded
+from safari.engine.stack.graph import Recorded, Work
 from safari.engine.stack.luck import Luck
-from safari.engine.stack.masks import STACKED_SCORES, stacked_masks
+from safari.engine.stack.masks import STACKED_SCORES, Scoring, score_clients, stacked_masks
 from safari.engine.stack.train import train_stacked
 from safari.engine.state import State
 from safari.engine.world import World
@@ -60,6 +60,7 @@ class Vectorised:
         self.stack = stack(world.module, world.layout, example, bfloat16=bfloat16)
         self.chunk = len(world.parts) if world.device.type == "cuda" else _CPU_CHUNK
         self._frozen = {name for name, p in world.module.named_parameters() if not p.requires_grad}
+        self._test_format = _channels_last_if_right(world.module, example)
         self._recorded: dict[tuple[int, ...], Recorded] = {}
         # What draws random numbers of its own, or asks the host in between, cannot be replayed.
         self._records_graphs = (
@@ -100,8 +101,8 @@ class Vectorised:
             rows = [place[client] for client in group]
             losses[rows] = lost
             watch.lap("train")
-            for mask in kept if shared is None else ():
-                masks.add(mask)
+            if shared is None:
+                masks.add_rows(kept)
             if mail.counts or mail.lossy:
                 each = kept.expand(len(group), -1)
                 sent = torch.stack([mail.up(*letter) for letter in zip(group, sent, each, strict=True)])
@@ -110,7 +111,7 @@ class Vectorised:
 
         server, outcome = state.server.step_stacked(arriving, models, cohort)
         watch.lap("aggregate")
-        scores = world.scores(server.model, t)
+        scores = world.scores(server.model, t, self._test_format)
         watch.lap("evaluate")
         trained = [client for client in cohort if heard[client]]
         record = record_of(
@@ -156,16 +157,26 @@ class Vectorised:
         if not known or not together:
             return torch.stack([world.mask(x, client, t) for client in group])
         pick = torch.from_numpy(np.concatenate(picks)).to(world.data.train_x.device)
-        return stacked_masks(
-            world.pruner.score,
-            self.stack.eval,
-            Flat(world.layout, len(group)),
-            x,
-            world.data.train_x[pick].to(world.device),
-            world.data.train_y[pick].to(world.device),
-            world.config.pruning.sparsity,
-            t,
-        )
+        x_each = world.data.train_x[pick].to(world.device)
+        y_each = world.data.train_y[pick].to(world.device)
+        flat = Flat(world.layout, len(group))
+        scoring = score_clients(world.pruner.score, self.stack.eval, flat, world.device)
+        if self._records_graphs:
+            scoring = self._recorded_scoring(scoring, (len(group), len(pick)))
+        return stacked_masks(flat, x, x_each, y_each, world.config.pruning.sparsity, t, scoring)
+
+    def _recorded_scoring(self, scoring: Scoring, key: tuple[int, int]) -> Scoring:
+        def replayed(*inputs: Tensor) -> Tensor:
+            return self._record(key, lambda *i: (scoring(*i),), inputs)(*inputs)[0]
+
+        return replayed
+
+    def _record(self, key: tuple[int, ...], work: Work, inputs: Sequence[Tensor]) -> Recorded:
+        """The recording of this work on inputs of these shapes, made when it is needed first."""
+        if key not in self._recorded:
+            pool = next(iter(self._recorded.values())).pool if self._recorded else None
+            self._recorded[key] = Recorded(work, [i.to(self.world.device) for i in inputs], pool)
+        return self._recorded[key]
 
     def _train(self, x: Tensor, masks: Tensor, group: Sequence[int], t: int) -> tuple[Tensor, Tensor]:
         """The group's models after their local steps, and their mean losses."""
@@ -182,10 +193,7 @@ class Vectorised:
         if not self._records_graphs:
             return work(*(i.to(place, non_blocking=True) for i, place in zip(inputs, places, strict=True)))
         key = (len(group), len(masks), len(index))
-        if key not in self._recorded:
-            pool = next(iter(self._recorded.values())).pool if self._recorded else None
-            self._recorded[key] = Recorded(work, [i.to(world.device) for i in inputs], pool)
-        models, losses = self._recorded[key](*inputs)
+        models, losses = self._record(key, work, inputs)(*inputs)
         return models, losses
 
     def _train_one_by_one(
@@ -222,6 +230,25 @@ class Vectorised:
                 frozen=self._frozen,
             )
         return flat.to_rows(out), losses
+
+
+def _channels_last_if_right(module: nn.Module, example: Tensor) -> torch.memory_format:
+    """How pictures lie best for the tests of a model: by pixel on a GPU, where the module can read that."""
+    if not example.is_cuda or example.ndim != 4:
+        return torch.preserve_format
+    was_training = module.training
+    module.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng([example.device]):
+            expected = module(example.clone())
+            found = module(example.clone(memory_format=torch.channels_last))
+        # Sums are made in another order, and in TF32 where torch uses it.
+        right = bool(torch.allclose(found, expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max())))
+    except Exception:  # `view` refuses what lies otherwise, and a module may do anything
+        right = False
+    finally:
+        module.train(was_training)
+    return torch.channels_last if right else torch.preserve_format
 
 
 def _step_by_step(

@@ -118,13 +118,16 @@ class World:
             return max(1, round(local.epochs * len(self.parts[client]) / local.batch))
         return local.steps
 
-    def scores(self, model: Tensor, t: int) -> dict[str, float] | None:
+    def scores(
+        self, model: Tensor, t: int, memory_format: torch.memory_format = torch.preserve_format
+    ) -> dict[str, float] | None:
         """The test of a model after round t, or None where the config asks for none."""
         evaluation = self.config.evaluation
         if (t + 1) % evaluation.every and t + 1 != self.config.rounds:
             return None
         self.layout.write(self.module, model)
-        return evaluate(self.fresh_module(), self.data.test_x, self.data.test_y, evaluation.batch)
+        x, y = self.data.test_x, self.data.test_y
+        return evaluate(self.fresh_module(), x, y, evaluation.batch, memory_format)
 
     def cohort(self, t: int) -> list[int]:
         """Who is asked in round t, ascending."""

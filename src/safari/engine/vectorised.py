@@ -62,12 +62,12 @@ class Vectorised:
         self._frozen = {name for name, p in world.module.named_parameters() if not p.requires_grad}
         self._test_format = _channels_last_if_right(world.module, example)
         self._recorded: dict[tuple[int, ...], Recorded] = {}
-        # What draws random numbers of its own, or asks the host in between, cannot be replayed.
+        self._luck: dict[int, Luck] = {}
+        # What asks the host in between cannot be replayed.
         self._records_graphs = (
             world.config.engine.graph
             and world.device.type == "cuda"
             and self.stack.way == "layers"
-            and not self.stack.random
             and world.data.train_x.is_cuda
         )
 
@@ -171,11 +171,18 @@ class Vectorised:
 
         return replayed
 
-    def _record(self, key: tuple[int, ...], work: Work, inputs: Sequence[Tensor]) -> Recorded:
+    def _record(
+        self,
+        key: tuple[int, ...],
+        work: Work,
+        inputs: Sequence[Tensor],
+        generators: Sequence[torch.Generator] = (),
+    ) -> Recorded:
         """The recording of this work on inputs of these shapes, made when it is needed first."""
         if key not in self._recorded:
             pool = next(iter(self._recorded.values())).pool if self._recorded else None
-            self._recorded[key] = Recorded(work, [i.to(self.world.device) for i in inputs], pool)
+            placed = [i.to(self.world.device) for i in inputs]
+            self._recorded[key] = Recorded(work, placed, pool, generators)
         return self._recorded[key]
 
     def _train(self, x: Tensor, masks: Tensor, group: Sequence[int], t: int) -> tuple[Tensor, Tensor]:
@@ -188,12 +195,21 @@ class Vectorised:
         inputs = [x, masks, torch.from_numpy(index), *(torch.from_numpy(d) for d in extra)]
         places = [world.device, world.device, world.data.train_x.device, *[world.device] * len(extra)]
         seeds = [world.module_seed(client, t) for client in group]
-        luck = Luck(seeds, world.device, world.counters)
-        work = partial(self._local_steps, len(group), luck)
         if not self._records_graphs:
-            return work(*(i.to(place, non_blocking=True) for i, place in zip(inputs, places, strict=True)))
-        key = (len(group), len(masks), len(index))
-        models, losses = self._record(key, work, inputs)(*inputs)
+            luck = Luck(seeds, world.device, world.counters)
+            placed = [i.to(place, non_blocking=True) for i, place in zip(inputs, places, strict=True)]
+            return self._local_steps(len(group), luck, *placed)
+        # A recording goes on using the generators that it was made with.
+        luck = self._luck.setdefault(len(group), Luck(seeds, world.device, world.counters))
+        generators = luck.generators if self.stack.random else ()
+        recorded = self._record(
+            (len(group), len(masks), len(index)),
+            partial(self._local_steps, len(group), luck),
+            inputs,
+            generators,
+        )
+        luck.begin(seeds)
+        models, losses = recorded(*inputs)
         return models, losses
 
     def _train_one_by_one(

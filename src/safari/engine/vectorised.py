@@ -13,17 +13,20 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from safari.engine.mail import Mail
 from safari.engine.record import MaskCount, Record, Stopwatch, record_of
 from safari.engine.reference import network, train
+from safari.engine.stack.draws import Draws
+from safari.engine.stack.effort import FORECAST, compiles
 from safari.engine.stack.flat import Flat
 from safari.engine.stack.forward import stack
 from safari.engine.stack.graph import Recorded, Work
 from safari.engine.stack.luck import Luck
 from safari.engine.stack.masks import STACKED_SCORES, Scoring, score_clients, stacked_masks
 from safari.engine.stack.train import train_stacked
+from safari.engine.stack.trial import picture_format
 from safari.engine.state import State
 from safari.engine.world import World
 
@@ -46,6 +49,11 @@ def prepare(world: World) -> Vectorised:
     return Vectorised(world)
 
 
+def forecast(world: World) -> str:
+    """What takes long before the first round, in one line; empty when nothing does."""
+    return FORECAST if compiles(world.config, world.device.type) else ""
+
+
 class Vectorised:
     """What is found out once for a world: how to stack its module, how many clients fit at once.
 
@@ -56,19 +64,20 @@ class Vectorised:
         self.world = world
         pick = np.arange(_TRIAL_SAMPLES) % len(world.data.train_y)
         example = world.data.train_x[torch.from_numpy(pick)].to(world.device)
-        bfloat16 = world.config.engine.precision == "bfloat16"
-        self.stack = stack(world.module, world.layout, example, bfloat16=bfloat16)
+        self._compiled = compiles(world.config, world.device.type)
+        self.stack = stack(world.module, world.layout, example, fuse=self._compiled)
         self.chunk = len(world.parts) if world.device.type == "cuda" else _CPU_CHUNK
         self._frozen = {name for name, p in world.module.named_parameters() if not p.requires_grad}
-        self._test_format = _channels_last_if_right(world.module, example)
+        self._test_format = picture_format(world.module, example)
         self._recorded: dict[tuple[int, ...], Recorded] = {}
         self._luck: dict[int, Luck] = {}
+        # While a GPU computes the host has nothing else to do; a CPU has.
+        ahead = world.cohort if world.device.type == "cuda" else None
+        self._training_draws = Draws(world.training_draw, ahead)
+        self._pruning_draws = Draws(world.pruning_draw, ahead if world.pruner.needs_data else None)
         # What asks the host in between cannot be replayed.
         self._records_graphs = (
-            world.config.engine.graph
-            and world.device.type == "cuda"
-            and self.stack.way == "layers"
-            and world.data.train_x.is_cuda
+            world.config.engine.graph and world.device.type == "cuda" and self.stack.way == "layers"
         )
 
     @property
@@ -151,7 +160,7 @@ class Vectorised:
     def _masks(self, x: Tensor, group: Sequence[int], t: int) -> Tensor:
         """`bool[clients, size]`: the masks of clients whose pruner looks at their data."""
         world = self.world
-        picks = [world.pruning_draw(client, t) for client in group]
+        picks = self._pruning_draws(group, t)
         together = len({len(pick) for pick in picks}) == 1 and self.stack.way != "loop"
         known = world.pruner.score in STACKED_SCORES and world.pruner.iterations == 1
         if not known or not together:
@@ -190,21 +199,23 @@ class Vectorised:
         world = self.world
         if self.stack.way == "loop":
             return self._train_one_by_one(x, masks, group, t)
-        index, extra = _step_by_step([world.training_draw(client, t) for client in group])
+        index, extra = _step_by_step(self._training_draws(group, t))
         # The data may stay on the host: then the samples, not their numbers, go to the device.
-        inputs = [x, masks, torch.from_numpy(index), *(torch.from_numpy(d) for d in extra)]
-        places = [world.device, world.device, world.data.train_x.device, *[world.device] * len(extra)]
+        picked = [torch.from_numpy(index)]
+        if world.data.train_x.device != world.device:
+            picked = [world.data.train_x[picked[0]], world.data.train_y[picked[0]]]
+        inputs = [x, masks, *picked, *(torch.from_numpy(d) for d in extra)]
         seeds = [world.module_seed(client, t) for client in group]
         if not self._records_graphs:
             luck = Luck(seeds, world.device, world.counters)
-            placed = [i.to(place, non_blocking=True) for i, place in zip(inputs, places, strict=True)]
-            return self._local_steps(len(group), luck, *placed)
+            placed = [i.to(world.device, non_blocking=True) for i in inputs]
+            return self._local_steps(len(group), len(picked), luck, *placed)
         # A recording goes on using the generators that it was made with.
         luck = self._luck.setdefault(len(group), Luck(seeds, world.device, world.counters))
         generators = luck.generators if self.stack.random else ()
         recorded = self._record(
             (len(group), len(masks), len(index)),
-            partial(self._local_steps, len(group), luck),
+            partial(self._local_steps, len(group), len(picked), luck),
             inputs,
             generators,
         )
@@ -226,12 +237,17 @@ class Vectorised:
         return torch.autocast(self.world.device.type, torch.bfloat16, enabled=bfloat16, cache_enabled=False)
 
     def _local_steps(
-        self, clients: int, luck: Luck, x: Tensor, masks: Tensor, index: Tensor, *extra: Tensor
+        self, clients: int, picked: int, luck: Luck, x: Tensor, masks: Tensor, *draws: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Algorithm 2 for a group: what the device does from the indices on, without asking the host."""
+        """Algorithm 2 for a group: what the device does from the draws on, without asking the host.
+
+        The first of the draws, `picked` of them, are indices of samples, or samples and labels.
+        """
         world, flat, local = self.world, Flat(self.world.layout, clients), self.world.config.local
+        steps = len(draws[0])
         mask = flat.spread(masks[0]) if len(masks) == 1 else flat.from_rows(masks)
-        batches = (world.gather(index[s], [d[s] for d in extra]) for s in range(len(index)))
+        get = world.gather if picked == 1 else world.augmented
+        batches = (get(*(d[s] for d in draws)) for s in range(steps))
         with self._precision():
             out, losses = train_stacked(
                 self.stack.train,
@@ -239,32 +255,14 @@ class Vectorised:
                 flat.spread(x),
                 mask,
                 batches,
-                len(index),
+                steps,
                 optimiser=local.optimiser,
                 lr=local.lr,
                 luck=luck,
                 frozen=self._frozen,
+                compiled=self._compiled,
             )
         return flat.to_rows(out), losses
-
-
-def _channels_last_if_right(module: nn.Module, example: Tensor) -> torch.memory_format:
-    """How pictures lie best for the tests of a model: by pixel on a GPU, where the module can read that."""
-    if not example.is_cuda or example.ndim != 4:
-        return torch.preserve_format
-    was_training = module.training
-    module.eval()
-    try:
-        with torch.no_grad(), torch.random.fork_rng([example.device]):
-            expected = module(example.clone())
-            found = module(example.clone(memory_format=torch.channels_last))
-        # Sums are made in another order, and in TF32 where torch uses it.
-        right = bool(torch.allclose(found, expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max())))
-    except Exception:  # `view` refuses what lies otherwise, and a module may do anything
-        right = False
-    finally:
-        module.train(was_training)
-    return torch.channels_last if right else torch.preserve_format
 
 
 def _step_by_step(

@@ -72,7 +72,7 @@ CONFIG: dict[str, Any] = {
     "model": {"name": "cnn", "width": 16},
     "local": {"steps": 3, "batch": 8, "augment": "crop-flip", "optimiser": "sgd", "lr": 0.1},
     "uplink": {"name": "bernoulli", "p": 0.7},
-    "engine": {"device": "cuda"},
+    "engine": {"device": "cuda", "compile": "always"},
 }
 FATE = ("trained", "arrived", "missing", "stand_ins", "density")
 PICTURES = """
@@ -143,7 +143,7 @@ def test_the_engines_agree_on_a_gpu_in_bfloat16(tmp_path, graph):
     from safari.engine.vectorised import Vectorised
 
     engine = Vectorised(
-        world_of({**config, "engine": {"device": "cuda", "precision": "bfloat16", "graph": graph}})
+        world_of({**config, "engine": {**CONFIG["engine"], "precision": "bfloat16", "graph": graph}})
     )
     assert engine.note == ""
     errors = apart(config, precision="bfloat16", graph=graph)
@@ -168,7 +168,7 @@ def test_masks_in_bfloat16_are_near_those_in_float32(tmp_path, pruner, graph):
     }
     found = []
     for precision in ("float32", "bfloat16"):
-        engine = {"device": "cuda", "precision": precision, "graph": graph}
+        engine = {**CONFIG["engine"], "precision": precision, "graph": graph}
         prepared = Vectorised(world_of({**config, "engine": engine}))
         assert prepared.note == ""
         masks = prepared._masks(prepared.world.start, range(6), 0)

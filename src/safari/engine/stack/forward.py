@@ -61,19 +61,22 @@ class Stack:
     random: bool
 
 
-def stack(module: nn.Module, layout: Layout, example: Tensor, *, bfloat16: bool = False) -> Stack:
-    """The fastest way that is right for this module, tried on `example` inputs (an even number)."""
+def stack(module: nn.Module, layout: Layout, example: Tensor, *, fuse: bool = False) -> Stack:
+    """The fastest way that is right for this module, tried on `example` inputs (an even number).
+
+    `fuse`: compile kernels in bfloat16, where there are any for this device.
+    """
     alone = {training: by_loop(module, training) for training in (True, False)}
     counters = layout.counters(module)
     try:
-        return _first_right(alone, module, layout, example, bfloat16)
+        return _first_right(alone, module, layout, example, fuse)
     finally:
         # Tracing runs what does not hang on the inputs: a count of batches, say.
         layout.put_back(module, counters)
 
 
 def _first_right(
-    alone: Mapping[bool, Forward], module: nn.Module, layout: Layout, example: Tensor, bfloat16: bool
+    alone: Mapping[bool, Forward], module: nn.Module, layout: Layout, example: Tensor, fuse: bool
 ) -> Stack:
     random, reasons = True, []
     try:
@@ -90,7 +93,7 @@ def _first_right(
             for training in (True, False):
                 forward = found.train if training else found.eval
                 compare(forward, alone[training], module, layout, example, same=not training)
-            return _fused(found, module, layout, example) if bfloat16 and way == "layers" else found
+            return _fused(found, module, layout, example) if fuse and way == "layers" else found
         except Exception as error:  # under tracing it may do anything, too
             reasons.append(f"{way}: {_reason(error)}")
     if random and makers:

@@ -58,6 +58,25 @@ def distances(
     return _distance(*output), _distance(*gradient)
 
 
+def picture_format(module: nn.Module, example: Tensor) -> torch.memory_format:
+    """How pictures lie best for the tests of a model: by pixel on a GPU, where the module can read that."""
+    if not example.is_cuda or example.ndim != 4:
+        return torch.preserve_format
+    was_training = module.training
+    module.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng([example.device]):
+            expected = module(example.clone())
+            found = module(example.clone(memory_format=torch.channels_last))
+        # Sums are made in another order, and in TF32 where torch uses it.
+        right = bool(torch.allclose(found, expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max())))
+    except Exception:  # `view` refuses what lies otherwise, and a module may do anything
+        right = False
+    finally:
+        module.train(was_training)
+    return torch.channels_last if right else torch.preserve_format
+
+
 def some_clients(module: nn.Module, layout: Layout, clients: int) -> dict[str, Tensor]:
     """The module's tensors for so many clients, each a little different.
 

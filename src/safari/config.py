@@ -85,8 +85,15 @@ class Engine:
     )
     precision: str = _f(
         "float32",
-        "float32, or bfloat16 for the clients' training (weights and sums stay float32)",
+        "float32, or bfloat16 for the clients' training and the scores of snip and grasp (weights and sums "
+        "stay float32, and so do tests of the model)",
         choices=("float32", "bfloat16"),
+    )
+    compile: str = _f(
+        "auto",
+        "compile kernels for the model (bfloat16 on CUDA, with Triton): auto: in runs of 200 rounds or more, "
+        "all arms counted; always; never",
+        choices=("auto", "always", "never"),
     )
     graph: bool = _f(True, "replay a round's training as one CUDA graph where that is possible")
     device: str = _f("auto", "cpu, cuda, or auto: cuda where there is one", choices=("auto", "cpu", "cuda"))
@@ -163,7 +170,7 @@ class Config:
     )
     data: Plug = _plug("digits", "the data set: digits, cifar10, or your own")
     partition: Plug = _plug("groups", "who holds which samples: groups, iid, shards, dirichlet", groups=2)
-    model: Plug = _plug("cnn", "the model: cnn, mlp, resnet20, or your own")
+    model: Plug = _plug("cnn", "the model: cnn, mlp, resnet20, pfl_cnn, or your own")
     pruning: Pruning = field(default_factory=Pruning)
     local: Local = field(default_factory=Local)
     uplink: Plug = _plug(

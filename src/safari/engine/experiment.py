@@ -35,7 +35,7 @@ ENGINES: dict[str, Callable[[World], RoundFunction]] = {
 class Watcher(Protocol):
     """Somebody who follows a run: a progress bar, a tracker.
 
-    One that also has `note(text)` is told, at most once a run, what the engine wants a user to know.
+    One that also has `note(text)` is told what the engine wants a user to know: each thing once a run.
     """
 
     def start(self, run: RunFolder) -> None:
@@ -116,7 +116,10 @@ def _go(run: RunFolder, watchers: Sequence[Watcher], data: Data | None = None) -
             data = load_data(config)
         for seed in seeds_of(config):
             world = assemble(config, seed, data)
-            engine = engine_of(config)(world)
+            prepare = engine_of(config)
+            if seed == config.seed and prepare is vectorised.prepare:
+                _tell(watchers, vectorised.forecast(world))
+            engine = prepare(world)
             if seed == config.seed:
                 _describe(run, world)
                 _tell(watchers, getattr(engine, "note", ""))

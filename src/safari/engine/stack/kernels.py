@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 1024
+NARROWEST = 16
 
 
 @dataclass(frozen=True)
@@ -287,6 +288,11 @@ def _adam_kernel(
     tl.store(first + at, m, mask=inside)
     tl.store(second + at, v, mask=inside)
     tl.store(p + at, value, mask=inside)
+
+
+def padded(channels: int) -> int:
+    """So many channels, or the fewest that a matrix unit takes."""
+    return max(channels, NARROWEST)
 
 
 def weights_for(weight: Tensor, cin: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

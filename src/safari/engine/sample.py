@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -59,7 +60,7 @@ def save_upload(path: Path, upload: Upload, **more: np.ndarray) -> None:
     """Write an upload as the `.npz` that benchmarks/wire.py reads; `more` are further arrays to keep."""
     shared = upload.shared
     buffer = io.BytesIO()
-    arrays = {
+    arrays: dict[str, Any] = {
         "reference": shared.reference,
         "vector": upload.vector,
         "mask": upload.mask,

@@ -4,8 +4,8 @@
 
 For each pruner (SynFlow: the server knows the mask; SNIP: every client has its own) and each sparsity one
 run of experiments/cifar10-synflow.toml with lossy links; after the given rounds one client's next upload is
-written as OUT/<pruner><sparsity>-<round>-<client>.npz, with the global
-model of the round before as `previous`. On one H200 the eight runs take little more than a minute; on a CPU use --rounds 3 10.
+written as OUT/<pruner><sparsity>-<round>-<client>.npz, with the global model of the round before as
+`previous`. On one H200 the eight runs take little more than a minute; on a CPU use --rounds 3 10.
 """
 
 from __future__ import annotations

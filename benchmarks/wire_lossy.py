@@ -51,10 +51,9 @@ def main() -> None:
     table = {arm: compare(summaries[0][arm], summaries[1][arm]) for arm in summaries[0]}
     for arm, row in table.items():
         verdict = "met   " if row["within_spread"] else "MISSED"
-        print(
-            f"{verdict} {arm}: exact {fmean(row['exact']):.4f}, {lossy.wire.values} {fmean(row['lossy']):.4f}, "
-            f"difference {row['mean_difference']:+.4f}, spread {row['spread_of_exact']:.4f}"
-        )
+        means = f"exact {fmean(row['exact']):.4f}, {lossy.wire.values} {fmean(row['lossy']):.4f}"
+        gap = f"difference {row['mean_difference']:+.4f}, spread {row['spread_of_exact']:.4f}"
+        print(f"{verdict} {arm}: {means}, {gap}")
     (arguments.out / "wire-lossy.json").write_text(json.dumps(table, indent=1) + "\n")
 
 

@@ -259,4 +259,7 @@ def read_fields(reader: Reader, widths: Bytes8 | int, count: int) -> Words:
 
 def write_fields(fields: Words, widths: Bytes8 | int) -> bytes:
     """The inverse of `read_fields`."""
-    return pack_fields(fields, widths)
+    if isinstance(widths, int):
+        return pack_fields(fields, widths)
+    some = widths > 0
+    return pack_fields(fields[some], widths[some])

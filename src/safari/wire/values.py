@@ -192,12 +192,6 @@ def _turned(code: int, change: Words, base: Words) -> tuple[Bytes8, Words, Bytes
     return turned.astype(np.uint8), fields, widths
 
 
-def _about_bits(symbols: Bytes8, _: Words, widths: Bytes8) -> float:
-    return block_bits(np.bincount(symbols, minlength=1).astype(np.float64)) + float(
-        widths.sum(dtype=np.int64)
-    )
-
-
 def _size(coded: Coded) -> int:
     return len(coded.data)
 
@@ -301,21 +295,34 @@ def upward(numbers: Wide) -> Floats:
 
 def _integers(numbers: Quantised, counts: Ints) -> Coded:
     folded = zigzag(chained(numbers.whole))
-    codes = range(NIBBLES + 1) if folded.size <= SHORT else (3, NIBBLES)
-    best = min((_integer_bytes(code, folded, counts) for code in codes), key=_size)
+    if folded.size <= SHORT:
+        tried = [_integer_bytes(code, _integer_row(code, folded), counts) for code in range(NIBBLES + 1)]
+        best = min(tried, key=_size)
+    else:
+        rows = {code: _integer_row(code, folded) for code in (3, NIBBLES)}
+        code = min(rows, key=lambda code: _about_bits(*rows[code]))
+        best = _integer_bytes(code, rows[code], counts)
     halves = (numbers.scales.view(np.uint32) >> 16).astype("<u2")
     return Coded(best.code, halves.tobytes() + best.data)
 
 
-def _integer_bytes(code: int, numbers: Words, counts: Ints) -> Coded:
-    symbols, fields, widths = to_symbols(numbers, code)
+def _integer_row(code: int, folded: Words) -> tuple[Bytes8, Words, Bytes8]:
+    symbols, fields, widths = to_symbols(folded, code)
+    return (pair(symbols) if code == NIBBLES else symbols), fields, widths
+
+
+def _integer_bytes(code: int, row: tuple[Bytes8, Words, Bytes8], counts: Ints) -> Coded:
+    symbols, fields, widths = row
     if code == NIBBLES:
-        row = pair(symbols)
-        bounds = np.minimum((np.cumsum(counts) + 1) >> 1, row.size)
-        head = encode_symbols(row, np.diff(bounds, prepend=0), paired=True)
-    else:
-        head = encode_symbols(symbols, counts)
+        bounds = np.minimum((np.cumsum(counts) + 1) >> 1, symbols.size)
+        counts = np.diff(bounds, prepend=0)
+    head = encode_symbols(symbols, counts, paired=code == NIBBLES)
     return Coded(code, head + write_fields(fields, widths))
+
+
+def _about_bits(symbols: Bytes8, _: Words, widths: Bytes8) -> float:
+    counts = np.bincount(symbols, minlength=1).astype(np.float64)
+    return block_bits(counts) + float(widths.sum(dtype=np.int64))
 
 
 def _scales(target: Wide, counts: Ints, levels: int) -> Floats:

@@ -112,10 +112,14 @@ class Wire:
     )
     bits: int = _f(4, "bits of a number with qsgd", least=2, most=8)
     step: float = _f(1.0, "one step of the mode step, in units of the difference's rms", above=0.0)
+    feedback: bool = _f(
+        False,
+        "error feedback: a client adds to its next upload what lossy values left out of those that arrived",
+    )
     every: int = _f(
         10,
-        "rounds between two in which messages are encoded to count their bytes; 0: never. Lossy modes encode "
-        "always",
+        "rounds between two in which messages are encoded to count their bytes; 0: never. Lossy values are "
+        "rounded in every round",
         least=0,
     )
 
@@ -223,6 +227,9 @@ def examine(table: Mapping[str, Any]) -> tuple[Config, list[str]]:
     if cohort > clients and ("clients" in values or "clients" not in table):
         problems.append(f"cohort must be at most clients ({clients}), got {cohort}")
         del values["cohort"]
+    wire = values.get("wire", Wire())
+    if wire.feedback and wire.values in ("auto", "absolute", "difference"):
+        problems.append(f"wire.feedback needs lossy wire.values, got {wire.values!r}")
     names = [arm.name for arm in values.get("arms", ())]
     problems += [f"arms: the name {n!r} is used twice" for n in sorted(set(names)) if names.count(n) > 1]
     problems += [

@@ -88,7 +88,8 @@ class Vectorised:
     def __call__(self, state: State) -> tuple[State, Record, dict[str, float]]:
         """One round; see `reference.run_round`, whose steps these are."""
         world, t, x = self.world, state.round, state.server.model
-        watch, masks, mail = Stopwatch(world.device), MaskCount(world.layout), Mail(world, x, t)
+        watch, masks = Stopwatch(world.device), MaskCount(world.layout)
+        mail = Mail(world, x, t, state.residual)
         cohort = world.cohort(t)
         heard, answered, uplink, downlink = network(world, state)
         arriving = [client for client in cohort if heard[client] and answered[client]]
@@ -112,10 +113,7 @@ class Vectorised:
             watch.lap("train")
             if shared is None:
                 masks.add_rows(kept)
-            if mail.counts or mail.lossy:
-                each = kept.expand(len(group), -1)
-                sent = torch.stack([mail.up(*letter) for letter in zip(group, sent, each, strict=True)])
-            models[rows] = sent
+            models[rows] = mail.up(group, sent, kept)
             watch.lap("wire")
 
         server, outcome = state.server.step_stacked(arriving, models, cohort)
@@ -126,7 +124,7 @@ class Vectorised:
         record = record_of(
             world.layout, t, trained, outcome, scores, losses.tolist(), masks, mail.sizes(), x, server.model
         )
-        return State(server, uplink, downlink), record, watch.seconds
+        return State(server, uplink, downlink, mail.residual), record, watch.seconds
 
     def _in_groups(
         self, clients: Sequence[int], work: Callable[[Sequence[int]], T]

@@ -119,6 +119,8 @@ class Experiment:
     axes: Mapping[str, tuple[str, ...]]
     cases: tuple[Case, ...]
     checks: tuple[Check, ...]
+    # Arms that take no part in the contest: they know what a server cannot.
+    unranked: tuple[str, ...]
     cost: Cost
 
 
@@ -131,6 +133,7 @@ class _File:
     base: str
     finding: str = ""
     show: Sequence[str] = ("curves",)
+    unranked: Sequence[str] = ("perfect",)
     set: Mapping[str, Any] = field(default_factory=dict)
     axes: Mapping[str, Any] = field(default_factory=dict)
     cost: Mapping[str, Any] = field(default_factory=dict)
@@ -250,6 +253,7 @@ def _experiment(
         axes={axis: tuple(values) for axis, values in axes.items()},
         cases=tuple(cases),
         checks=tuple(check for check in checks if check is not None),
+        unranked=tuple(fields.get("unranked", _File.unranked)),
         cost=Cost(**cost),
     )
     problems += [f"{path}: {problem}" for problem in _wrong_checks(experiment)]

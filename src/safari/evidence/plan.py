@@ -187,10 +187,21 @@ def read(
 
 
 def digest(config: Config) -> str:
-    """A hash of the setting: of all that a trial's numbers follow from, except its arm and seed."""
-    table = {key: value for key, value in config.to_dict().items() if key not in _NOT_THE_SETTING}
-    for section, keys in _MACHINE.items():
-        table[section] = {key: value for key, value in table[section].items() if key not in keys}
+    """A hash of the setting: of all that a trial's numbers follow from, except its arm and seed.
+
+    What has its default is left out, so that a field that a later version adds changes no name.
+    """
+    defaults = Config().to_dict()
+    table: dict[str, Any] = {}
+    for key, value in config.to_dict().items():
+        if key in _NOT_THE_SETTING:
+            continue
+        if isinstance(value, Mapping) and not isinstance(getattr(config, key), Plug):
+            value = {k: v for k, v in value.items() if v != defaults[key][k]}
+        if isinstance(value, Mapping):
+            value = {k: v for k, v in value.items() if k not in _MACHINE.get(key, ())}
+        if value not in ({}, defaults[key]):
+            table[key] = value
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 

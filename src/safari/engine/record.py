@@ -74,6 +74,7 @@ def record_of(
     sizes: Mapping[str, float | None],
     before: Tensor,
     after: Tensor,
+    diagnosis: Mapping[str, float | None] | None,
 ) -> Record:
     """The line for round t (counted from 1 in the record).
 
@@ -106,6 +107,7 @@ def record_of(
         "churn": sum(changes) / layout.prunable_count,
         "layers": support,
         "bytes": dict(sizes),
+        "diagnosis": diagnosis,
     }
 
 

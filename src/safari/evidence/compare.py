@@ -100,8 +100,9 @@ def cells(
 
 
 def judge(check: Check, experiment: Experiment, book: Book) -> Verdict:
-    """Confirmed where every case passes; not finished where one of them lacks a seed of an arm it needs."""
-    ours, passed, whole = {}, [], True
+    """Confirmed where every case passes, not confirmed where one fails: of the cases that have all seeds."""
+    ours: dict[str, str] = {}
+    passed: list[bool | None] = []
     for case in experiment.cases:
         if check.cases and case.name not in check.cases:
             continue
@@ -110,15 +111,12 @@ def judge(check: Check, experiment: Experiment, book: Book) -> Verdict:
         trials = {name: book.arm(case, names[name]) if name in names else {} for name in needed}
         result = _apply(check, trials)
         if result is not None:
-            ours[case.name], fine = result
-            passed.append(fine)
-        whole = whole and result is not None and all(len(t) == case.config.seeds for t in trials.values())
-    status: Literal["confirmed", "not confirmed", "not finished"] = "not finished"
-    if passed and not all(passed):
-        status = "not confirmed"
-    elif whole and passed:
-        status = "confirmed"
-    return Verdict(check, status, ours)
+            ours[case.name] = result[0]
+        whole = all(len(found) == case.config.seeds for found in trials.values())
+        passed.append(result[1] if result is not None and whole else None)
+    if False in passed:
+        return Verdict(check, "not confirmed", ours)
+    return Verdict(check, "not finished" if None in passed or not passed else "confirmed", ours)
 
 
 def _apply(check: Check, trials: Mapping[str, Mapping[int, Numbers]]) -> tuple[str, bool] | None:

@@ -135,6 +135,13 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class Diagnostics:
+    """The quantities of the theory (docs/runs.md): a simulation can train the missing, too."""
+
+    every: int = _f(0, "rounds between two diagnoses, each of which costs a whole round; 0: never", least=0)
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """When the state is saved, so that `safari resume` can go on."""
 
@@ -185,6 +192,7 @@ class Config:
     wire: Wire = field(default_factory=Wire)
     engine: Engine = field(default_factory=Engine)
     evaluation: Evaluation = field(default_factory=Evaluation)
+    diagnostics: Diagnostics = field(default_factory=Diagnostics)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     track: Track = field(default_factory=Track)
 

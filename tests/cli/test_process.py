@@ -153,9 +153,9 @@ def complete(cwd: Path, *words: str) -> list[str]:
 
 
 def test_a_shell_is_offered_commands_options_keys_and_names(tmp_path):
-    commands = ["completion", "init", "list", "resume", "run", "show", "validate", "wire"]
+    commands = ["completion", "init", "list", "reproduce", "resume", "run", "show", "validate", "wire"]
     assert complete(tmp_path, "") == commands
-    assert complete(tmp_path, "re") == ["resume"]
+    assert complete(tmp_path, "re") == ["reproduce", "resume"]
     assert {"--set", "--seeds", "--out", "--json"} <= set(complete(tmp_path, "run", "--"))
     assert complete(tmp_path, "run", "--set", "pruning.") == [
         "pruning.pruner=",

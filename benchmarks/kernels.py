@@ -2,8 +2,8 @@
 
     python benchmarks/kernels.py --out results/engine/kernels.json
 
-For each shape the best few, by tap and by row of the window; then the training part of a round with the tiles of
-`kernels.py`, with the best by tap, and with the best of all. What wins belongs into the tables there.
+For each shape the best few, by tap and by row of the window; then the training part of a round with the tiles
+of `kernels.py`, with the best by tap, and with the best of all. What wins belongs into the tables there.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from engine import random_pictures, training_part
 
+from engine import random_pictures, training_part
 from safari.engine.stack import kernels as k
 
-# In and out channels, the picture's side, the stride. Tables are by input channels: those with stride 1 decide.
+# In and out channels, the picture's side, the stride. Tables are by input channels: those of stride 1 decide.
 SHAPES = [(16, 16, 32, 1), (32, 32, 16, 1), (64, 64, 8, 1)]
 STRIDED = [(16, 32, 32, 2), (32, 64, 16, 2)]
 BATCH = 64

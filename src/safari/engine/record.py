@@ -80,6 +80,7 @@ def record_of(
     sizes: Mapping[str, float | None],
     before: Tensor,
     after: Tensor,
+    diagnosis: Mapping[str, float | None] | None,
 ) -> Record:
     """The line for round t (counted from 1 in the record).
 
@@ -112,6 +113,7 @@ def record_of(
         "churn": sum(changes) / layout.prunable_count,
         "layers": support,
         "bytes": dict(sizes),
+        "diagnosis": diagnosis,
     }
 
 

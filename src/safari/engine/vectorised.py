@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from safari.engine.diagnosis import diagnose, due
 from safari.engine.mail import Mail
 from safari.engine.record import MaskCount, Record, Stopwatch, record_of
 from safari.engine.reference import network, train
@@ -88,7 +89,8 @@ class Vectorised:
     def __call__(self, state: State) -> tuple[State, Record, dict[str, float]]:
         """One round; see `reference.run_round`, whose steps these are."""
         world, t, x = self.world, state.round, state.server.model
-        watch, masks, mail = Stopwatch(world.device), MaskCount(world.layout), Mail(world, x, t)
+        watch, masks = Stopwatch(world.device), MaskCount(world.layout)
+        mail = Mail(world, x, t, state.residual)
         cohort = world.cohort(t)
         heard, answered, uplink, downlink = network(world, state)
         arriving = [client for client in cohort if heard[client] and answered[client]]
@@ -112,21 +114,50 @@ class Vectorised:
             watch.lap("train")
             if shared is None:
                 masks.add_rows(kept)
-            if mail.counts or mail.lossy:
-                each = kept.expand(len(group), -1)
-                sent = torch.stack([mail.up(*letter) for letter in zip(group, sent, each, strict=True)])
-            models[rows] = sent
+            models[rows] = mail.up(group, sent, kept)
             watch.lap("wire")
 
         server, outcome = state.server.step_stacked(arriving, models, cohort)
         watch.lap("aggregate")
         scores = world.scores(server.model, t, self._test_format)
         watch.lap("evaluate")
+        diagnosis = None
+        if due(world, t):
+            diagnosis = diagnose(world, x, server.model, cohort, outcome, partial(self._everyone, x, t))
+            watch.lap("diagnose")
         trained = [client for client in cohort if heard[client]]
         record = record_of(
-            world.layout, t, trained, outcome, scores, losses.tolist(), masks, mail.sizes(), x, server.model
+            world.layout,
+            t,
+            trained,
+            outcome,
+            scores,
+            losses.tolist(),
+            masks,
+            mail.sizes(),
+            x,
+            server.model,
+            diagnosis,
         )
-        return State(server, uplink, downlink), record, watch.seconds
+        return State(server, uplink, downlink, mail.residual), record, watch.seconds
+
+    def _everyone(self, x: Tensor, t: int, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The models and masks of these clients in round t, whatever the network does to them."""
+        world = self.world
+        shared = None if world.pruner.needs_data else world.mask(x, clients[0], t).unsqueeze(0)
+
+        def work(group: Sequence[int]) -> tuple[Tensor, Tensor]:
+            masks = self._masks(x, group, t) if shared is None else shared
+            return self._train(x, masks, group, t)[0], masks
+
+        row = {client: k for k, client in enumerate(clients)}
+        models = x.new_empty((len(clients), world.layout.size))
+        kept = models.new_empty(models.shape if shared is None else (1, world.layout.size), dtype=torch.bool)
+        for group, (found, masks) in self._in_groups(clients, work):
+            rows = [row[client] for client in group]
+            models[rows] = found
+            kept[rows if shared is None else [0]] = masks
+        return models, kept
 
     def _in_groups(
         self, clients: Sequence[int], work: Callable[[Sequence[int]], T]

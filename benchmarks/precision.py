@@ -2,7 +2,7 @@
 
     python benchmarks/precision.py F32 BF16 [F32 BF16 ...] --out results/engine/precision.md
 
-Runs come in pairs of one experiment, float32 first (`experiments/base/precision.toml`). An arm's accuracies are
+Runs come in pairs of one setting, float32 first (`experiments/base/precision.toml`). An arm's accuracies are
 equal when their means differ by no more than the larger of the two standard deviations over the seeds.
 """
 

@@ -1,11 +1,10 @@
-"""The experiments that come with the repository: they parse, and mean what their comments say."""
+"""The settings that come with the repository: they parse, and mean what their comments say."""
 
 from __future__ import annotations
 
 import tomllib
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,7 +13,7 @@ from safari.data import Data
 from safari.engine import World, assemble
 from safari.engine.world import KINDS
 
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+EXPERIMENTS = Path(__file__).parents[2] / "experiments" / "base"
 FILES = sorted(EXPERIMENTS.glob("*.toml"))
 
 
@@ -31,9 +30,8 @@ def pictures(samples: int) -> Data:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_experiment_parses_and_names_what_exists(path):
+def test_every_setting_parses_and_names_what_exists(path):
     config = read(path.name)
-    assert config.name == path.stem
     for kind in ("data", "partition", "model"):
         assert getattr(config, kind).name in KINDS[kind][0]
 
@@ -59,4 +57,3 @@ def test_the_setting_of_pfl_research():
     assert config.local.lr / world.steps(0) == pytest.approx(0.1)
     assert world.mask(world.start, 0, 1).all(), "dense"
     assert (config.clients, config.cohort, config.rounds) == (1000, 50, 1500)
-    assert np.isclose(50_000 / config.clients, 50)

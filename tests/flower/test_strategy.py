@@ -20,6 +20,7 @@ from safari.flower import SafariStrategy, sparse
 from safari.flower.parcel import FRAME_TYPE, frame_record
 from safari.flower.terms import SAFARI
 from safari.runs import RunFolder
+from safari.wire.frame import MAGIC
 
 NODES = [70, 30, 50]
 
@@ -114,11 +115,11 @@ def frame(data: bytes, **record) -> dict:
 WRONG = {
     "empty reply": ({}, "the reply holds no model"),
     "no arrays": ({"arrays": ArrayRecord()}, "the reply holds no model"),
-    "no frame": (frame(b"nonsense"), "magic must be 53414601, got 6e6f6e73 (at byte 0)"),
+    "no frame": (frame(b"nonsense"), f"magic must be {MAGIC.hex()}, got 6e6f6e73 (at byte 0)"),
     "cut short": (frame(b"SAF"), "magic"),
-    "wrong version": (frame(b"SAF\1", protocol=2), "safari.protocol must be 1, the client has 2"),
-    "no version": ({"arrays": frame_record(b"SAF\1")}, "safari.protocol must be 1, the client has None"),
-    "no name": (frame(b"SAF\1", client=""), "safari.client must be a text of 1 to 200 characters, got ''"),
+    "wrong version": (frame(MAGIC, protocol=2), "safari.protocol must be 1, the client has 2"),
+    "no version": ({"arrays": frame_record(MAGIC)}, "safari.protocol must be 1, the client has None"),
+    "no name": (frame(MAGIC, client=""), "safari.client must be a text of 1 to 200 characters, got ''"),
     "dense, wrong names": ({"arrays": ArrayRecord([np.zeros(3)])}, "there is no array 'one.weight'"),
     "dense, wrong shape": (
         {"arrays": ArrayRecord({"one.weight": Array(np.zeros((2, 2)))})},
@@ -343,6 +344,7 @@ WRONG_ARGUMENTS = [
     ({"patience": -1}, "patience must be at least 0, got -1"),
     ({"min_nodes": 4}, r"min_nodes must lie between 1 and clients \(3\), got 4"),
     ({"config": {"prunning": {}}}, "prunning is not a field"),
+    ({"config": {"wire": {"values": "step", "feedback": True}}}, r"wire\.feedback needs our own engines"),
     ({"config": {"pruning": {"pruner": "file.py:mine"}}}, "your own goes into sparse"),
 ]
 

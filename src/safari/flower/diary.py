@@ -107,7 +107,7 @@ def line_of(
     losses = [reply.loss for reply in arrived if reply.loss is not None]
     sizes = {"up": _mean([r.size for r in arrived]), "down": float(sent.size)}
     record = record_of(
-        layout, sent.terms.round, verdict.trained, outcome, None, losses, masks, sizes, before, after
+        layout, sent.terms.round, verdict.trained, outcome, None, losses, masks, sizes, before, after, None
     )
     reasons = {**verdict.reasons, **outcome.refused}
     return {

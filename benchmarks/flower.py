@@ -206,21 +206,23 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="seeds of the accuracy part; 0: leave it out")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    about = {name: version(name) for name in ("flwr", "ray", "torch", "numpy")}
+    about |= {"python": platform.python_version(), "cores": os.cpu_count(), "load before": os.getloadavg()}
+    found: dict = {"about": about, "accuracy": [], "speed": []}
+
+    def note(part: str, line: dict) -> None:
+        """After each line, so that a run that is stopped leaves what it has."""
+        found[part].append(line)
+        about["load after"] = os.getloadavg()
+        if arguments.out:
+            arguments.out.parent.mkdir(parents=True, exist_ok=True)
+            arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+
     with tempfile.TemporaryDirectory() as place:
-        found = {
-            "about": {
-                "python": platform.python_version(),
-                **{name: version(name) for name in ("flwr", "ray", "torch", "numpy")},
-                "cores": os.cpu_count(),
-                "load before": os.getloadavg(),
-            },
-            "speed": [speed(clients, arguments.rounds, Path(place)) for clients in arguments.clients],
-            "accuracy": [accuracy(seed, Path(place)) for seed in range(arguments.seeds)],
-        }
-        found["about"]["load after"] = os.getloadavg()
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+        for seed in range(arguments.seeds):
+            note("accuracy", accuracy(seed, Path(place)))
+        for clients in arguments.clients:
+            note("speed", speed(clients, arguments.rounds, Path(place)))
 
 
 if __name__ == "__main__":

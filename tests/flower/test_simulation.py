@@ -31,6 +31,6 @@ def test_the_example_ends_where_our_own_engine_does(tmp_path):
     assert [{n: line[n] for n in same} for line in lines] == [{n: line[n] for n in same} for line in expected]
     lost = sum(len(line["missing"]) for line in lines) / (10 * ROUNDS)
     assert 0.6 < lost < 0.8
-    assert lines[-1]["top1"] > 0.6
+    assert lines[-1]["top1"] > 0.3
     model, same_model = (read_checkpoint(t.checkpoint).tensors["model"] for t in (trial, own))
     assert (model == same_model).all()

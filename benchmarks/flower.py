@@ -3,7 +3,8 @@
     python benchmarks/flower.py --clients 10 100 1000 --seeds 3 --out results/flower/simulation.json
 
 Two parts. *Speed*: seconds a round (median; the first is left out, because Ray starts in it) of our
-vectorised engine, of SAFARI on Flower's simulation, and of Flower's FedAvg with plain dense clients.
+vectorised engine on one thread, of SAFARI on Flower's simulation with a worker a core, and of Flower's FedAvg
+with plain dense clients.
 *Accuracy*: ten clients, 30 rounds, 70 % of the uploads lost, on Flower and in our engine, same arrivals.
 """
 
@@ -157,7 +158,7 @@ def engine(table: dict, name: str, folder: Path) -> list[float]:
     import safari
     from safari.runs import RunFolder
 
-    safari.run({**table, "engine": {"name": name, "device": "cpu"}}, folder)
+    safari.run({**table, "engine": {"name": name, "device": "cpu", "threads": 1}}, folder)
     lines = RunFolder.open(folder).trials()[0].timings.read_text().splitlines()
     return [sum(s for part, s in json.loads(line).items() if part != "round") for line in lines]
 

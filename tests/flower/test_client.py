@@ -105,6 +105,22 @@ def test_batches_are_asked_for_where_a_pruner_needs_them(tmp_path):
     assert lines[0]["reasons"]["0"] == "error 2: PruneError: snip needs batch=(inputs, labels), got None"
 
 
+def test_a_function_that_gives_no_model_back_is_told_so(tmp_path):
+    app = ClientApp(mods=[sparse_mod(Net)])
+    app.train()(lambda message, context: Message(RecordDict(), reply_to=message))
+    _, lines = play(app, tmp_path)
+    assert "the training function's reply holds no record 'arrays'" in lines[0]["reasons"]["0"]
+
+
+def test_messages_without_a_model_pass_the_mod_untouched():
+    Loopback({})
+    app = ClientApp(mods=[sparse_mod(Net)])
+    app.query()(lambda message, context: Message(message.content, reply_to=message))
+    asked = Message(RecordDict({"q": MetricRecord({"a": 1})}), 1, "query")
+    answer = app(asked, Context(1, 1, {}, RecordDict(), {}))
+    assert answer.content["q"]["a"] == 1
+
+
 def test_masks_of_a_message_without_any():
     with pytest.raises(SafariError, match="put sparse_mod into the ClientApp's mods"):
         masks_of(Message(RecordDict(), 1, "train"))

@@ -118,6 +118,8 @@ def sparse_mod(
     """
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        if ARRAYS not in message.content.array_records:
+            return call_next(message, context)
         module = _make(build, context)
         if not _is_training(message):
             layout, vector = _load(module, message, context)
@@ -132,7 +134,10 @@ def sparse_mod(
         reply = call_next(message, context)
         if not reply.has_content():
             return reply
-        vector = dense_vector(reply.content[ARRAYS], job.layout)  # type: ignore[arg-type]
+        trained = reply.content.array_records.get(ARRAYS)
+        if trained is None:
+            raise SafariError(f"the training function's reply holds no record {ARRAYS!r}")
+        vector = dense_vector(trained, job.layout)
         metrics = next(iter(reply.content.metric_records.values()), MetricRecord())
         return _reply(job, vector, metrics, message)
 
@@ -228,4 +233,5 @@ def _counters(module: nn.Module, layout: Layout) -> dict[str, Array]:
 
 
 def _is_training(message: Message) -> bool:
-    return message.metadata.message_type.partition(".")[0] == "train"
+    kind: str = message.metadata.message_type
+    return kind.partition(".")[0] == "train"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import time
@@ -88,7 +89,9 @@ class SafariStrategy(Strategy):
         self.rule = rule if isinstance(rule, Compensation) else rule_of(self.config.arms[0].rule)
         if self.rule.overrides_network:
             raise ConfigError("rule perfect overrides the network, which only our own engines can; use drop")
-        self.module, self.layout = module, Layout.of(module)
+        # A copy, because masks are worked out in it.
+        self.module, self.layout = copy.deepcopy(module).cpu(), Layout.of(module)
+        self._first = self.layout.read(self.module)
         self.run = None if run is None else Path(run)
         self.by_name, self.patience, self.download = identify == "name", patience, download
         self.evaluate, self.min_nodes = evaluate, min_nodes
@@ -279,14 +282,11 @@ class SafariStrategy(Strategy):
                 diary.close()
 
     def _begin(self, initial: ArrayRecord | None) -> None:
-        vector = self.layout.read(self.module)
+        vector = self._first
         if initial is not None and len(initial):
             vector = dense_vector(initial, self.layout)
             self._others = others_of(initial, self.layout)
-        # A copy of the roster's size: seats are places in the server's arrays.
-        self._server = Server.start(
-            vector.cpu(), self.config.clients, self.rule, parameters=self.layout.parameters
-        )
+        self._server = Server.start(vector, self.config.clients, self.rule, parameters=self.layout.parameters)
 
     def _choose(self, online: list[int]) -> tuple[list[int], tuple[int, ...]]:
         """The nodes to ask, and the clients that would have been asked, had they been there."""

@@ -135,6 +135,7 @@ class Vectorised:
             losses.tolist(),
             masks,
             mail.sizes(),
+            mail.modes(),
             x,
             server.model,
             diagnosis,

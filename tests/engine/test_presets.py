@@ -43,7 +43,7 @@ def one_epoch(world: World, client: int) -> None:
 
 
 def test_the_setting_of_pfl_research():
-    config = read("base/pfl-cifar10.toml")
+    config = read("pfl-cifar10.toml")
     # 50 images each, as in 50,000 / 1,000, with fewer clients.
     small = parse({**config.to_dict(), "clients": 60, "engine": {"device": "cpu"}})
     world = assemble(small, 0, pictures(60 * 50))

@@ -57,12 +57,3 @@ def test_the_setting_of_pfl_research():
     assert config.local.lr / world.steps(0) == pytest.approx(0.1)
     assert world.mask(world.start, 0, 1).all(), "dense"
     assert (config.clients, config.cohort, config.rounds) == (1000, 50, 1500)
-
-
-def test_precisions_are_compared_in_the_papers_setting():
-    """Shorter, in float32 by default, and with what its comment promises."""
-    ours, papers = read("precision.toml").to_dict(), read("cifar10.toml").to_dict()
-    for table in ("clients", "data", "partition", "model", "pruning", "local", "uplink"):
-        assert ours[table] == papers[table], table
-    assert ours["engine"]["precision"] == "float32"
-    assert (ours["seeds"], ours["arms"]) == (3, ["perfect", "safari"])

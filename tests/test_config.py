@@ -107,6 +107,11 @@ LIMITS = [
         "float16",
         "engine.precision must be one of bfloat16, float32; got 'float16' (did you mean 'bfloat16'?)",
     ),
+    (
+        "engine.compile",
+        "alway",
+        "engine.compile must be one of always, auto, never; got 'alway' (did you mean 'always'?)",
+    ),
     ("engine.threads", -1, "engine.threads must be at least 0, got -1"),
     ("wire.every", -1, "wire.every must be at least 0, got -1"),
     ("wire.bits", 9, "wire.bits must be at most 8, got 9"),

@@ -31,6 +31,8 @@ from safari.engine.world import World
 _TRIAL_SAMPLES = 8
 # On the CPU more clients at once only leave the cache.
 _CPU_CHUNK = 16
+# The largest block from which glibc learns, less what it adds.
+_LESSON = 31 << 20
 
 T = TypeVar("T")
 
@@ -59,6 +61,8 @@ class Vectorised:
         bfloat16 = world.config.engine.precision == "bfloat16"
         self.stack = stack(world.module, world.layout, example, bfloat16=bfloat16)
         self.chunk = len(world.parts) if world.device.type == "cuda" else _CPU_CHUNK
+        if world.device.type == "cpu":
+            _keep_freed_memory()
         self._frozen = {name for name, p in world.module.named_parameters() if not p.requires_grad}
         self._recorded: dict[tuple[int, ...], Recorded] = {}
         # What draws random numbers of its own, or asks the host in between, cannot be replayed.
@@ -222,6 +226,16 @@ class Vectorised:
                 frozen=self._frozen,
             )
         return flat.to_rows(out), losses
+
+
+def _keep_freed_memory() -> None:
+    """Let activations lie where those of the step before lay.
+
+    glibc hands freed blocks back to the system, which clears each page when it is touched again: a quarter
+    of a small net's round. It stops doing so for blocks up to the largest that was ever freed, so that
+    freeing one is enough. Elsewhere this does nothing.
+    """
+    torch.empty(_LESSON, dtype=torch.uint8)
 
 
 def _step_by_step(

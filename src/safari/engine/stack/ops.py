@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +30,10 @@ class Value:
         """`[clients · n, ...]`."""
         if not self.by_channel:
             return self.tensor
-        return _split(self.tensor, 1, self.clients).transpose(0, 1).flatten(0, 1)
+        x = self.tensor
+        if x.ndim == 4 and x.requires_grad and x.device.type == "cpu":
+            x = _GradientInOrder.apply(x)  # type: ignore[no-untyped-call]
+        return _split(x, 1, self.clients).transpose(0, 1).flatten(0, 1)
 
     def channel(self) -> Tensor:
         """`[n, clients · channels, ...]`."""
@@ -50,6 +54,24 @@ class Value:
     def client_first(self) -> Tensor:
         """`[clients, n, ...]`."""
         return _split(self.batch(), 0, self.clients)
+
+
+class _GradientInOrder(torch.autograd.Function):
+    """Nothing forward; backward the gradient gets the memory order of what it belongs to.
+
+    The gradient comes from another layout as a view of it. Pooling would go back through it in an order
+    that costs two copies of the whole input.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """x as it is."""
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        """The gradient, channels last."""
+        return grad.contiguous(memory_format=torch.channels_last)
 
 
 def _split(x: Tensor, dim: int, parts: int) -> Tensor:

@@ -11,11 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from safari.engine.stack.flat import Flat
+from safari.engine.stack.kept import BETA1, BETA2, EPS, Kept
 from safari.engine.stack.luck import Forward, Luck
 from safari.pruning import Batch
-
-# torch.optim.Adam's own constants, which the reference uses.
-BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
 
 def train_stacked(
@@ -41,12 +39,16 @@ def train_stacked(
     parameters = begin[: flat.parameters].clone()
     buffers = begin[flat.parameters :].clone()
     kept = mask[: flat.parameters]
+    on_cpu = parameters.device.type == "cpu"
+    step_kept = Kept(parameters, kept, optimiser=optimiser, lr=lr, steps=steps) if on_cpu else None
     moments = (torch.zeros_like(parameters), torch.zeros_like(parameters))
     losses = []
     for step, (x, y) in enumerate(batches, 1):
         gradient, loss = gradients(forward, flat, parameters, buffers, x, y, luck, frozen)
         losses.append(loss)
-        if optimiser == "adam":
+        if step_kept is not None:
+            step_kept(gradient)
+        elif optimiser == "adam":
             adam_(parameters, gradient, *moments, kept, step, lr)
         else:
             parameters.add_(gradient.masked_fill_(~kept, 0.0), alpha=-lr / steps)

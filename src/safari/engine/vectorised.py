@@ -6,20 +6,23 @@ arrive is not trained: nobody would ever see what it learned.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from safari.engine.mail import Mail
 from safari.engine.record import MaskCount, Record, Stopwatch, record_of
 from safari.engine.reference import network, train
+from safari.engine.stack.crew import Crew, threads
 from safari.engine.stack.flat import Flat
-from safari.engine.stack.forward import stack
+from safari.engine.stack.forward import Stack, stack
 from safari.engine.stack.graph import Recorded
 from safari.engine.stack.luck import Luck
 from safari.engine.stack.masks import STACKED_SCORES, stacked_masks
@@ -29,8 +32,9 @@ from safari.engine.world import World
 
 # Samples that try out a way of stacking: enough for batch norm's statistics, and an even number.
 _TRIAL_SAMPLES = 8
-# On the CPU more clients at once only leave the cache.
-_CPU_CHUNK = 16
+# What a CPU stacks at most, in clients and in numbers of one step's inputs: beyond that activations leave the
+# cache, and it no longer matters how long Python takes to start a kernel.
+_CPU_CLIENTS, _CPU_INPUTS = 16, 1 << 16
 # The largest block from which glibc learns, less what it adds.
 _LESSON = 31 << 20
 
@@ -60,8 +64,11 @@ class Vectorised:
         example = world.data.train_x[torch.from_numpy(pick)].to(world.device)
         bfloat16 = world.config.engine.precision == "bfloat16"
         self.stack = stack(world.module, world.layout, example, bfloat16=bfloat16)
-        self.chunk = len(world.parts) if world.device.type == "cuda" else _CPU_CHUNK
+        self.chunk = len(world.parts)
+        self._crew: Crew | None = None
         if world.device.type == "cpu":
+            self._crew = _crew_for(self.stack)
+            self.chunk = self._crew.size * _stacked_on_cpu(world) if self._crew else _stacked_on_cpu(world)
             _keep_freed_memory()
         self._frozen = {name for name, p in world.module.named_parameters() if not p.requires_grad}
         self._recorded: dict[tuple[int, ...], Recorded] = {}
@@ -81,6 +88,11 @@ class Vectorised:
 
     def __call__(self, state: State) -> tuple[State, Record, dict[str, float]]:
         """One round; see `reference.run_round`, whose steps these are."""
+        # torch's own threads go on spinning for a while, on the cores that the crew needs next.
+        with threads(1) if self._crew else nullcontext():
+            return self._round(state)
+
+    def _round(self, state: State) -> tuple[State, Record, dict[str, float]]:
         world, t, x = self.world, state.round, state.server.model
         watch, masks, mail = Stopwatch(world.device), MaskCount(world.layout), Mail(world, x, t)
         cohort = world.cohort(t)
@@ -114,7 +126,7 @@ class Vectorised:
 
         server, outcome = state.server.step_stacked(arriving, models, cohort)
         watch.lap("aggregate")
-        scores = world.scores(server.model, t)
+        scores = world.scores(server.model, t, self._tester(server.model))
         watch.lap("evaluate")
         trained = [client for client in cohort if heard[client]]
         record = record_of(
@@ -173,6 +185,27 @@ class Vectorised:
 
     def _train(self, x: Tensor, masks: Tensor, group: Sequence[int], t: int) -> tuple[Tensor, Tensor]:
         """The group's models after their local steps, and their mean losses."""
+        if self._crew is None:
+            return self._train_stacked(x, masks, group, t)
+        shares = self._crew.split(range(len(group)), _stacked_on_cpu(self.world))
+        found = self._crew.map(
+            lambda share: self._train_stacked(
+                x, masks if len(masks) == 1 else masks[list(share)], [group[i] for i in share], t
+            ),
+            shares,
+        )
+        models, losses = zip(*found, strict=True)
+        return torch.cat(models), torch.cat(losses)
+
+    def _tester(self, model: Tensor) -> nn.Module | None:
+        """What to test a model with instead of the module, where that is faster."""
+        if self.world.device.type != "cpu" or self.stack.way != "layers":
+            return None
+        return _Tester(self.stack, self.world.layout.split(model), self._crew)
+
+    def _train_stacked(
+        self, x: Tensor, masks: Tensor, group: Sequence[int], t: int
+    ) -> tuple[Tensor, Tensor]:
         world = self.world
         if self.stack.way == "loop":
             return self._train_one_by_one(x, masks, group, t)
@@ -226,6 +259,42 @@ class Vectorised:
                 frozen=self._frozen,
             )
         return flat.to_rows(out), losses
+
+
+class _Tester(nn.Module):
+    """A model in eval mode as a stack of one, the samples shared by the crew."""
+
+    def __init__(self, stack: Stack, tensors: Mapping[str, Tensor], crew: Crew | None):
+        super().__init__()
+        self._forward = stack.eval
+        self._tensors = {name: tensor.unsqueeze(0) for name, tensor in tensors.items()}
+        self._crew = crew
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        if self._crew is None:
+            return self._logits(x)
+        return torch.cat(self._crew.map(self._logits, self._crew.split(x, len(x))))
+
+    @torch.no_grad()
+    def _logits(self, x: Tensor) -> Tensor:
+        return self._forward(self._tensors, x, Luck([0], x.device))
+
+
+def _stacked_on_cpu(world: World) -> int:
+    """How many clients a thread trains at once."""
+    inputs = world.config.local.batch * math.prod(world.data.input_shape)
+    return min(_CPU_CLIENTS, max(1, _CPU_INPUTS // inputs))
+
+
+def _crew_for(stack: Stack) -> Crew | None:
+    """Threads that share the clients, where a pass has nothing in common with another's.
+
+    Other ways than by layers put a client's numbers into the module, and what is random uses the one
+    generator that torch has.
+    """
+    size = torch.get_num_threads()
+    return Crew(size) if size > 1 and stack.way == "layers" and not stack.random else None
 
 
 def _keep_freed_memory() -> None:

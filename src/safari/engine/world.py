@@ -118,13 +118,18 @@ class World:
             return max(1, round(local.epochs * len(self.parts[client]) / local.batch))
         return local.steps
 
-    def scores(self, model: Tensor, t: int) -> dict[str, float] | None:
-        """The test of a model after round t, or None where the config asks for none."""
+    def scores(self, model: Tensor, t: int, tester: nn.Module | None = None) -> dict[str, float] | None:
+        """The test of a model after round t, or None where the config asks for none.
+
+        `tester` holds the model already; by default the module does, once it is written there.
+        """
         evaluation = self.config.evaluation
         if (t + 1) % evaluation.every and t + 1 != self.config.rounds:
             return None
-        self.layout.write(self.module, model)
-        return evaluate(self.fresh_module(), self.data.test_x, self.data.test_y, evaluation.batch)
+        if tester is None:
+            self.layout.write(self.module, model)
+            tester = self.fresh_module()
+        return evaluate(tester, self.data.test_x, self.data.test_y, evaluation.batch)
 
     def cohort(self, t: int) -> list[int]:
         """Who is asked in round t, ascending."""

@@ -40,7 +40,7 @@ class Value:
         if self.by_channel:
             return self.tensor
         x = _split(self.tensor, 0, self.clients).transpose(0, 1).flatten(1, 2)
-        return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+        return _channels_last(x) if x.ndim == 4 else x
 
     @property
     def channels(self) -> int:
@@ -54,6 +54,15 @@ class Value:
     def client_first(self) -> Tensor:
         """`[clients, n, ...]`."""
         return _split(self.batch(), 0, self.clients)
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """Pictures by pixel. With one channel both orders are the same, and torch takes the other one, in which
+    pooling is slow, unless the strides say it."""
+    _, channels, height, width = x.shape
+    if channels > 1:
+        return x.contiguous(memory_format=torch.channels_last)
+    return x.contiguous().as_strided(x.shape, (height * width, 1, width, 1))
 
 
 class _GradientInOrder(torch.autograd.Function):
@@ -75,8 +84,7 @@ class _GradientInOrder(torch.autograd.Function):
 
 
 def _split(x: Tensor, dim: int, parts: int) -> Tensor:
-    out: Tensor = x.unflatten(dim, (parts, x.shape[dim] // parts))
-    return out
+    return x.view(*x.shape[:dim], parts, x.shape[dim] // parts, *x.shape[dim + 1 :])
 
 
 def linear(layer: nn.Linear, name: str, x: Value, p: Tensors) -> Value:
@@ -89,8 +97,9 @@ def linear(layer: nn.Linear, name: str, x: Value, p: Tensors) -> Value:
         if layer.bias is None
         else torch.baddbmm(p[f"{name}bias"].unsqueeze(1), flat, weight)
     )
-    shaped = out.unflatten(1, inputs.shape[1:-1]) if inputs.ndim > 2 else out.squeeze(1)
-    return Value(shaped.flatten(0, 1), x.clients)
+    if inputs.ndim != 3:
+        out = out.unflatten(1, inputs.shape[1:-1]) if inputs.ndim > 3 else out.squeeze(1)
+    return Value(out.flatten(0, 1), x.clients)
 
 
 def conv2d(layer: nn.Conv2d, name: str, x: Value, p: Tensors) -> Value:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from importlib.util import find_spec
 
 import torch
@@ -42,9 +42,10 @@ def train_stacked(
     on_cpu = parameters.device.type == "cpu"
     step_kept = Kept(parameters, kept, optimiser=optimiser, lr=lr, steps=steps) if on_cpu else None
     moments = (torch.zeros_like(parameters), torch.zeros_like(parameters))
+    tensors, wanted = _leaves(flat, parameters, buffers, frozen)
     losses = []
     for step, (x, y) in enumerate(batches, 1):
-        gradient, loss = gradients(forward, flat, parameters, buffers, x, y, luck, frozen)
+        gradient, loss = _gradients(forward, flat, tensors, wanted, x, y, luck)
         losses.append(loss)
         if step_kept is not None:
             step_kept(gradient)
@@ -69,19 +70,39 @@ def gradients(
 
     The gradient of what is frozen, or does not matter to the loss, is 0.
     """
+    return _gradients(forward, flat, *_leaves(flat, parameters, buffers, frozen), x, y, luck)
+
+
+def _leaves(
+    flat: Flat, parameters: Tensor, buffers: Tensor, frozen: Collection[str]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Every tensor of the clients as a view that follows all steps, and those whose gradients are wanted."""
     tensors = flat.views(parameters.detach(), buffers)
-    entries = [e for e in flat.layout.entries if e.kind != "buffer"]
-    wanted = {e.name: tensors[e.name].requires_grad_() for e in entries if e.name not in frozen}
+    names = [e.name for e in flat.layout.entries if e.kind != "buffer" and e.name not in frozen]
+    return tensors, {name: tensors[name].requires_grad_() for name in names}
+
+
+def _gradients(
+    forward: Forward,
+    flat: Flat,
+    tensors: Mapping[str, Tensor],
+    wanted: Mapping[str, Tensor],
+    x: Tensor,
+    y: Tensor,
+    luck: Luck,
+) -> tuple[Tensor, Tensor]:
     with torch.enable_grad():
-        logits = forward(tensors, x, luck)
-        each = F.cross_entropy(logits.float(), y, reduction="none").view(flat.clients, -1).mean(1)
-        found = torch.autograd.grad(each.sum(), list(wanted.values()), allow_unused=True)
+        each = F.cross_entropy(forward(tensors, x, luck).float(), y, reduction="none")
+    # The gradient of each client's mean.
+    share = torch.full_like(each, flat.clients / len(y))
+    found = torch.autograd.grad(each, list(wanted.values()), share, allow_unused=True)
     known = dict(zip(wanted, found, strict=True))
     parts = []
-    for e in entries:
-        gradient = known.get(e.name)
-        parts.append((torch.zeros_like(tensors[e.name]) if gradient is None else gradient).reshape(-1))
-    return torch.cat(parts), each.detach()
+    for e in flat.layout.entries:
+        if e.kind != "buffer":
+            gradient = known.get(e.name)
+            parts.append((torch.zeros_like(tensors[e.name]) if gradient is None else gradient).reshape(-1))
+    return torch.cat(parts), each.detach().view(flat.clients, -1).mean(1)
 
 
 def adam_(

@@ -187,7 +187,12 @@ class Vectorised:
         """The group's models after their local steps, and their mean losses."""
         if self._crew is None:
             return self._train_stacked(x, masks, group, t)
-        shares = self._crew.split(range(len(group)), _stacked_on_cpu(self.world))
+        most = _stacked_on_cpu(self.world)
+        shares = self._crew.split(range(len(group)), most)
+        if len(shares) == 1:
+            # A client by itself: torch's own threads help where its kernels are long.
+            with threads(self._crew.size if most == 1 else 1):
+                return self._train_stacked(x, masks, group, t)
         found = self._crew.map(
             lambda share: self._train_stacked(
                 x, masks if len(masks) == 1 else masks[list(share)], [group[i] for i in share], t
@@ -203,9 +208,7 @@ class Vectorised:
             return None
         return _Tester(self.stack, self.world.layout.split(model), self._crew)
 
-    def _train_stacked(
-        self, x: Tensor, masks: Tensor, group: Sequence[int], t: int
-    ) -> tuple[Tensor, Tensor]:
+    def _train_stacked(self, x: Tensor, masks: Tensor, group: Sequence[int], t: int) -> tuple[Tensor, Tensor]:
         world = self.world
         if self.stack.way == "loop":
             return self._train_one_by_one(x, masks, group, t)

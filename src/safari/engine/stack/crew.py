@@ -31,8 +31,7 @@ class Crew:
         [3, 3]
         """
         if len(shares) == 1:
-            with threads(self.size):
-                return [work(shares[0])]
+            return [work(shares[0])]
         with threads(1):
             return list(self._pool.map(work, shares))
 

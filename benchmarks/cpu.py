@@ -2,7 +2,8 @@
 
 A block of work counts only when the rest of the machine was idle meanwhile (Linux says so in /proc/stat):
 threads that wait for each other after every kernel lose much more than a core's share when somebody else
-needs it, and that would flatter whoever waits less.
+needs it, and that would flatter whoever waits less. CPU seconds (with `--threads 1`, so that no thread spins)
+are taken from all blocks.
 """
 
 from __future__ import annotations
@@ -96,7 +97,8 @@ def contestant(link: Connection, setting: str, name: str, precision: str, thread
 
 
 def measure(setting: str, threads: int, blocks: int, patience: float) -> list[dict[str, Any]]:
-    """Blocks in turns, until each contestant has so many undisturbed ones or patience (seconds) ends."""
+    """Blocks in turns, until each contestant has so many undisturbed ones; when patience (seconds) ends
+    before, so many in all."""
     rows = [(name, precision) for name, precision in SETTINGS[setting][2]]
     context, links, processes = mp.get_context("spawn"), [], []
     for name, precision in rows:
@@ -107,15 +109,17 @@ def measure(setting: str, threads: int, blocks: int, patience: float) -> list[di
         links.append(ours)
         processes.append(process)
     good: list[list[float]] = [[] for _ in rows]
+    worked: list[list[float]] = [[] for _ in rows]
     disturbed = [0] * len(rows)
     end = time.monotonic() + patience
-    while time.monotonic() < end and min(map(len, good)) < blocks:
+    while min(map(len, good)) < blocks and (time.monotonic() < end or len(worked[0]) < blocks):
         for i, link in enumerate(links):
             _wait_for_calm(end)
             busy, start = _busy(), time.perf_counter()
             link.send(True)
-            seconds, used, _ = link.recv()
+            seconds, used, often = link.recv()
             others = (_busy() - busy - used) / (time.perf_counter() - start)
+            worked[i].append(used / often)
             if others < IDLE:
                 good[i].append(seconds)
             else:
@@ -126,6 +130,7 @@ def measure(setting: str, threads: int, blocks: int, patience: float) -> list[di
     return [
         {"setting": setting, "engine": name, "precision": precision, "disturbed": disturbed[i]}
         | summary(good[i], good[0])
+        | {"cpu_seconds": statistics.median(worked[i])}
         for i, (name, precision) in enumerate(rows)
     ]
 
@@ -157,10 +162,11 @@ def benchmark(settings: list[str], threads: int, blocks: int, patience: float) -
 
 
 def _line(row: dict[str, Any]) -> str:
+    cpu = f"{1e3 * row['cpu_seconds']:.1f} ms of CPU time"
     if row["ratio"] is None:
-        return f"{row['n']} undisturbed blocks, {row['disturbed']} disturbed: too few to tell"
+        return f"{row['n']} undisturbed blocks, {row['disturbed']} disturbed: too few to tell; {cpu}"
     low, middle, high = (1e3 * row["seconds"][key] for key in ("q1", "median", "q3"))
-    return f"{middle:7.1f} ms [{low:.1f}, {high:.1f}], n {row['n']}, {row['ratio']:.2f}x"
+    return f"{middle:7.1f} ms [{low:.1f}, {high:.1f}], n {row['n']}, {row['ratio']:.2f}x; {cpu}"
 
 
 def _wait_for_calm(end: float) -> None:

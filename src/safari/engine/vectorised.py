@@ -277,7 +277,7 @@ class _Tester(nn.Module):
         """Logits."""
         if self._crew is None:
             return self._logits(x)
-        return torch.cat(self._crew.map(self._logits, self._crew.split(x, len(x))))
+        return torch.cat(self._crew.map(self._logits, x.tensor_split(min(self._crew.size, len(x)))))
 
     @torch.no_grad()
     def _logits(self, x: Tensor) -> Tensor:

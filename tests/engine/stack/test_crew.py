@@ -22,12 +22,6 @@ def test_shares_are_even_and_complete(size, count, most):
     assert len(shares) % size == 0 or max(lengths) == 1
 
 
-def test_a_tensor_is_split_along_its_rows():
-    x = torch.arange(10).view(5, 2)
-    assert [len(part) for part in Crew(2).split(x, 5)] == [3, 2]
-    assert torch.equal(torch.cat(Crew(2).split(x, 5)), x)
-
-
 def test_results_come_in_order_from_threads_of_one_thread_each():
     meet = threading.Barrier(2, timeout=10)
 

@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import safari
 from engine.kit import play, world_of
 from engine.test_vectorised import ADAM, BASE, CNN, PLUGINS, RESNET, compare, put
 from safari.engine import vectorised
+from safari.engine.stack import cpu
 from safari.engine.stack.crew import Crew, threads
 from safari.engine.stack.forward import Stack
 from safari.engine.vectorised import Vectorised
+from safari.models import zoo as models_zoo
 from safari.training import evaluate
 
 
@@ -23,13 +26,13 @@ def two_threads(tmp_path, monkeypatch):
     """The engine finds two threads when it is built; everything else goes on with one."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(PLUGINS)
-    real = vectorised._crew_for
+    real = vectorised.crew_for
 
     def with_two(stack: Stack) -> Crew | None:
         with threads(2):
             return real(stack)
 
-    monkeypatch.setattr(vectorised, "_crew_for", with_two)
+    monkeypatch.setattr(vectorised, "crew_for", with_two)
     with threads(1):
         yield
 
@@ -37,7 +40,7 @@ def two_threads(tmp_path, monkeypatch):
 @pytest.mark.parametrize("stacked", [1, 2, 16])
 @pytest.mark.parametrize("pruner", ["mag", "snip"])
 def test_as_the_reference_however_many_are_stacked(monkeypatch, pruner, stacked):
-    monkeypatch.setattr(vectorised, "_CPU_CLIENTS", stacked)
+    monkeypatch.setattr(cpu, "MOST_CLIENTS", stacked)
     config = put(BASE, CNN, {"rounds": 4, "pruning": {"pruner": pruner}, "uplink": {"name": "perfect"}})
     assert Vectorised(world_of(config)).chunk == 2 * stacked
     compare(config, near=ADAM, exact=4)
@@ -107,8 +110,7 @@ def test_what_has_something_in_common_is_not_shared(model):
 @pytest.mark.parametrize(("batch", "clients"), [(8, 16), (64, 16), (65, 15), (512, 2), (513, 1), (5000, 1)])
 def test_fewer_are_stacked_when_their_inputs_are_large(batch, clients):
     """A digit has 64 numbers, and 2^16 of them go at once."""
-    world = world_of(put(BASE, {"local": {"batch": batch}}))
-    assert vectorised._stacked_on_cpu(world) == clients
+    assert Vectorised(world_of(put(BASE, {"local": {"batch": batch}}))).chunk == 2 * clients
 
 
 @pytest.mark.parametrize(("batch", "count"), [(8, 1), (513, 2)])
@@ -125,21 +127,38 @@ def test_torch_may_use_its_own_threads_for_a_single_client_with_much_to_do(monke
     assert seen == [count, 1, 1]
 
 
-@pytest.mark.parametrize("change", [CNN, RESNET], ids=["cnn", "resnet"])
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_model_is_tested_as_its_module_would_be(change, shared):
-    engine = Vectorised(world_of(put(BASE, change)))
-    if not shared:
-        engine._crew = None
-    world, draw = engine.world, torch.Generator().manual_seed(0)
-    model = world.start + 0.01 * torch.randn(world.layout.size, generator=draw)
-    model[world.layout.parameters :].abs_()
-    tester = engine._tester(model)
-    assert tester is not None
-    world.layout.write(world.module, model)
-    expected = evaluate(world.module, world.data.test_x, world.data.test_y, 37)
-    found = evaluate(tester, world.data.test_x, world.data.test_y, 37)
+class Flattens(nn.Module):
+    """`view` cannot read pictures by pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4 * 4 * 4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.conv(x).view(len(x), -1))
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "by_pixel"),
+    [
+        (models_zoo.cnn((1, 8, 8), 10), (1, 8, 8), True),
+        (models_zoo.resnet20((3, 8, 8), 10, width=4), (3, 8, 8), True),
+        (Flattens(), (3, 6, 6), False),
+        (models_zoo.mlp((5,), 4), (5,), False),
+    ],
+    ids=["cnn", "resnet", "view", "vectors"],
+)
+@pytest.mark.parametrize("crew", [None, Crew(2)], ids=["alone", "shared"])
+def test_a_model_is_tested_as_its_module_would_be(module, shape, by_pixel, crew):
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(83, *shape, generator=draw), torch.randint(0, 4, (83,), generator=draw)
+    tester = cpu.Tester(module, crew, x[:8])
+    assert tester._by_pixel == by_pixel
+    assert module.training
+    expected, found = evaluate(module, x, y, 41), evaluate(tester, x, y, 41)
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
     # One sample may lie on a border.
     for key in ("top1", "top5"):
-        assert abs(found[key] - expected[key]) <= 1 / len(world.data.test_y)
+        assert abs(found[key] - expected[key]) <= 1 / len(y)
+    assert not module.training
+    module.train()

@@ -40,7 +40,7 @@ class Value:
         if self.by_channel:
             return self.tensor
         x = _split(self.tensor, 0, self.clients).transpose(0, 1).flatten(1, 2)
-        return _channels_last(x) if x.ndim == 4 else x
+        return by_pixel(x) if x.ndim == 4 else x
 
     @property
     def channels(self) -> int:
@@ -56,7 +56,7 @@ class Value:
         return _split(self.batch(), 0, self.clients)
 
 
-def _channels_last(x: Tensor) -> Tensor:
+def by_pixel(x: Tensor) -> Tensor:
     """Pictures by pixel. With one channel both orders are the same, and torch takes the other one, in which
     pooling is slow, unless the strides say it."""
     _, channels, height, width = x.shape

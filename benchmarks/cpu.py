@@ -61,7 +61,7 @@ def resnet_round(name: str, precision: str) -> Work:
     if name == "reference":
         return lambda t: [train(world, x, mask, client, t) for client in group]
     engine = Vectorised(world)
-    return lambda t: engine._train(x, mask.unsqueeze(0), group, t)
+    return lambda t: list(engine._in_groups(group, lambda part: engine._train(x, mask.unsqueeze(0), part, t)))
 
 
 SETTINGS: dict[str, tuple[Callable[[str, str], Work], int, list[tuple[str, str]]]] = {
@@ -130,7 +130,10 @@ def measure(setting: str, threads: int, blocks: int, patience: float) -> list[di
     return [
         {"setting": setting, "engine": name, "precision": precision, "disturbed": disturbed[i]}
         | summary(good[i], good[0])
-        | {"cpu_seconds": statistics.median(worked[i])}
+        | {
+            "cpu_seconds": statistics.median(worked[i]),
+            "cpu_ratio": statistics.median(worked[0]) / statistics.median(worked[i]),
+        }
         for i, (name, precision) in enumerate(rows)
     ]
 
@@ -162,7 +165,7 @@ def benchmark(settings: list[str], threads: int, blocks: int, patience: float) -
 
 
 def _line(row: dict[str, Any]) -> str:
-    cpu = f"{1e3 * row['cpu_seconds']:.1f} ms of CPU time"
+    cpu = f"{1e3 * row['cpu_seconds']:.1f} ms of CPU time, {row['cpu_ratio']:.2f}x"
     if row["ratio"] is None:
         return f"{row['n']} undisturbed blocks, {row['disturbed']} disturbed: too few to tell; {cpu}"
     low, middle, high = (1e3 * row["seconds"][key] for key in ("q1", "median", "q3"))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from safari.cli.options import json_option, quiet_option, set_option
-from safari.errors import RunError
+from safari.errors import ConfigError, RunError
 from safari.toml import parse_setting
 
 if TYPE_CHECKING:
@@ -86,6 +86,9 @@ def reproduce(
 
     changes = [parse_setting(text) for text in settings] + ([("seeds", seeds)] if seeds is not None else [])
     experiments = read(find(folder or shipped(), names), changes, quick=quick)
+    for name in names:
+        if name not in {e.name for e in experiments}:
+            raise ConfigError(f"{name} has no [quick] version; leave out --quick, or the name")
     book = Book.open(out)
     device = _device()
     units = {

@@ -82,8 +82,6 @@ def bench(
     One client is trained from the arm's last checkpoint, as the next round would; its model is what is
     encoded.
     """
-    import numpy as np
-
     from safari.runs.files import write_atomically
     from safari.wire import bounds, costs, encode, plain_costs
 
@@ -92,21 +90,9 @@ def bench(
     if save is not None:
         write_atomically(save, encode(upload.vector, upload.mask, shared))
     if record is not None:
-        import io
+        from safari.engine.sample import save_upload
 
-        buffer = io.BytesIO()
-        np.savez(
-            buffer,
-            reference=shared.reference,
-            vector=upload.vector,
-            mask=upload.mask,
-            predicted=shared.predicted_mask,
-            names=np.array(layout.names),
-            sizes=np.array(layout.sizes),
-            prunable=np.array(layout.prunable),
-            shapes=np.array(["x".join(map(str, shape)) for shape in upload.shapes]),
-        )
-        write_atomically(record, buffer.getvalue())
+        save_upload(record, upload)
     rows = [*plain_costs(upload.vector, upload.mask, layout), *costs(upload.vector, upload.mask, shared)]
     limits = bounds(upload.vector, upload.mask, layout)
     if as_json:

@@ -35,7 +35,7 @@ ENGINES: dict[str, Callable[[World], RoundFunction]] = {
 class Watcher(Protocol):
     """Somebody who follows a run: a progress bar, a tracker.
 
-    One that also has `note(text)` is told, at most once a run, what the engine wants a user to know.
+    One that also has `note(text)` is told what the engine wants a user to know: each thing once a run.
     """
 
     def start(self, run: RunFolder) -> None:
@@ -127,7 +127,10 @@ def run_seed(run: RunFolder, seed: int, data: Data, watchers: Sequence[Watcher] 
     Seeds share nothing: several processes may each do one of a run.
     """
     world = assemble(run.config, seed, data)
-    engine = engine_of(run.config)(world)
+    prepare = engine_of(run.config)
+    if seed == run.config.seed and prepare is vectorised.prepare:
+        _tell(watchers, vectorised.forecast(world))
+    engine = prepare(world)
     if seed == run.config.seed:
         _describe(run, world)
         _tell(watchers, getattr(engine, "note", ""))

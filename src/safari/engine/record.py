@@ -45,10 +45,16 @@ class MaskCount:
 
     def add(self, mask: Tensor, clients: int = 1) -> None:
         """Count one client's mask, or one that several share."""
-        weights = mask[self._layout.prunable.to(mask.device)]
-        self._kept += [int(weights.sum())] * clients
-        self._any = weights if self._any is None else self._any | weights
-        self._all = weights if self._all is None else self._all & weights
+        self.add_rows(mask.unsqueeze(0))
+        self._kept += self._kept[-1:] * (clients - 1)
+
+    def add_rows(self, masks: Tensor) -> None:
+        """Count several clients' masks, one a row."""
+        weights = masks[:, self._layout.prunable.to(masks.device)]
+        self._kept += weights.sum(1).tolist()
+        either, both = weights.any(0), weights.all(0)
+        self._any = either if self._any is None else self._any | either
+        self._all = both if self._all is None else self._all & both
 
     @property
     def density(self) -> float | None:

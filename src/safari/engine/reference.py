@@ -27,7 +27,7 @@ def run_round(world: World, state: State) -> tuple[State, Record, dict[str, floa
     """One round: the next state, the round's record, and the seconds each part took."""
     t, x = state.round, state.server.model
     watch = Stopwatch(world.device)
-    masks, mail = MaskCount(world.layout), Mail(world, x, t)
+    masks, mail = MaskCount(world.layout), Mail(world, x, t, state.residual)
 
     # 1. The server broadcasts x; the network decides whom that reaches, and whose answer will arrive.
     cohort = world.cohort(t)
@@ -48,7 +48,7 @@ def run_round(world: World, state: State) -> tuple[State, Record, dict[str, floa
         watch.lap("train")
         # 3. The uplink delivers it, or does not.
         if answered[client]:
-            received[client] = mail.up(client, model, mask)
+            received[client] = mail.up([client], model[None], mask[None])[0]
             watch.lap("wire")
             losses.append(loss)
             masks.add(mask)
@@ -69,7 +69,7 @@ def run_round(world: World, state: State) -> tuple[State, Record, dict[str, floa
     record = record_of(
         world.layout, t, trained, outcome, scores, losses, masks, mail.sizes(), x, server.model, diagnosis
     )
-    return State(server, uplink, downlink), record, watch.seconds
+    return State(server, uplink, downlink, mail.residual), record, watch.seconds
 
 
 def network(

@@ -36,6 +36,8 @@ class State:
     server: Server
     uplink: dict[str, np.ndarray]
     downlink: dict[str, np.ndarray]
+    # What each client's lossy uploads left out so far, where clients keep that for later.
+    residual: torch.Tensor | None = None
 
     @property
     def round(self) -> int:
@@ -56,6 +58,9 @@ def initial(world: World, rule: Compensation) -> State:
         server=server,
         uplink=world.uplink.init(world.setting("uplink")),
         downlink=world.downlink.init(world.setting("downlink")),
+        residual=world.start.new_zeros(len(world.parts), world.layout.size)
+        if world.config.wire.feedback
+        else None,
     )
 
 
@@ -65,6 +70,8 @@ def to_saved(state: State, world: World, trial: Trial) -> Saved:
     tensors |= {f"rule.{name}": tensor for name, tensor in state.server.state.items()}
     for direction, link in (("uplink", state.uplink), ("downlink", state.downlink)):
         tensors |= {f"{direction}.{name}": torch.from_numpy(array) for name, array in link.items()}
+    if state.residual is not None:
+        tensors["wire.residual"] = state.residual
     facts = {"layout": world.layout.digest, "config": _meaning(world.config, trial.arm)}
     return Saved(state.round, tensors, facts)
 
@@ -93,10 +100,12 @@ def from_saved(saved: Saved, world: World, rule: Compensation, trial: Trial) -> 
         round=saved.round,
         state={name: tensor.to(world.device) for name, tensor in part("rule.").items()},
     )
+    residual = saved.tensors.get("wire.residual")
     return State(
         server=server,
         uplink={name: tensor.numpy() for name, tensor in part("uplink.").items()},
         downlink={name: tensor.numpy() for name, tensor in part("downlink.").items()},
+        residual=state.residual if residual is None else residual.to(world.device),
     )
 
 

@@ -15,16 +15,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from safari.engine.stack.kernels_by_row import conv_by_row_kernel, conv_weight_by_row_kernel
+
 BLOCK = 1024
+NARROWEST = 16
+# Up to here a program's registers hold the gradient of the whole window.
+WIDEST_WHOLE = 32
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How a kernel is cut: rows (pixels) of a program, its warps, its load stages."""
+    """How a kernel is cut: rows (pixels) of a program, its warps, its load stages.
+
+    `by_row`: so many tiles one after the other in the kernels that take a row of the window at a time; 0:
+    those that take a tap at a time.
+    """
 
     rows: int
     warps: int
     stages: int
+    by_row: int = 0
 
 
 # By the number of input channels. From measurements on an H200 of an earlier cut of these kernels: worth
@@ -289,6 +299,11 @@ def _adam_kernel(
     tl.store(p + at, value, mask=inside)
 
 
+def padded(channels: int) -> int:
+    """So many channels, or the fewest that a matrix unit takes."""
+    return max(channels, NARROWEST)
+
+
 def weights_for(weight: Tensor, cin: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """float32 `[clients, out, in, 3, 3]` in the kernels' two orders, `in` padded to `cin` with zeros."""
     clients, cout, inner = weight.shape[:3]
@@ -305,9 +320,16 @@ def conv(
     total, h, wd, cin = x.shape
     tile = tile or CONV_TILES.get(cin, Tile(128, 4, 3))
     n, oh, ow = total // clients, (h - 1) // stride + 1, (wd - 1) // stride + 1
-    blocks = triton.cdiv(n * oh * ow, tile.rows)
+    blocks = triton.cdiv(n * oh * ow, tile.rows * max(1, tile.by_row))
     y = torch.empty((total, oh, ow, cout), dtype=x.dtype, device=x.device)
     partial = torch.empty((clients, blocks, 2, cout) if stats else (0,), device=x.device)
+    if tile.by_row:
+        conv_by_row_kernel[blocks, clients](
+            x, w, y, partial, n * oh * ow, blocks, H=h, W=wd, OH=oh, OW=ow, CIN=cin, COUT=cout,
+            STRIDE=stride, ROWS=tile.rows, TILES=tile.by_row, STATS=stats, num_warps=tile.warps,
+            num_stages=tile.stages,
+        )  # fmt: skip
+        return y, partial
     _conv_kernel[blocks, clients](
         x, w, y, partial, n, h, wd, oh, ow, blocks, CIN=cin, COUT=cout, STRIDE=stride, ROWS=tile.rows,
         STATS=stats, num_warps=tile.warps, num_stages=tile.stages,
@@ -345,13 +367,20 @@ def conv_weight_gradient(
     tile = tile or WEIGHT_TILES.get(cin, Tile(128, 4, 3))
     pixels = total // clients * oh * ow
     # Enough programs to fill the device, each with enough pixels to be worth its share of the sum.
-    splits = max(1, min(pixels // (4 * tile.rows), programs // (3 * clients)))
+    whole = tile.by_row > 0 and cin <= WIDEST_WHOLE
+    splits = max(1, min(pixels // (4 * tile.rows), programs // ((1 if whole else 3) * clients)))
     per_split = triton.cdiv(triton.cdiv(pixels, splits), tile.rows) * tile.rows
     partial = torch.empty((splits, clients, 9 * cin * cout), device=x.device)
-    _conv_weight_kernel[splits, clients, 3](
-        x, dy, partial, total // clients, h, wd, oh, ow, clients, per_split, CIN=cin, COUT=cout,
-        STRIDE=stride, ROWS=tile.rows, num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
+    common = {"CIN": cin, "COUT": cout, "STRIDE": stride, "ROWS": tile.rows}
+    common |= {"num_warps": tile.warps, "num_stages": tile.stages}
+    if tile.by_row:
+        conv_weight_by_row_kernel[splits, clients, 1 if whole else 3](
+            x, dy, partial, pixels, clients, per_split, H=h, W=wd, OH=oh, OW=ow, WHOLE=whole, **common
+        )
+    else:
+        _conv_weight_kernel[splits, clients, 3](
+            x, dy, partial, total // clients, h, wd, oh, ow, clients, per_split, **common
+        )
     out = torch.empty((clients, cout, inner, 3, 3), device=x.device)
     _weight_gradient_total_kernel[triton.cdiv(9 * cin * cout, 256), clients](
         partial, out, splits, inner, clients, CIN=cin, COUT=cout, BLOCK=256

@@ -173,4 +173,3 @@ def test_the_experiments_that_come_with_the_package_are_valid(quick: bool) -> No
         assert {check.arm for check in experiment.checks} <= {"safari", "safari+", "perfect"}
         data = {case.config.data.name for case in experiment.cases}
         assert data == ({"digits"} if quick or experiment.name == "digits" else {"cifar10"})
-        assert all(case.config.clients == 10 for case in experiment.cases)

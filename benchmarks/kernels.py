@@ -9,7 +9,6 @@ of `kernels.py`, with the best by tap, and with the best of all. What wins belon
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import statistics
 from collections.abc import Callable, Iterator
@@ -49,15 +48,18 @@ def microseconds(work: Callable[[], object], repeats: int = 30) -> float:
 
 
 def conv_tiles() -> Iterator[k.Tile]:
-    for rows, warps in itertools.product((64, 128, 256), (4, 8)):
+    for rows, warps in ((64, 2), (64, 4), (128, 4), (128, 8), (256, 4), (256, 8)):
         yield k.Tile(rows, warps, 3)
-        for tiles in (1, 4):
-            yield k.Tile(rows, warps, 3, by_row=tiles)
+    for rows, warps in ((64, 4), (128, 4), (128, 8), (256, 8)):
+        for stages, tiles in ((1, 1), (1, 4), (2, 4)):
+            yield k.Tile(rows, warps, stages, by_row=tiles)
 
 
 def weight_tiles() -> Iterator[k.Tile]:
-    for rows, warps, by_row in itertools.product((64, 128), (4, 8), (0, 1)):
-        yield k.Tile(rows, warps, 3, by_row)
+    for rows, warps in ((64, 2), (64, 4), (128, 4), (128, 8)):
+        yield k.Tile(rows, warps, 3)
+    for rows, warps, stages in ((64, 4, 2), (64, 4, 3), (128, 4, 2), (128, 8, 2)):
+        yield k.Tile(rows, warps, stages, by_row=1)
 
 
 def search(clients: int, shape: tuple[int, int, int, int]) -> dict[str, list[Row]]:

@@ -39,6 +39,12 @@ def test_bytes_are_counted_in_these_rounds_and_otherwise_said_to_be_unknown(tmp_
     lines = records(tmp_path / "run", wire={"every": every}, engine={"name": engine})
     assert [line["round"] for line in lines if line["bytes"]["down"] is not None] == counted
     assert all(line["bytes"].keys() == {"up", "down"} for line in lines)
+    for line in lines:
+        if line["round"] not in counted:
+            assert line["modes"] is None
+        else:
+            assert sum(line["modes"].values()) == len(line["arrived"])
+            assert set(line["modes"]) <= {"absolute, mask known", "difference, mask known"}
 
 
 def test_the_count_is_the_length_of_the_frames(tmp_path):
@@ -58,7 +64,7 @@ def test_counting_changes_nothing_else(tmp_path):
     counted = records(tmp_path / "counted", wire={"every": 1})
     plain = records(tmp_path / "plain", wire={"every": 0})
     for line in counted + plain:
-        del line["bytes"]
+        del line["bytes"], line["modes"]
     assert counted == plain
 
 

@@ -82,8 +82,10 @@ def bench(
     One client is trained from the arm's last checkpoint, as the next round would; its model is what is
     encoded.
     """
+    import numpy as np
+
     from safari.runs.files import write_atomically
-    from safari.wire import bounds, costs, encode, plain_costs
+    from safari.wire import Lossy, bounds, costs, encode, plain_costs
 
     upload = _upload(folder, arm, client)
     layout, shared = upload.shared.layout, upload.shared
@@ -93,7 +95,9 @@ def bench(
         from safari.engine.sample import save_upload
 
         save_upload(record, upload)
-    rows = [*plain_costs(upload.vector, upload.mask, layout), *costs(upload.vector, upload.mask, shared)]
+    lossy = Lossy(rng=np.random.default_rng(0))
+    rows = plain_costs(upload.vector, upload.mask, layout)
+    rows += costs(upload.vector, upload.mask, shared, lossy=lossy)
     limits = bounds(upload.vector, upload.mask, layout)
     if as_json:
         table = {"costs": [dataclasses.asdict(row) for row in rows], "bounds": dataclasses.asdict(limits)}

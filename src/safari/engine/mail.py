@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from statistics import fmean
@@ -16,7 +17,7 @@ from safari.engine.world import World
 from safari.models import Layout
 from safari.pruning import PRUNERS
 from safari.seeds import generator
-from safari.wire import Lossy, Shared, WireLayout, encode
+from safari.wire import Lossy, Shared, WireLayout, encode, inspect
 
 EXACT = ("auto", "absolute", "difference")
 
@@ -44,6 +45,7 @@ class Mail:
         self.lossy = world.config.wire.values not in EXACT
         self.residual = residual if residual is None else residual.clone()
         self._up: list[int] = []
+        self._modes: Counter[str] = Counter()
 
     def up(self, clients: Sequence[int], models: Tensor, masks: Tensor) -> Tensor:
         """Clients' models (a row each; one row of masks may stand for all) as they arrive at the server.
@@ -79,7 +81,10 @@ class Mail:
             if fits:
                 lossy = self._choices(wire, client)
                 arrays = vector.cpu().numpy(), mask.cpu().numpy()
-                self._up.append(len(encode(*arrays, self.shared, values=wire.values, lossy=lossy)))
+                frame = encode(*arrays, self.shared, values=wire.values, lossy=lossy)
+                self._up.append(len(frame))
+                modes = inspect(frame).modes
+                self._modes[f"{modes.values}, mask {modes.mask}"] += 1
 
     def sizes(self) -> dict[str, float | None]:
         """Bytes of an upload that arrived (mean over clients) and of the broadcast; None: not counted."""
@@ -89,6 +94,10 @@ class Mail:
         kept = (model != 0) | ~self._world.layout.prunable.numpy()
         down = len(encode(model, kept, self.layout, values="absolute"))
         return {"up": fmean(self._up) if self._up else None, "down": float(down)}
+
+    def modes(self) -> dict[str, int] | None:
+        """How many uploads were encoded in which mode; None: not counted."""
+        return dict(sorted(self._modes.items())) if self.counts else None
 
     @cached_property
     def layout(self) -> WireLayout:

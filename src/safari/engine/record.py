@@ -78,6 +78,7 @@ def record_of(
     losses: Sequence[float],
     masks: MaskCount,
     sizes: Mapping[str, float | None],
+    modes: Mapping[str, int] | None,
     before: Tensor,
     after: Tensor,
     diagnosis: Mapping[str, float | None] | None,
@@ -85,7 +86,7 @@ def record_of(
     """The line for round t (counted from 1 in the record).
 
     `losses` and `masks` are those of the clients that arrived: what a server could know. `sizes` are the
-    bytes of one message up and down, None where they were not counted.
+    bytes of one message up and down, `modes` how many uploads went in which; None where not counted.
     `support` is the fraction of prunable weights of the new global model that are not 0, `churn` the
     fraction that became or ceased to be 0 in this round.
     """
@@ -113,6 +114,7 @@ def record_of(
         "churn": sum(changes) / layout.prunable_count,
         "layers": support,
         "bytes": dict(sizes),
+        "modes": None if modes is None else dict(modes),
         "diagnosis": diagnosis,
     }
 

@@ -67,7 +67,18 @@ def run_round(world: World, state: State) -> tuple[State, Record, dict[str, floa
 
     trained = [client for client in cohort if heard[client]]
     record = record_of(
-        world.layout, t, trained, outcome, scores, losses, masks, mail.sizes(), x, server.model, diagnosis
+        world.layout,
+        t,
+        trained,
+        outcome,
+        scores,
+        losses,
+        masks,
+        mail.sizes(),
+        mail.modes(),
+        x,
+        server.model,
+        diagnosis,
     )
     return State(server, uplink, downlink, mail.residual), record, watch.seconds
 

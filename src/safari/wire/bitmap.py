@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ from safari.wire.bits import (
     unpack_fields,
     varint,
 )
-from safari.wire.blocks import block_bits, code_lengths, deflate_segments, histograms, table_bits
+from safari.wire.blocks import blocks_bits, code_lengths, deflate_segments, histograms, table_bits
 from safari.wire.huffman import Code, decode_rows, encode_rows, sparse_code
 from safari.wire.layout import Bools, Ints
 
@@ -45,6 +46,10 @@ class _Segment:
     count: int
     k: int
     rice_bits: float
+
+    @cached_property
+    def packed(self) -> Bytes8:
+        return np.packbits(self.bits, bitorder="little")
 
     @property
     def places(self) -> Ints:
@@ -80,7 +85,7 @@ def _written(segments: list[_Segment], packed: list[bool], models: list[Model | 
     for segment, pack, model in zip(segments, packed, models, strict=True):
         if pack:
             tags.append(bytes([PACKED]))
-            rows.append(np.packbits(segment.bits, bitorder="little"))
+            rows.append(segment.packed)
         elif model is not None:
             flag = COMPLEMENT if model.complement else 0
             tags.append(bytes([MODELLED | flag, model.density, model.blanks]))
@@ -155,11 +160,10 @@ def _rice_plan(counts: Ints, sizes: Ints) -> tuple[Bytes8, npt.NDArray[np.float6
 def _packed_is_shorter(segments: list[_Segment], sizes: Ints) -> Bools:
     best = sizes.astype(np.float64)
     if sizes.sum() > SHORT:
-        packed = [np.packbits(segment.bits, bitorder="little") for segment in segments]
-        rows = histograms(np.concatenate(packed), (sizes + 7) >> 3)
+        rows = histograms(np.concatenate([segment.packed for segment in segments]), (sizes + 7) >> 3)
         overall = rows.sum(axis=0)
         shared = rows @ code_lengths(overall) + table_bits(overall) * sizes / sizes.sum()
-        own = np.array([block_bits(row) for row in rows])
+        own = blocks_bits(rows)
         best = np.minimum(np.minimum(shared, own), best)
     # Packed bits decode several times faster, so that Rice codes must save at least a hundredth.
     return np.asarray(0.99 * best < np.array([segment.rice_bits for segment in segments]) + 16)
@@ -178,7 +182,7 @@ class Model:
 
 def _modelled(segment: _Segment) -> Model | None:
     """The model that fits a segment, where it is shorter than gaps."""
-    plain = np.packbits(segment.bits, bitorder="little")
+    plain = segment.packed
     complement = int((plain == 255).sum()) > int((plain == 0).sum())
     row = np.packbits(~segment.bits, bitorder="little") if complement else plain
     counts = np.bincount(row, minlength=256)

@@ -133,32 +133,37 @@ def unpair(data: Bytes8, count: int) -> Bytes8:
     return out[:count]
 
 
-def encode_symbols(symbols: Bytes8, sizes: Ints, paired: bool = False) -> bytes:
-    """Bytes in segments of those sizes; short rows also try codes that need no table or a small one.
-
-    `paired`: each byte holds two symbols.
-    """
-    if not symbols.size:
-        return b""
-    stream = deflate_segments(symbols, sizes)
-    out = bytes([DEFLATED]) + varint(len(stream)) + stream
-    if symbols.size > SHORT:
-        return out
-    counts = np.bincount(symbols, minlength=256)
-    others = [_rice(counts), _paired(symbols, counts) if paired else _listed(counts)]
-    best = min(others, key=lambda other: other.size)
-    return best.write(symbols) if best.size < len(out) else out
-
-
 @dataclass(frozen=True)
-class _Way:
-    """A way to write a row, and how many bytes it takes."""
+class Way:
+    """A way to write a row of symbols, and how many bytes it takes: known before they are written."""
 
     size: int
     write: Callable[[Bytes8], bytes]
 
 
-def _listed(counts: Ints) -> _Way:
+def plan_symbols(symbols: Bytes8, sizes: Ints, paired: bool = False) -> Way:
+    """The shortest way for bytes in segments of those sizes; short rows also try codes that need no table or
+    a small one.
+
+    `paired`: each byte holds two symbols.
+    """
+    if not symbols.size:
+        return Way(0, lambda _: b"")
+    stream = deflate_segments(symbols, sizes)
+    out = bytes([DEFLATED]) + varint(len(stream)) + stream
+    ways = [Way(len(out), lambda _: out)]
+    if symbols.size <= SHORT:
+        counts = np.bincount(symbols, minlength=256)
+        ways += [_rice(counts), _paired(symbols, counts) if paired else _listed(counts)]
+    return min(ways, key=lambda way: way.size)
+
+
+def encode_symbols(symbols: Bytes8, sizes: Ints) -> bytes:
+    """Bytes in segments of those sizes, the shortest way."""
+    return plan_symbols(symbols, sizes).write(symbols)
+
+
+def _listed(counts: Ints) -> Way:
     used = np.flatnonzero(counts)
     first, end = int(used[0]), int(used[-1]) + 1
     levels = levels_of(counts[first:end])
@@ -166,19 +171,19 @@ def _listed(counts: Ints) -> _Way:
     return _under(head, listed_code(first, levels), counts)
 
 
-def _paired(symbols: Bytes8, counts: Ints) -> _Way:
+def _paired(symbols: Bytes8, counts: Ints) -> Way:
     halves = np.bincount(symbols & 15, minlength=16) + np.bincount(symbols >> 4, minlength=16)
     levels = levels_of(halves)
     head = bytes([PAIRED]) + pack_fields(np.array(levels, np.uint32), 4)
     return _under(head, paired_code(levels), counts)
 
 
-def _under(head: bytes, code: Code, counts: Ints) -> _Way:
+def _under(head: bytes, code: Code, counts: Ints) -> Way:
     size = len(head) + field_bytes(code.bits(counts))
-    return _Way(size, lambda symbols: head + encode_rows([symbols], [code]))
+    return Way(size, lambda symbols: head + encode_rows([symbols], [code]))
 
 
-def _rice(counts: Ints) -> _Way:
+def _rice(counts: Ints) -> Way:
     total = int(counts.sum())
     middle = int(np.searchsorted(np.cumsum(counts), total >> 1))
     centres = np.arange(max(middle - 2, 0), min(middle + 3, 256))
@@ -191,7 +196,7 @@ def _rice(counts: Ints) -> _Way:
         unary, remainders = rice_encode(_fold(symbols, centre).astype(np.int64), k)
         return bytes([RICED + k, centre]) + unary + remainders
 
-    return _Way(2 + field_bytes(int(quotients[k, nearest]) + total) + field_bytes(k * total), write)
+    return Way(2 + field_bytes(int(quotients[k, nearest]) + total) + field_bytes(k * total), write)
 
 
 @cache

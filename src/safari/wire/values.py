@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from safari.errors import SafariError, WireError
-from safari.wire.bits import Bytes8, Reader, Words
+from safari.wire.bits import Bytes8, Reader, Words, field_bytes
 from safari.wire.blocks import block_bits
 from safari.wire.layout import Floats, Ints
 from safari.wire.symbols import (
@@ -19,6 +19,7 @@ from safari.wire.symbols import (
     decode_symbols,
     encode_symbols,
     pair,
+    plan_symbols,
     read_fields,
     to_symbols,
     unchained,
@@ -177,12 +178,7 @@ def _difference(kept: Kept) -> Coded:
     change = zigzag((ordered(kept.values.view(np.uint32)) - ordered(base)).view(np.int32))
     # A finer alphabet fits the shape of the distribution better; short rows may not pay for its table.
     codes = range(4) if kept.values.size <= SHORT else (3,)
-    return min((_turned_bytes(code, change, base, kept.counts) for code in codes), key=_size)
-
-
-def _turned_bytes(code: int, change: Words, base: Words, counts: Ints) -> Coded:
-    symbols, fields, widths = _turned(code, change, base)
-    return Coded(code, encode_symbols(symbols, counts) + write_fields(fields, widths))
+    return _shortest({code: _turned(code, change, base) for code in codes}, kept.counts)
 
 
 def _turned(code: int, change: Words, base: Words) -> tuple[Bytes8, Words, Bytes8]:
@@ -190,10 +186,6 @@ def _turned(code: int, change: Words, base: Words) -> tuple[Bytes8, Words, Bytes
     turned = (symbols.astype(np.int64) - 1 + _turn(base, code)) % RING + 1
     turned[symbols == 0] = 0
     return turned.astype(np.uint8), fields, widths
-
-
-def _size(coded: Coded) -> int:
-    return len(coded.data)
 
 
 def _turn(base: Words, code: int) -> Ints:
@@ -295,29 +287,29 @@ def upward(numbers: Wide) -> Floats:
 
 def _integers(numbers: Quantised, counts: Ints) -> Coded:
     folded = zigzag(chained(numbers.whole))
-    if folded.size <= SHORT:
-        tried = [_integer_bytes(code, _integer_row(code, folded), counts) for code in range(NIBBLES + 1)]
-        best = min(tried, key=_size)
-    else:
-        rows = {code: _integer_row(code, folded) for code in (3, NIBBLES)}
+    codes = range(NIBBLES + 1) if folded.size <= SHORT else (3, NIBBLES)
+    rows = {code: to_symbols(folded, code) for code in codes}
+    if NIBBLES in rows:
+        symbols, fields, widths = rows[NIBBLES]
+        rows[NIBBLES] = pair(symbols), fields, widths
+    if folded.size > SHORT:
         code = min(rows, key=lambda code: _about_bits(*rows[code]))
-        best = _integer_bytes(code, rows[code], counts)
+        rows = {code: rows[code]}
+    best = _shortest(rows, counts)
     halves = (numbers.scales.view(np.uint32) >> 16).astype("<u2")
     return Coded(best.code, halves.tobytes() + best.data)
 
 
-def _integer_row(code: int, folded: Words) -> tuple[Bytes8, Words, Bytes8]:
-    symbols, fields, widths = to_symbols(folded, code)
-    return (pair(symbols) if code == NIBBLES else symbols), fields, widths
-
-
-def _integer_bytes(code: int, row: tuple[Bytes8, Words, Bytes8], counts: Ints) -> Coded:
-    symbols, fields, widths = row
-    if code == NIBBLES:
-        bounds = np.minimum((np.cumsum(counts) + 1) >> 1, symbols.size)
-        counts = np.diff(bounds, prepend=0)
-    head = encode_symbols(symbols, counts, paired=code == NIBBLES)
-    return Coded(code, head + write_fields(fields, widths))
+def _shortest(rows: dict[int, tuple[Bytes8, Words, Bytes8]], counts: Ints) -> Coded:
+    """Symbols, fields and widths by code, written in the code that makes them shortest."""
+    halved = np.diff((np.cumsum(counts) + 1) >> 1, prepend=0)
+    ways = {
+        code: plan_symbols(symbols, halved if code == NIBBLES else counts, paired=code == NIBBLES)
+        for code, (symbols, *_) in rows.items()
+    }
+    code = min(ways, key=lambda c: ways[c].size + field_bytes(int(rows[c][2].sum(dtype=np.int64))))
+    symbols, fields, widths = rows[code]
+    return Coded(code, ways[code].write(symbols) + write_fields(fields, widths))
 
 
 def _about_bits(symbols: Bytes8, _: Words, widths: Bytes8) -> float:

@@ -26,10 +26,10 @@ def conv_by_row_kernel(
     w += client.to(tl.int64) * (9 * CIN * COUT)
     # [9, in, out] is [3, 3 · in, out]; the fourth neighbour has the weight 0.
     real = (k < 3 * CIN)[:, None]
-    place = w + k[:, None] * COUT + co[None, :]
-    top = tl.load(place, mask=real, other=0.0)
-    middle = tl.load(place + 3 * CIN * COUT, mask=real, other=0.0)
-    bottom = tl.load(place + 6 * CIN * COUT, mask=real, other=0.0)
+    weights = w + k[:, None] * COUT + co[None, :]
+    top = tl.load(weights, mask=real, other=0.0)
+    middle = tl.load(weights + 3 * CIN * COUT, mask=real, other=0.0)
+    bottom = tl.load(weights + 6 * CIN * COUT, mask=real, other=0.0)
     one = tl.zeros([COUT], tl.float32)
     two = tl.zeros([COUT], tl.float32)
     for tile in range(TILES):
@@ -52,9 +52,9 @@ def conv_by_row_kernel(
             one += tl.sum(total, 0)
             two += tl.sum(total * total, 0)
     if STATS:
-        place = partial + ((client * blocks + block) * 2) * COUT + co
-        tl.store(place, one)
-        tl.store(place + COUT, two)
+        spot = partial + ((client * blocks + block) * 2) * COUT + co
+        tl.store(spot, one)
+        tl.store(spot + COUT, two)
 
 
 @triton.jit
@@ -91,8 +91,8 @@ def conv_weight_by_row_kernel(
             values = tl.load(place + 2 * W * CIN, mask=valid & (i + 2 < H)[:, None], other=0.0)
             bottom = tl.dot(tl.trans(values), d, bottom)
     base = partial + ((split * clients + client) * 9 + first * 3).to(tl.int64) * (CIN * COUT)
-    place, real = base + k[:, None] * COUT + co[None, :], (k < 3 * CIN)[:, None]
-    tl.store(place, top, mask=real)
+    spot, real = base + k[:, None] * COUT + co[None, :], (k < 3 * CIN)[:, None]
+    tl.store(spot, top, mask=real)
     if WHOLE:
-        tl.store(place + 3 * CIN * COUT, middle, mask=real)
-        tl.store(place + 6 * CIN * COUT, bottom, mask=real)
+        tl.store(spot + 3 * CIN * COUT, middle, mask=real)
+        tl.store(spot + 6 * CIN * COUT, bottom, mask=real)

@@ -29,11 +29,13 @@ class Luck:
 
     def each(self, work: Callable[[Tensor], Tensor], x: Value) -> Value:
         """Something random, client by client: the same draws that each would make alone."""
-        inputs, outputs = x.client_first(), []
-        for i, generator in enumerate(self.generators):
-            # Contiguous, as a client's activations are when it is alone: draws follow the memory's order.
+        outputs = []
+        # Unbound, not indexed: the gradient is then put together once, and not a whole one for each client.
+        for generator, part in zip(self.generators, x.client_first().unbind(), strict=True):
+            # Contiguous, as a client's activations are when it is alone: draws follow the memory's order. And
+            # a copy, for the work may be done in place.
             with seeded_by(generator):
-                outputs.append(work(inputs[i].contiguous()))
+                outputs.append(work(part.clone(memory_format=torch.contiguous_format)))
         return Value(torch.cat(outputs), x.clients)
 
 

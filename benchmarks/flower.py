@@ -116,7 +116,9 @@ def simulate(table: dict, strategy: str, place: str) -> None:
             return found
 
         if strategy == "safari":
-            chosen = SafariStrategy(model, clients, config=table, run=folder / "run", min_nodes=clients)
+            chosen = SafariStrategy(
+                model, clients, table["arms"][0], config=table, run=folder / "run", min_nodes=clients
+            )
         else:
             chosen = FedAvg(fraction_evaluate=0.0, min_available_nodes=clients)
         chosen.start(
@@ -163,8 +165,8 @@ def engine(table: dict, name: str, folder: Path) -> list[float]:
     return [sum(s for part, s in json.loads(line).items() if part != "round") for line in lines]
 
 
-def speed(clients: int, rounds: int, place: Path) -> dict:
-    table = SPEED | {"clients": clients, "rounds": rounds, "seed": 0}
+def speed(clients: int, rounds: int, rule: str, place: Path) -> dict:
+    table = SPEED | {"clients": clients, "rounds": rounds, "seed": 0, "arms": [rule]}
     found = {
         "vectorised engine": engine(table, "vectorised", place / f"engine-{clients}"),
         "safari on Flower": apart(table, "safari", place / f"safari-{clients}"),
@@ -204,6 +206,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="*", default=[10, 100, 1000])
     parser.add_argument("--rounds", type=int, default=4, help="of which the first is not counted")
+    parser.add_argument(
+        "--rule", default="drop", help="of the speed part; safari compares every pair of clients"
+    )
     parser.add_argument("--seeds", type=int, default=3, help="seeds of the accuracy part; 0: leave it out")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -223,7 +228,7 @@ def main() -> None:
         for seed in range(arguments.seeds):
             note("accuracy", accuracy(seed, Path(place)))
         for clients in arguments.clients:
-            note("speed", speed(clients, arguments.rounds, Path(place)))
+            note("speed", speed(clients, arguments.rounds, arguments.rule, Path(place)))
 
 
 if __name__ == "__main__":

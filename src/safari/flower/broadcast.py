@@ -96,13 +96,14 @@ def broadcast(
 
 @dataclass(frozen=True)
 class Reply:
-    """A reply that can be used: whose it is, its model and mask, and its numbers."""
+    """A reply that can be used: whose it is, its model and mask, its numbers, and how the model travelled."""
 
     name: str
     vector: Tensor
     mask: Tensor
     metrics: Mapping[str, float]
     size: int
+    mode: str
 
     @property
     def loss(self) -> float | None:
@@ -126,10 +127,12 @@ def read_reply(message: Message, node: int, sent: Broadcast, by_name: bool) -> R
     name = _name(content, metrics, node, signed=frame is not None) if by_name else node_name(node)
     if frame is not None:
         found = decode(frame, sent.shared)
-        return Reply(name, torch.from_numpy(found.vector), torch.from_numpy(found.mask), metrics, len(frame))
+        mode = f"{found.info.modes.values}, mask {found.info.modes.mask}"
+        arrays_found = torch.from_numpy(found.vector), torch.from_numpy(found.mask)
+        return Reply(name, *arrays_found, metrics, len(frame), mode)
     vector = dense_vector(arrays, sent.layout)
     mask = (vector != 0) | ~sent.layout.prunable
-    return Reply(name, vector, mask, metrics, sum(len(a.data) for a in arrays.values()))
+    return Reply(name, vector, mask, metrics, sum(len(a.data) for a in arrays.values()), "dense")
 
 
 def numbers_of(content: RecordDict) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -107,7 +108,18 @@ def line_of(
     losses = [reply.loss for reply in arrived if reply.loss is not None]
     sizes = {"up": _mean([r.size for r in arrived]), "down": float(sent.size)}
     record = record_of(
-        layout, sent.terms.round, verdict.trained, outcome, None, losses, masks, sizes, before, after, None
+        layout,
+        sent.terms.round,
+        verdict.trained,
+        outcome,
+        scores=None,
+        losses=losses,
+        masks=masks,
+        sizes=sizes,
+        modes=dict(sorted(Counter(reply.mode for reply in arrived).items())),
+        before=before,
+        after=after,
+        diagnosis=None,
     )
     reasons = {**verdict.reasons, **outcome.refused}
     return {

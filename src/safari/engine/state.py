@@ -14,6 +14,7 @@ from safari.config import Config
 from safari.engine.world import World
 from safari.errors import RunError
 from safari.runs import Saved, Trial
+from safari.runs.similarity import MOST_CLIENTS, due, to_line
 
 _MEANINGFUL = (
     "clients",
@@ -67,6 +68,15 @@ def to_saved(state: State, world: World, trial: Trial) -> Saved:
         tensors |= {f"{direction}.{name}": torch.from_numpy(array) for name, array in link.items()}
     facts = {"layout": world.layout.digest, "config": _meaning(world.config, trial.arm)}
     return Saved(state.round, tensors, facts)
+
+
+def similarity_picture(state: State) -> dict[str, Any] | None:
+    """The rule's similarity matrix as a line, in the rounds in which one is due and where it keeps one."""
+    matrix = state.server.state.get("similarity")
+    clients = len(state.server.weights)
+    if matrix is None or matrix.shape != (clients, clients) or not 2 <= clients <= MOST_CLIENTS:
+        return None
+    return to_line(state.round, matrix.float().cpu().numpy()) if due(state.round) else None
 
 
 def from_saved(saved: Saved, world: World, rule: Compensation, trial: Trial) -> State:

@@ -123,7 +123,12 @@ export class LabelMap extends HeatMap {
     return [0, Math.max(1, ...this.counts().map((row) => Math.max(...row)))];
   }
 
+  // Nothing stays blank.
   value(i, j) {
+    return this.count(i, j) || NaN;
+  }
+
+  count(i, j) {
     return this.counts()[this.page.clients().order[i]][j];
   }
 
@@ -136,7 +141,7 @@ export class LabelMap extends HeatMap {
   }
 
   tell(i, j) {
-    return { title: `Client ${this.rowName(i)}`, rows: [{ label: `label ${j}`, value: String(this.value(i, j)) }] };
+    return { title: `Client ${this.rowName(i)}`, rows: [{ label: `label ${j}`, value: String(this.count(i, j)) }] };
   }
 
   csv() {
@@ -149,7 +154,7 @@ export class LabelMap extends HeatMap {
   }
 }
 
-// Layers over rounds: what is left of each, or what changed.
+// Layers over rounds: what is left of each, or what changed; where nothing did, it stays blank.
 export class LayerMap extends RoundChart {
   constructor(page, options) {
     super(page, { wide: false, ...options });
@@ -229,7 +234,7 @@ export class LayerMap extends RoundChart {
         for (let t = start; t < end; t += 1) sum += values[t * count + layer];
         const share = (sum / (end - start) - low) / (high - low);
         // Churn is mostly far below its largest: the root keeps small changes visible.
-        const colour = Number.isFinite(share) ? ramp(this.what === "churn" ? Math.sqrt(share) : share) : blank;
+        const colour = share > 0 ? ramp(this.what === "churn" ? Math.sqrt(share) : share) : blank;
         data.set([...colour, 255], 4 * (layer * width + column));
       }
     }

@@ -53,7 +53,8 @@ export class LineChart extends RoundChart {
       for (const { label, value } of this.references()) {
         if (value < y.low || value > y.high) continue;
         pen.path([[[x.x0, y.y(value)], [x.x1, y.y(value)]]], { line: soft, width: 1, dash: [3, 4] });
-        pen.text(label, x.x0 + 6, y.y(value) - 8, soft);
+        // Where curves rise is the left: the right has more room below.
+        pen.text(label, x.x1 - 4, y.y(value) + 10, soft, { anchor: "end" });
       }
       for (const line of lines) this.drawBand(pen, line, x, y);
       for (const line of lines) this.drawLine(pen, line, x, y);

@@ -58,7 +58,7 @@ export function ticks(low, high, wanted, whole = false) {
 
 // Texts of ticks: as many decimals as the step needs.
 export function tickTexts(values, format) {
-  if (format === "bytes") return values.map((v) => (v === 0 ? "0" : asBytes(v)));
+  if (format === "bytes") return values.map((v) => (v === 0 ? "0" : asBytes(v).replace(/\.0+ /, " ")));
   if (format === "seconds") return values.map(asSeconds);
   const scaled = format === "percent" ? values.map((v) => 100 * v) : values;
   const step = scaled.length > 1 ? Math.abs(scaled[1] - scaled[0]) : 1;

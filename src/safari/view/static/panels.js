@@ -84,7 +84,7 @@ function words(arm, loss) {
   const parts = [`round ${asCount(round)}`];
   if (loss?.means.length) parts.push(`loss ${loss.means.at(-1).toFixed(3)}`);
   if (asked) parts.push(`${asPercent(arrived / asked, 0)} arrived`);
-  return parts.join(" · ");
+  return parts.join(" · ").replaceAll(" %", "\u00a0%").replaceAll("% a", "%\u00a0a");
 }
 
 export function drawTable(page, node) {

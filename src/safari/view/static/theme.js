@@ -76,6 +76,6 @@ export function clientColours(groups) {
     seen.set(group, place + 1);
     const hue = hues[group % hues.length];
     const share = size.get(group) < 2 ? 0.5 : place / (size.get(group) - 1);
-    return share < 0.5 ? mix(hue, ink, 0.3 * (1 - 2 * share)) : mix(hue, card, 0.4 * (2 * share - 1));
+    return share < 0.5 ? mix(hue, ink, 0.16 * (1 - 2 * share)) : mix(hue, card, 0.32 * (2 * share - 1));
   });
 }

@@ -204,13 +204,11 @@ def show_demo(run: Path) -> None:
 
 
 def _darkened(svg: bytes) -> bytes:
-    """The colours that report.html uses on a dark page."""
-    from safari.report.inline import VARIABLES
-    from safari.report.sheet import _DARK
+    from safari.report.style import DARK
 
     text = svg.decode("utf-8")
-    for light, variable in VARIABLES.items():
-        text = text.replace(light, _DARK[variable])
+    for light, dark in DARK.items():
+        text = text.replace(light, dark)
     return text.encode()
 
 

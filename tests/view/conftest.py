@@ -40,6 +40,13 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return RunFolder.open(path)
 
 
+@pytest.fixture(scope="session")
+def address(small: RunFolder) -> Iterator[str]:
+    """A page about the finished run."""
+    with viewing(small.path) as found:
+        yield found
+
+
 @pytest.fixture
 def copy(small: RunFolder, tmp_path: Path) -> RunFolder:
     """The same, to be damaged."""
@@ -135,7 +142,9 @@ def browse(chromium: Any) -> Iterator[Callable[..., Any]]:
         for context in contexts:
             context.close()
     assert problems == []
-    assert [url for url in requests if not url.startswith(("http://127.0.0.1:", "file:", "data:", "blob:"))] == []
+    assert [
+        url for url in requests if not url.startswith(("http://127.0.0.1:", "file:", "data:", "blob:"))
+    ] == []
 
 
 def drawn(page: Any, chart: str) -> None:

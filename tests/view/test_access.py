@@ -10,7 +10,7 @@ import pytest
 from safari.config import Arm, Config, Plug
 from safari.runs import RunFolder
 from safari.view import write_report
-from view.conftest import drawn, viewing
+from view.conftest import drawn
 from view.made_up import record
 
 
@@ -34,12 +34,10 @@ def violations(page, axe):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-def test_axe_finds_nothing(browse, small, axe, scheme, width):
-    with viewing(small.path) as address:
-        page = browse(address, width=width, color_scheme=scheme)
-        page.locator(".config summary").click()
-        assert violations(page, axe) == []
-        page.close()
+def test_axe_finds_nothing(browse, address, axe, scheme, width):
+    page = browse(address, width=width, color_scheme=scheme)
+    page.locator(".config summary").click()
+    assert violations(page, axe) == []
 
 
 def test_axe_finds_nothing_in_the_frozen_page(browse, small, axe, tmp_path):

@@ -21,13 +21,6 @@ from view.conftest import SMALL, drawn, process, records, viewing
 
 
 @pytest.fixture(scope="module")
-def address(small):
-    """A page about the finished run."""
-    with viewing(small.path) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
 def frozen(small, tmp_path_factory):
     """The same as a file."""
     return write_report([small], tmp_path_factory.mktemp("frozen")).as_uri()
@@ -78,8 +71,8 @@ def test_points_arrive_while_a_run_goes_on(browse, tmp_path):
             assert page.locator(".state").inner_text().startswith("running, ")
             first, before = last_round(page), pixels(page, "top1")
             page.wait_for_function(
-                "first => [...document.querySelector('#card-top1 .stage').ariaLabel.matchAll(/in round (\\d+)/g)]"
-                ".some(m => Number(m[1]) > first + 5)",
+                "first => [...document.querySelector('#card-top1 .stage').ariaLabel"
+                ".matchAll(/in round (\\d+)/g)].some(m => Number(m[1]) > first + 5)",
                 arg=first,
             )
             assert pixels(page, "top1") != before
@@ -113,7 +106,9 @@ def test_the_slider_moves_through_the_rounds(browse, place):
         page.keyboard.press("ArrowRight")
     page.get_by_text("after round 7;").wait_for()
     assert state(page)["round"] == "7"
-    page.wait_for_function("old => document.querySelector('#card-similarity canvas').toDataURL() !== old", arg=before[0])
+    page.wait_for_function(
+        "old => document.querySelector('#card-similarity canvas').toDataURL() !== old", arg=before[0]
+    )
     assert pixels(page, "stand-ins") != before[1]
     assert page.locator("output.round").inner_text() == "7 of 40"
     page.keyboard.press("End")
@@ -149,7 +144,9 @@ def test_hovering_the_strip_says_who_stood_in(browse, place, small):
     x = 58 + (line["round"] - 1) / 39 * (box["width"] - 70)
     y = 10 + 1.5 * (box["height"] - 40) / 6
     tip = hover(page, "arrivals", x / box["width"], y / box["height"])
-    assert tip.startswith(f"Round {line['round']}, client 1\n\nlost; client {line['stand_ins']['1'][0]} stood in")
+    assert tip.startswith(
+        f"Round {line['round']}, client 1\n\nlost; client {line['stand_ins']['1'][0]} stood in"
+    )
     arrived = sum(1 in r["arrived"] for r in lines)
     assert f"arrived so far\n{arrived} of 40" in tip
 
@@ -186,8 +183,8 @@ def download(page, chart, kind):
     return found.value.path().read_bytes()
 
 
-CHARTS = ["top1", "top5", "loss", "arrivals", "similarity", "stand-ins", "labels", "time", "bytes-up", "bytes-down",
-          "density", "churn", "layer-density", "layer-churn"]  # fmt: skip
+CHARTS = ["top1", "top5", "loss", "arrivals", "similarity", "stand-ins", "labels", "time", "bytes-up",
+          "bytes-down", "density", "churn", "layer-density", "layer-churn"]  # fmt: skip
 
 
 def test_every_chart_can_be_downloaded_as_png_svg_and_csv(browse, address):
@@ -226,7 +223,9 @@ def test_themes_switch_and_are_remembered_in_the_address(browse, place):
     light, drawing = page.evaluate(colour), pixels(page, "top1")
     page.get_by_label("Colours").select_option("dark")
     page.wait_for_function(f"old => {colour} !== old", arg=light)
-    page.wait_for_function("old => document.querySelector('#card-top1 canvas').toDataURL() !== old", arg=drawing)
+    page.wait_for_function(
+        "old => document.querySelector('#card-top1 canvas').toDataURL() !== old", arg=drawing
+    )
     assert state(page)["theme"] == "dark"
     dark = page.evaluate(colour)
     page.reload()

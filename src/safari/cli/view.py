@@ -12,9 +12,7 @@ import click
 @click.command()
 @click.argument("folders", metavar="[RUN]...", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to serve on.")
-@click.option(
-    "--port", type=click.IntRange(0, 65535), help="The port.  [default: 8100, or any that is free]"
-)
+@click.option("--port", type=click.IntRange(0, 65535), help="The port.  [default: 8100, or any that is free]")
 @click.option("--token", help="What others must know to be let in.  [default: made up, beyond this machine]")
 @click.option("--browser/--no-browser", default=True, help="Open the page in the browser.  [default: do]")
 def view(folders: tuple[Path, ...], host: str, port: int | None, token: str | None, browser: bool) -> None:

@@ -1,4 +1,4 @@
-"""All runs that the page was given: what they are, how far they are, what is new since somebody last asked."""
+"""All runs that the page was given: what they are, how far they are, what is new since last asked."""
 
 from __future__ import annotations
 
@@ -164,7 +164,11 @@ class Hub:
     def _logs_of(self, number: int) -> dict[tuple[str, int], TrialLog]:
         """The logs of what a run's config asks for now."""
         config = self._runs[number].config
-        keys = {(arm.name, seed): f"{number}/{arm.name}/{seed}" for arm in config.arms for seed in seeds_of(config)}
+        keys = {
+            (arm.name, seed): f"{number}/{arm.name}/{seed}"
+            for arm in config.arms
+            for seed in seeds_of(config)
+        }
         return {place: self._logs[key] for place, key in keys.items() if key in self._logs}
 
     def _summary(self, number: int) -> dict[str, Any]:

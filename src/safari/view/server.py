@@ -30,8 +30,13 @@ def build(hub: Hub, token: str | None = None, hosts: frozenset[str] | None = Non
     """The application. `token`: whoever lacks it is refused. `hosts`: the names it answers to; None: all."""
     try:
         from starlette.applications import Starlette
-        from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
-        from starlette.responses import StreamingResponse
+        from starlette.responses import (
+            JSONResponse,
+            PlainTextResponse,
+            RedirectResponse,
+            Response,
+            StreamingResponse,
+        )
         from starlette.routing import Route
     except ImportError as error:
         raise MissingExtraError("starlette and uvicorn", "view", "live pages") from error
@@ -76,7 +81,7 @@ def build(hub: Hub, token: str | None = None, hosts: frozenset[str] | None = Non
 
     async def picture(request: Request) -> Response:
         text = request.query_params.get("round", "")
-        round = int(text) if text.isdecimal() and len(text) < 10 else -1
+        round = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else -1
         return await _json(hub.picture, request.query_params.get("trial", ""), round)
 
     async def _json(make: Callable[..., Any], *arguments: Any) -> Response:
@@ -190,10 +195,13 @@ def listen(host: str, port: int | None) -> socket.socket:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             found.bind((host, number))
+            found.listen(128)
         except OSError as error:
             found.close()
             if number == wanted[-1]:
-                raise SafariError(f"cannot serve on {host}, port {number}: {error.strerror or error}") from error
+                raise SafariError(
+                    f"cannot serve on {host}, port {number}: {error.strerror or error}"
+                ) from error
         else:
             return found
     raise SafariError(f"cannot serve on {host}")

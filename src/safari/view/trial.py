@@ -133,7 +133,15 @@ class TrialLog:
     def _add(self, number: int, record: Mapping[str, Any]) -> None:
         try:
             row, status, whom, crowd, layers = self._read(record)
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RunError) as error:
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            IndexError,
+            AttributeError,
+            OverflowError,
+            RunError,
+        ) as error:
             self._rounds.skipped.note(number, f"not a round's record ({type(error).__name__}: {error})"[:200])
             return
         for name, value in row.items():

@@ -11,7 +11,7 @@ const DEFAULTS = {
 };
 const CHOICES = { order: ["group", "number"], window: ["all", "last", "one"], theme: ["auto", "light", "dark"] };
 
-export function readAddress(hash) {
+function readAddress(hash) {
   const given = new URLSearchParams(hash.replace(/^#/, ""));
   const state = { ...DEFAULTS, off: given.getAll("off"), trial: given.get("trial") };
   const span = /^(\d{1,9})-(\d{1,9})$/.exec(given.get("span") ?? "");
@@ -23,7 +23,7 @@ export function readAddress(hash) {
   return state;
 }
 
-export function writeAddress(state) {
+function writeAddress(state) {
   const out = new URLSearchParams();
   for (const arm of state.off) out.append("off", arm);
   if (state.span) out.set("span", state.span.join("-"));

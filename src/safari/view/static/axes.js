@@ -3,11 +3,11 @@
 import { nearest, tickTexts, ticks } from "./numbers.js";
 import { colours } from "./theme.js";
 
-export const LEFT = 58;
+const LEFT = 58;
 export const TOP = 10;
 export const BOTTOM = 30;
 
-export class RoundScale {
+class RoundScale {
   constructor([first, last], x0, x1) {
     Object.assign(this, { first, last: Math.max(last, first + 1), x0, x1 });
   }

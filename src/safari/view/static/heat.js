@@ -86,7 +86,7 @@ export class HeatMap {
 }
 
 // What the colours mean.
-export function drawBar(pen, x, y, width, [low, high], unit, format = "number") {
+function drawBar(pen, x, y, width, [low, high], unit, format = "number") {
   const { soft } = colours();
   const data = new Uint8ClampedArray(4 * 128);
   for (let k = 0; k < 128; k += 1) data.set([...ramp(k / 127), 255], 4 * k);

@@ -212,7 +212,7 @@ function thin(rounds, means, lows, highs, x) {
 }
 
 // Places near the wanted ones (ascending), `gap` apart, between low and high as long as there is room.
-export function spreadOut(wanted, gap, low, high) {
+function spreadOut(wanted, gap, low, high) {
   const out = [];
   for (const place of wanted) out.push(Math.max(place, out.length ? out.at(-1) + gap : low));
   for (let k = out.length - 1, edge = high; k >= 0; k -= 1, edge = out[k + 1] - gap) out[k] = Math.min(out[k], edge);

@@ -133,7 +133,7 @@ function headings(...names) {
   return el("tr", {}, names.map((name) => el("th", { scope: "col" }, name)));
 }
 
-export function differing(runs) {
+function differing(runs) {
   const tables = runs.map((run) => new Map(run.fields));
   const keys = [...new Set(tables.flatMap((table) => [...table.keys()]))];
   return keys
@@ -154,7 +154,7 @@ function environment(runs) {
   const keys = [...new Set(tables.flatMap((table) => [...table.keys()]))];
   if (!keys.length) return el("p", {}, "These runs do not say.");
   const rows = keys.map((key) => el("tr", {}, el("th", { scope: "row" }, key), tables.map((table) => el("td", {}, table.get(key) ?? NOTHING))));
-  const head = headings("", ...runs.map((run) => run.name));
+  const head = headings("part", ...runs.map((run) => run.name));
   return scroll("Versions and hardware", el("table", {}, el("thead", {}, head), el("tbody", {}, rows)));
 }
 

@@ -1,6 +1,6 @@
 // One way to draw, two kinds of paper: a canvas for the screen and PNG, text for SVG.
 
-export const TEXT = 12;
+const TEXT = 12;
 
 export class CanvasPen {
   constructor(context, font) {
@@ -146,7 +146,7 @@ export class SvgPen {
   }
 }
 
-export function escapeXml(words) {
+function escapeXml(words) {
   const named = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" };
   // Control characters may not stand in XML at all.
   return String(words)

@@ -3,7 +3,7 @@
 const KINDS = { u1: Uint8Array, u2: Uint16Array, f4: Float32Array };
 
 // Deflated bytes in base64 -> a typed array.
-export async function unpack({ kind, data }) {
+async function unpack({ kind, data }) {
   const text = atob(data);
   const bytes = new Uint8Array(text.length);
   for (let k = 0; k < text.length; k += 1) bytes[k] = text.charCodeAt(k);

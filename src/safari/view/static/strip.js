@@ -4,11 +4,11 @@ import { BOTTOM, RoundChart, TOP, drawRoundAxis, roundSpan } from "./axes.js";
 import { lastUpTo, plural } from "./numbers.js";
 import { clientColours, colours, rgb } from "./theme.js";
 
-export const NOT_ASKED = 0;
-export const ARRIVED = 1;
-export const LOST = 2;
+const NOT_ASKED = 0;
+const ARRIVED = 1;
+const LOST = 2;
 export const STOOD_IN = 3;
-export const REFUSED = 4;
+const REFUSED = 4;
 
 export class ArrivalStrip extends RoundChart {
   constructor(page) {
@@ -177,7 +177,7 @@ export class ArrivalStrip extends RoundChart {
   }
 }
 
-export function letter(group) {
+function letter(group) {
   return String.fromCharCode(65 + group);
 }
 

@@ -47,11 +47,11 @@ export function rgb(hex) {
   return [value >> 16, (value >> 8) & 255, value & 255];
 }
 
-export function hex([r, g, b]) {
+function hex([r, g, b]) {
   return `#${[r, g, b].map((v) => Math.round(v).toString(16).padStart(2, "0")).join("")}`;
 }
 
-export function mix(one, other, share) {
+function mix(one, other, share) {
   const [a, b] = [rgb(one), rgb(other)];
   return hex(a.map((v, k) => v + (b[k] - v) * share));
 }

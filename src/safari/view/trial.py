@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from safari.errors import RunError
 from safari.runs import Trial
@@ -147,8 +148,8 @@ class TrialLog:
         for name, value in row.items():
             self.columns[name].append(value)
         self.status += status
-        self.whom.extend(whom)
-        self.crowd.extend(crowd)
+        self.whom.frombytes(whom)
+        self.crowd.frombytes(crowd)
         for into, values in zip((self.support, self.churn), layers, strict=True):
             into.extend(values)
 
@@ -161,10 +162,12 @@ class TrialLog:
         whom, crowd = np.zeros(self.clients, np.uint16), np.zeros(self.clients, np.uint16)
         arrived, missing = self._ids(record["arrived"]), self._ids(record["missing"])
         status[arrived], status[missing] = ARRIVED, LOST
-        for client, who in record["stand_ins"].items():
-            (at,), others = self._ids([int(client)]), self._ids(who)
-            if others:
-                status[at], whom[at], crowd[at] = STOOD_IN, others[0] + 1, len(others)
+        stand_ins = {int(client): who for client, who in record["stand_ins"].items() if who}
+        lost = self._ids(list(stand_ins))
+        self._ids([client for who in stand_ins.values() for client in who])
+        status[lost] = STOOD_IN
+        whom[lost] = [who[0] + 1 for who in stand_ins.values()]
+        crowd[lost] = [len(who) for who in stand_ins.values()]
         refused = [int(client) for client in record["refused"]]
         status[[client for client in refused if 0 <= client < self.clients]] = REFUSED
         row: dict[str, float | None] = {name: _number(record.get(name)) for name in SCORES}
@@ -173,7 +176,7 @@ class TrialLog:
         stood_in = int((status == STOOD_IN).sum())
         counts = (len(arrived), len(missing), stood_in, len(refused))
         row |= {"round": round, **dict(zip(COUNTS, counts, strict=True))}
-        return row, status.tobytes(), whom.tolist(), crowd.tolist(), self._layer_rows(record)
+        return row, status.tobytes(), whom.tobytes(), crowd.tobytes(), self._layer_rows(record)
 
     def _layer_rows(self, record: Mapping[str, Any]) -> tuple[list[float], list[float]]:
         support, churn = record.get("layers") or {}, record.get("layer_churn")
@@ -186,12 +189,15 @@ class TrialLog:
             [_finite((churn or {}).get(name, silent)) for name in self.layers],
         )
 
-    def _ids(self, values: Any) -> list[int]:
-        if not isinstance(values, list) or not all(type(v) is int for v in values):
+    def _ids(self, values: Any) -> NDArray[np.int64]:
+        if not isinstance(values, list):
             raise RunError("clients must be a list of whole numbers")
-        if any(not 0 <= v < self.clients for v in values):
+        found = np.array(values) if values else np.zeros(0, np.int64)
+        if found.ndim != 1 or found.dtype.kind != "i":
+            raise RunError("clients must be a list of whole numbers")
+        if found.size and not 0 <= found.min() <= found.max() < self.clients:
             raise RunError(f"a client must lie between 0 and {self.clients - 1}")
-        return values
+        return found
 
     def _add_seconds(self, number: int, parts: Mapping[str, Any]) -> None:
         rounds = self.seconds["round"]

@@ -30,11 +30,12 @@ export function roundSpan(page) {
 export function drawRoundAxis(pen, scale, bottom, label = true) {
   const { soft, grid } = colours();
   pen.path([[[scale.x0, bottom], [scale.x1, bottom]]], { line: grid, width: 1 });
-  const room = Math.max(2, Math.floor((scale.x1 - scale.x0) / 80));
-  for (const round of ticks(scale.first, scale.last, room, true)) {
+  const wanted = Math.max(2, Math.floor((scale.x1 - scale.x0) / 80));
+  for (const round of ticks(scale.first, scale.last, wanted, true)) {
     const x = scale.x(round);
     pen.path([[[x, bottom], [x, bottom + 4]]], { line: soft, width: 1 });
-    pen.text(String(round), x, bottom + 8, soft, { anchor: "middle", base: "top" });
+    const room = scale.x1 + 10 - pen.measure(String(round)) / 2;
+    pen.text(String(round), Math.min(x, room), bottom + 8, soft, { anchor: "middle", base: "top" });
   }
   if (label) pen.text("round", scale.x0 - 8, bottom + 8, soft, { anchor: "end", base: "top" });
 }

@@ -90,7 +90,7 @@ export class Card {
     this.menu.hidden = nothing !== null;
     this.blank.textContent = nothing ?? "";
     this.blank.hidden = nothing === null;
-    this.words.textContent = chart.caption();
+    this.words.textContent = nothing === null ? chart.caption() : "";
     this.drawLegend(nothing === null);
     if (nothing !== null) return;
     const width = this.stage.clientWidth;

@@ -2,7 +2,7 @@
 
 import { BOTTOM, RoundChart, TOP, drawRoundAxis, roundSpan } from "./axes.js";
 import { asPercent, exact, lastUpTo, tickTexts, told } from "./numbers.js";
-import { colours, ramp, rgb } from "./theme.js";
+import { colours, paint, rgb } from "./theme.js";
 
 const BAR = 34;
 
@@ -35,13 +35,11 @@ export class HeatMap {
     const data = new Uint8ClampedArray(4 * rows * columns);
     for (let i = 0; i < rows; i += 1) {
       for (let j = 0; j < columns; j += 1) {
-        const value = this.value(i, j);
-        const colour = Number.isFinite(value) ? ramp((value - low) / (high - low || 1)) : blank;
-        data.set([...colour, 255], 4 * (i * columns + j));
+        paint(data, 4 * (i * columns + j), (this.value(i, j) - low) / (high - low || 1), blank);
       }
     }
     pen.raster({ width: columns, height: rows, data }, frame.x, frame.y, frame.wide, frame.tall);
-    const stepX = Math.max(1, Math.ceil(24 / frame.cell[0]));
+    const stepX = Math.max(1, Math.ceil((columns > 100 ? 34 : 24) / frame.cell[0]));
     const stepY = Math.max(1, Math.ceil(14 / frame.cell[1]));
     for (let j = 0; j < columns; j += stepX) {
       pen.text(this.columnName(j), frame.x + (j + 0.5) * frame.cell[0], 9, soft, { anchor: "middle" });
@@ -89,7 +87,7 @@ export class HeatMap {
 function drawBar(pen, x, y, width, [low, high], unit, format = "number") {
   const { soft } = colours();
   const data = new Uint8ClampedArray(4 * 128);
-  for (let k = 0; k < 128; k += 1) data.set([...ramp(k / 127), 255], 4 * k);
+  for (let k = 0; k < 128; k += 1) paint(data, 4 * k, k / 127);
   pen.raster({ width: 128, height: 1, data }, x, y, width, 8);
   const texts = tickTexts([low, high], format);
   const plain = format === "number" ? [exact(Number(low.toPrecision(3))), exact(Number(high.toPrecision(3)))] : texts;
@@ -234,8 +232,7 @@ export class LayerMap extends RoundChart {
         for (let t = start; t < end; t += 1) sum += values[t * count + layer];
         const share = (sum / (end - start) - low) / (high - low);
         // Churn is mostly far below its largest: the root keeps small changes visible.
-        const colour = share > 0 ? ramp(this.what === "churn" ? Math.sqrt(share) : share) : blank;
-        data.set([...colour, 255], 4 * (layer * width + column));
+        paint(data, 4 * (layer * width + column), share > 0 ? (this.what === "churn" ? Math.sqrt(share) : share) : NaN, blank);
       }
     }
     return { width, height: count, data, per };

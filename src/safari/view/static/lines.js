@@ -80,7 +80,14 @@ export class LineChart extends RoundChart {
     }
   }
 
+  // The same for the band, the line and the axis of one drawing.
   thinned(line, x) {
+    const key = [x.first, x.last, x.x0, x.x1].join();
+    if (line.thinned?.key !== key) line.thinned = { key, ...this.thin(line, x) };
+    return line.thinned;
+  }
+
+  thin(line, x) {
     const low = line.means.map((m, k) => m - line.spreads[k]);
     const high = line.means.map((m, k) => m + line.spreads[k]);
     return thin(line.rounds, line.means, low, high, x);

@@ -25,10 +25,25 @@ class Page {
     this.hover = { round: null };
     this.tip = new Tip();
     this.cards = [];
+    this.memory = new Map();
+  }
+
+  // Charts ask for the same things thousands of times in a drawing: found out once, until something changes.
+  remember(name, find) {
+    if (!this.memory.has(name)) this.memory.set(name, find());
+    return this.memory.get(name);
+  }
+
+  selected() {
+    return this.remember("selected", () => this.findSelected());
+  }
+
+  clients() {
+    return this.remember("clients", () => this.findClients());
   }
 
   // Whose clients are shown: as the address says, or the first arm in which somebody stood in.
-  selected() {
+  findSelected() {
     const wanted = this.state.get("trial");
     if (wanted && this.store.trials.has(wanted)) return wanted;
     const trials = this.store.arms().flatMap((arm) => arm.trials);
@@ -51,7 +66,7 @@ class Page {
   }
 
   // The clients in their order, with their groups: by similarity where it is known, else by labels.
-  clients() {
+  findClients() {
     const trial = this.trial();
     const count = this.run()?.clients ?? 0;
     const numbers = Array.from({ length: count }, (_, k) => k);
@@ -78,6 +93,7 @@ class Page {
   }
 
   refresh() {
+    this.memory.clear();
     if (this.waiting) return;
     this.waiting = true;
     requestAnimationFrame(() => {

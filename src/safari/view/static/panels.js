@@ -2,7 +2,7 @@
 
 import { el, fill } from "./dom.js";
 import { NOTHING, asCount, asPercent, asSeconds, mean, plural } from "./numbers.js";
-import { lineColour, lineDash } from "./theme.js";
+import { lineDash, lineName } from "./theme.js";
 
 const RECENT = 20;
 
@@ -53,7 +53,7 @@ export function drawTiles(page, node) {
     const toggle = () => page.state.set({ off: shown ? [...off, arm.id] : [...off].filter((id) => id !== arm.id) });
     return el(
       "button",
-      { type: "button", class: "tile", "aria-pressed": String(shown), "data-arm": arm.id, title: about.about, onclick: toggle, style: { "--line": lineColour(arm.index) } },
+      { type: "button", class: "tile", "aria-pressed": String(shown), "data-arm": arm.id, title: about.about, onclick: toggle, style: { "--line": lineName(arm.index) } },
       el("span", { class: "name" }, swatch(arm.index), arm.label),
       el("span", { class: "big" }, ...score(scores.get(arm.id))),
       el("span", { class: "small" }, words(arm, losses.get(arm.id))),
@@ -66,7 +66,7 @@ export function drawTiles(page, node) {
 
 function swatch(index) {
   const dashed = lineDash(index).length > 0;
-  return el("span", { class: `swatch${dashed ? " dashed" : ""}`, "aria-hidden": "true", style: { "--line": lineColour(index) } });
+  return el("span", { class: `swatch${dashed ? " dashed" : ""}`, "aria-hidden": "true", style: { "--line": lineName(index) } });
 }
 
 function score(line) {

@@ -14,6 +14,10 @@ export class SimilarityMap extends HeatMap {
   }
 
   picture() {
+    return this.page.remember("picture", () => this.findPicture());
+  }
+
+  findPicture() {
     const found = this.page.store.picture(this.page.selected(), this.page.round());
     // The last one stays while the next is on its way.
     if (found) this.shown = { key: this.page.selected(), found };
@@ -112,22 +116,13 @@ export class StandIns extends HeatMap {
     const rounds = this.page.trial().columns.round;
     const end = Math.min(lastUpTo(rounds, this.page.round()) + 1, detail.length);
     const start = { all: 0, last: Math.max(0, end - LAST), one: Math.max(0, end - 1) }[this.page.state.get("window")];
-    const key = [this.page.selected(), detail.generation, start, end].join("|");
-    if (this.kept?.key === key) return this.kept;
-    const { clients, status, whom } = detail;
-    const times = new Uint32Array(clients * clients);
-    const [given, taken] = [new Uint32Array(clients), new Uint32Array(clients)];
-    for (let t = start; t < end; t += 1) {
-      for (let j = 0; j < clients; j += 1) {
-        const cell = t * clients + j;
-        if (status[cell] !== STOOD_IN) continue;
-        times[j * clients + whom[cell] - 1] += 1;
-        given[whom[cell] - 1] += 1;
-        taken[j] += 1;
-      }
+    const key = `${this.page.selected()}|${detail.generation}`;
+    if (this.kept?.key !== key) this.kept = { key, ...nobody(detail.clients), start, end: start };
+    if (this.kept.start !== start || this.kept.end !== end) {
+      moveTo(this.kept, detail, start, end);
+      this.kept.most = this.kept.times.reduce((a, b) => Math.max(a, b), 0);
     }
-    this.kept = { key, clients, times, given, taken, most: times.reduce((a, b) => Math.max(a, b), 0), from: rounds[start], to: rounds[end - 1] };
-    return this.kept;
+    return Object.assign(this.kept, { from: rounds[start], to: rounds[end - 1] });
   }
 
   empty() {
@@ -270,6 +265,33 @@ export class StandIns extends HeatMap {
     const { given, most } = this.counts();
     const total = given.reduce((a, b) => a + b, 0);
     return `${plural(total, "time")} in all, at most ${most} for one pair`;
+  }
+}
+
+function nobody(clients) {
+  return { clients, times: new Int32Array(clients * clients), given: new Int32Array(clients), taken: new Int32Array(clients), most: 0 };
+}
+
+// Count the rounds from start to end, by way of those in which this differs from what is counted already.
+function moveTo(kept, detail, start, end) {
+  const overlap = Math.max(start, kept.start) < Math.min(end, kept.end);
+  if (!overlap) Object.assign(kept, nobody(kept.clients), { start, end: start });
+  tally(kept, detail, kept.start, start, -1);
+  tally(kept, detail, start, kept.start, 1);
+  tally(kept, detail, kept.end, end, 1);
+  tally(kept, detail, end, kept.end, -1);
+  Object.assign(kept, { start, end });
+}
+
+function tally({ clients, times, given, taken }, { status, whom }, start, end, sign) {
+  for (let t = start; t < end; t += 1) {
+    for (let j = 0; j < clients; j += 1) {
+      const cell = t * clients + j;
+      if (status[cell] !== STOOD_IN) continue;
+      times[j * clients + whom[cell] - 1] += sign;
+      given[whom[cell] - 1] += sign;
+      taken[j] += sign;
+    }
   }
 }
 

@@ -32,7 +32,7 @@ export class ArrivalStrip extends RoundChart {
     const { arrived, lost, refused, unknown } = colours();
     const detail = this.detail();
     if (!detail) return [];
-    const has = new Set(detail.status);
+    const has = fates(detail.status);
     const out = [{ label: "arrived", colour: arrived }];
     if (has.has(LOST)) out.push({ label: "lost", colour: lost, edge: true });
     if (has.has(REFUSED)) out.push({ label: "refused", colour: refused });
@@ -179,6 +179,13 @@ export class ArrivalStrip extends RoundChart {
 
 function letter(group) {
   return String.fromCharCode(65 + group);
+}
+
+// Which fates there are at all.
+function fates(status) {
+  let bits = 0;
+  for (let k = 0; k < status.length; k += 1) bits |= 1 << status[k];
+  return new Set([NOT_ASKED, ARRIVED, LOST, STOOD_IN, REFUSED].filter((code) => bits & (1 << code)));
 }
 
 function fate(detail, cell) {

@@ -38,6 +38,11 @@ export function lineColour(index) {
   return lines[index % lines.length];
 }
 
+// The same by name, for what the style sheet draws: it changes with the theme by itself.
+export function lineName(index) {
+  return `var(--line-${index % LINES})`;
+}
+
 export function lineDash(index) {
   return DASHES[Math.floor(index / LINES) % DASHES.length];
 }
@@ -59,7 +64,26 @@ function mix(one, other, share) {
 // Dark to light with evenly growing lightness, told apart by all kinds of colour vision (viridis).
 const RAMP = ["#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30", "#fde725"].map(rgb);
 
-export function ramp(share) {
+const SHADES = 256;
+let table = null;
+
+function shades() {
+  table ??= Uint8ClampedArray.from(Array.from({ length: SHADES }, (_, k) => ramp(k / (SHADES - 1))).flat());
+  return table;
+}
+
+// Put the colour of a share (or, where it is no number, another one) into a picture.
+export function paint(data, at, share, blank) {
+  const from = shades();
+  const k = 3 * Math.round((SHADES - 1) * Math.max(0, Math.min(1, share)));
+  const known = share === share;
+  data[at] = known ? from[k] : blank[0];
+  data[at + 1] = known ? from[k + 1] : blank[1];
+  data[at + 2] = known ? from[k + 2] : blank[2];
+  data[at + 3] = 255;
+}
+
+function ramp(share) {
   const at = Math.max(0, Math.min(1, share)) * (RAMP.length - 1);
   const k = Math.min(RAMP.length - 2, Math.floor(at));
   return RAMP[k].map((v, i) => v + (RAMP[k + 1][i] - v) * (at - k));

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -114,37 +113,34 @@ def chromium() -> Iterator[Any]:
     if path is None:
         pytest.skip("there is no Chromium: apt-get install chromium, or set CHROMIUM to its path")
     with sync_api.sync_playwright() as playwright:
-        yield lambda folder, **options: playwright.chromium.launch_persistent_context(
-            folder, executable_path=path, args=FLAGS, headless=True, **options
-        )
+        # A fresh profile, thrown away at the end.
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS, headless=True)
+        yield browser
+        browser.close()
 
 
 @pytest.fixture
 def browse(chromium: Any) -> Iterator[Callable[..., Any]]:
-    """Open an address in a fresh browser. At the end: no error on the console, no request to elsewhere."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        contexts, problems, requests = [], [], []
+    """Open an address as a new visitor. At the end: no error on the console, no request to elsewhere."""
+    contexts, problems, requests = [], [], []
 
-        def open_page(address: str, width: int = 1280, height: int = 900, **options: Any) -> Any:
-            context = chromium(
-                Path(folder) / str(len(contexts)), viewport={"width": width, "height": height}, **options
-            )
-            contexts.append(context)
-            page = context.pages[0] if context.pages else context.new_page()
-            page.on("pageerror", lambda error: problems.append(str(error)))
-            page.on("console", lambda m: m.type in ("error", "warning") and problems.append(m.text))
-            page.on("request", lambda request: requests.append(request.url))
-            page.goto(address)
-            drawn(page, "top1")
-            return page
+    def open_page(address: str, width: int = 1280, height: int = 900, **options: Any) -> Any:
+        context = chromium.new_context(viewport={"width": width, "height": height}, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda m: m.type in ("error", "warning") and problems.append(m.text))
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(address)
+        drawn(page, "top1")
+        return page
 
-        yield open_page
-        for context in contexts:
-            context.close()
+    yield open_page
+    for context in contexts:
+        context.close()
     assert problems == []
-    assert [
-        url for url in requests if not url.startswith(("http://127.0.0.1:", "file:", "data:", "blob:"))
-    ] == []
+    here = ("http://127.0.0.1:", "file:", "data:", "blob:")
+    assert [url for url in requests if not url.startswith(here)] == []
 
 
 def drawn(page: Any, chart: str) -> None:

@@ -22,10 +22,10 @@ FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--dis
 
 # name: width, height, pixels a point, colours, where the page is scrolled to
 SHOTS = {
-    "view-light": (1440, 980, 1.5, "light", None),
-    "view-dark": (1440, 980, 1.5, "dark", None),
-    "view-clients-light": (1440, 1120, 1.5, "light", "#client-controls"),
-    "view-clients-dark": (1440, 1120, 1.5, "dark", "#client-controls"),
+    "view-light": (1440, 1030, 1.5, "light", None),
+    "view-dark": (1440, 1030, 1.5, "dark", None),
+    "view-clients-light": (1440, 1070, 1.5, "light", "#client-controls"),
+    "view-clients-dark": (1440, 1070, 1.5, "dark", "#client-controls"),
     "view-phone": (390, 844, 2, "light", None),
     "view-phone-clients": (390, 844, 2, "light", "#card-arrivals"),
 }

@@ -24,8 +24,9 @@ export class LineChart extends RoundChart {
   caption() {
     const lines = this.lines();
     const seeds = Math.max(0, ...lines.map((line) => line.seeds));
-    const band = seeds > 1 ? ` Mean over ${plural(seeds, "seed")}; the band is ± one standard deviation.` : "";
-    const thin = lines.some((line) => line.behind.length) ? " Thin lines: seeds that are not so far yet." : "";
+    // Said once, at the first chart.
+    const band = seeds > 1 && this.wide ? ` Mean over ${plural(seeds, "seed")}; bands are ± one standard deviation, here and below.` : "";
+    const thin = this.wide && lines.some((line) => line.behind.length) ? " Thin lines: seeds that are not so far yet." : "";
     return this.about + band + thin;
   }
 

@@ -34,9 +34,8 @@ export class SimilarityMap extends HeatMap {
   caption() {
     const trial = this.page.trial();
     const at = trial ? trial.pictures[lastUpTo(trial.pictures, this.page.round())] : undefined;
-    const when = at ? `after round ${at}` : "";
     const how = { similarity: "ordered by group", labels: "ordered by label", number: "in the order of their numbers" }[this.page.clients().by];
-    return `What the server holds each pair of clients for ${when}; clients ${how}. ${trial?.note ?? ""}`;
+    return `How alike the server takes each pair of clients to be, after round ${at}; clients ${how}. ${trial?.note ?? ""}`;
   }
 
   size() {

@@ -1,23 +1,36 @@
-"""Which tiles are fastest for the convolution kernels? Prints the best few for each shape (CUDA only).
+"""Which tiles are fastest for the convolution kernels, and what do they bring to a round? (CUDA only)
 
-python benchmarks/kernels.py --clients 10
+    python benchmarks/kernels.py --out results/engine/kernels.json
+
+For each shape the best few, by tap and by row of the window; then the training part of a round with the tiles
+of `kernels.py`, with the best by tap, and with the best of all. What wins belongs into the tables there.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
+import json
 import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
 
 import torch
 
+from engine import random_pictures, training_part
 from safari.engine.stack import kernels as k
 
-SHAPES = [(16, 16, 32, 1), (16, 32, 32, 2), (32, 32, 16, 1), (32, 64, 16, 2), (64, 64, 8, 1)]
+# In and out channels, the picture's side, the stride. Tables are by input channels: those of stride 1 decide.
+SHAPES = [(16, 16, 32, 1), (32, 32, 16, 1), (64, 64, 8, 1)]
+STRIDED = [(16, 32, 32, 2), (32, 64, 16, 2)]
 BATCH = 64
+# Bytes that pass through an H200's memory in a microsecond.
+BYTES = 4.8e6
+
+Row = tuple[float, k.Tile]
 
 
-def microseconds(work, repeats: int = 30) -> float:
+def microseconds(work: Callable[[], object], repeats: int = 30) -> float:
     work()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -34,38 +47,95 @@ def microseconds(work, repeats: int = 30) -> float:
     return statistics.median(times)
 
 
+def conv_tiles() -> Iterator[k.Tile]:
+    for rows, warps in ((64, 2), (64, 4), (128, 4), (128, 8), (256, 4), (256, 8)):
+        yield k.Tile(rows, warps, 3)
+    for rows, warps in ((64, 4), (128, 4), (128, 8), (256, 8)):
+        for stages, tiles in ((1, 1), (1, 4), (2, 4)):
+            yield k.Tile(rows, warps, stages, by_row=tiles)
+
+
+def weight_tiles() -> Iterator[k.Tile]:
+    for rows, warps in ((64, 2), (64, 4), (128, 4), (128, 8)):
+        yield k.Tile(rows, warps, 3)
+    for rows, warps, stages in ((64, 4, 2), (64, 4, 3), (128, 4, 2), (128, 8, 2)):
+        yield k.Tile(rows, warps, stages, by_row=1)
+
+
+def search(clients: int, shape: tuple[int, int, int, int]) -> dict[str, list[Row]]:
+    cin, cout, side, stride = shape
+    out = (side - 1) // stride + 1
+    x = torch.randn(clients * BATCH, side, side, cin, device="cuda").bfloat16()
+    dy = torch.randn(clients * BATCH, out, out, cout, device="cuda").bfloat16()
+    w, _ = k.weights_for(torch.randn(clients, cout, cin, 3, 3, device="cuda"), cin, torch.bfloat16)
+    conv = lambda tile: k.conv(x, w, cout, clients, stride, True, tile)
+    weight = lambda tile: k.conv_weight_gradient(x, dy, cin, clients, stride, tile)
+    moved = 2 * (x.numel() + dy.numel()) / BYTES
+    found: dict[str, list[Row]] = {}
+    for name, work, tiles in (("conv", conv, conv_tiles()), ("weight", weight, weight_tiles())):
+        right = work(None)
+        right = right[0] if isinstance(right, tuple) else right
+        rows: list[Row] = []
+        for tile in tiles:
+            try:
+                ours = work(tile)
+                ours = ours[0] if isinstance(ours, tuple) else ours
+                error = float((ours.float() - right.float()).norm() / right.float().norm())
+                if error > 0.01:
+                    print(f"  wrong by {error:.2g}: {tile}", flush=True)
+                    continue
+                rows.append((microseconds(lambda work=work, tile=tile: work(tile)), tile))
+            except Exception as error:  # too much shared memory, say
+                print(f"  failed: {tile}: {type(error).__name__} {str(error)[:100]}", flush=True)
+        found[name] = sorted(rows, key=lambda row: row[0])
+        now = microseconds(lambda work=work: work(None))
+        print(f"{shape} {name}: {now:.1f} us now, {moved:.1f} us by bytes", flush=True)
+        for us, tile in found[name][:4]:
+            print(f"    {us:7.1f} us  {tile}", flush=True)
+    return found
+
+
+def rounds(name: str, clients: list[int], data: object) -> list[dict[str, object]]:
+    lines = []
+    for count in clients:
+        row = training_part(count, data, "cuda", "bfloat16", 10)
+        middle = row["seconds"]["median"] * 1e3
+        print(f"{name}: {count} clients {middle:.2f} ms {row['note']}", flush=True)
+        lines.append({"tiles": name, "clients": count, **row})
+    return lines
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", type=int, default=10)
-    clients = parser.parse_args().clients
-    for cin, cout, side, stride in SHAPES:
-        out = (side - 1) // stride + 1
-        x = torch.randn(clients * BATCH, side, side, cin, device="cuda").bfloat16()
-        dy = torch.randn(clients * BATCH, out, out, cout, device="cuda").bfloat16()
-        w, _ = k.weights_for(torch.randn(clients, cout, cin, 3, 3, device="cuda"), cin, torch.bfloat16)
-        found: dict[str, list] = {"conv": [], "weight": []}
-        for rows, warps in itertools.product((64, 128, 256), (2, 4, 8)):
-            tile = k.Tile(rows, warps, 3)
-            conv = lambda tile=tile: k.conv(x, w, cout, clients, stride, True, tile)
-            _try(found["conv"], conv, (rows, warps))
-            if rows == 256:
-                continue
-            for programs in (1024, 4096):
-                weight = lambda tile=tile, p=programs: k.conv_weight_gradient(
-                    x, dy, cin, clients, stride, tile, p
-                )
-                _try(found["weight"], weight, (rows, warps, programs))
-        moved = 2 * (x.numel() + dy.numel()) / 4.3e6
-        for name, rows in found.items():
-            best = "  ".join(f"{us:.1f} {how}" for us, how in sorted(rows)[:4])
-            print(f"{(cin, cout, side, stride)} {name:6} bytes {moved:.1f} us | {best}", flush=True)
-
-
-def _try(rows: list, work, how: tuple) -> None:
-    try:
-        rows.append((microseconds(work), how))
-    except Exception as error:
-        rows.append((1e6, (*how, type(error).__name__)))
+    parser.add_argument("--strided", action="store_true", help="the shapes with stride 2, too")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    found = {shape: search(args.clients, shape) for shape in SHAPES + (STRIDED if args.strided else [])}
+    data = random_pictures(50_000, 1_000)
+    result: dict[str, object] = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "search": [
+            {"shape": shape, "kernel": name, "tiles": [{"us": us, **asdict(tile)} for us, tile in rows]}
+            for shape, kinds in found.items()
+            for name, rows in kinds.items()
+        ],
+        "rounds": rounds("tiles as they are", [10, 100], data),
+    }
+    for name, wanted in (("best by tap", lambda tile: not tile.by_row), ("best of all", lambda tile: True)):
+        for kind, table in (("conv", k.CONV_TILES), ("weight", k.WEIGHT_TILES)):
+            for shape in SHAPES:
+                best = next((tile for _, tile in found[shape][kind] if wanted(tile)), None)
+                if best is not None:
+                    table[shape[0]] = best
+        print(f"CONV_TILES = {k.CONV_TILES}\nWEIGHT_TILES = {k.WEIGHT_TILES}", flush=True)
+        result["rounds"] += rounds(name, [10, 100], data)
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

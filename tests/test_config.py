@@ -107,6 +107,11 @@ LIMITS = [
         "float16",
         "engine.precision must be one of bfloat16, float32; got 'float16' (did you mean 'bfloat16'?)",
     ),
+    (
+        "engine.compile",
+        "alway",
+        "engine.compile must be one of always, auto, never; got 'alway' (did you mean 'always'?)",
+    ),
     ("engine.threads", -1, "engine.threads must be at least 0, got -1"),
     ("wire.every", -1, "wire.every must be at least 0, got -1"),
     ("wire.bits", 9, "wire.bits must be at most 8, got 9"),
@@ -124,6 +129,7 @@ LIMITS = [
     ("evaluation.target", 0, "evaluation.target must be above 0.0, got 0"),
     ("evaluation.target", 1.5, "evaluation.target must be at most 1.0, got 1.5"),
     ("checkpoint.every", 0, "checkpoint.every must be at least 1, got 0"),
+    ("diagnostics.every", -1, "diagnostics.every must be at least 0, got -1"),
 ]
 
 

@@ -204,11 +204,13 @@ def show_demo(run: Path) -> None:
 
 
 def _darkened(svg: bytes) -> bytes:
-    from safari.report.style import DARK
+    """The colours that report.html uses on a dark page."""
+    from safari.report.inline import VARIABLES
+    from safari.report.sheet import _DARK
 
     text = svg.decode("utf-8")
-    for light, dark in DARK.items():
-        text = text.replace(light, dark)
+    for light, variable in VARIABLES.items():
+        text = text.replace(light, _DARK[variable])
     return text.encode()
 
 

@@ -85,8 +85,15 @@ class Engine:
     )
     precision: str = _f(
         "float32",
-        "float32, or bfloat16 for the clients' training (weights and sums stay float32)",
+        "float32, or bfloat16 for the clients' training and the scores of snip and grasp (weights and sums "
+        "stay float32, and so do tests of the model)",
         choices=("float32", "bfloat16"),
+    )
+    compile: str = _f(
+        "auto",
+        "compile kernels for the model (bfloat16 on CUDA, with Triton): auto: in runs of 200 rounds or more, "
+        "all arms counted; always; never",
+        choices=("auto", "always", "never"),
     )
     graph: bool = _f(True, "replay a round's training as one CUDA graph where that is possible")
     device: str = _f("auto", "cpu, cuda, or auto: cuda where there is one", choices=("auto", "cpu", "cuda"))
@@ -105,10 +112,14 @@ class Wire:
     )
     bits: int = _f(4, "bits of a number with qsgd", least=2, most=8)
     step: float = _f(1.0, "one step of the mode step, in units of the difference's rms", above=0.0)
+    feedback: bool = _f(
+        False,
+        "error feedback: a client adds to its next upload what lossy values left out of those that arrived",
+    )
     every: int = _f(
         10,
-        "rounds between two in which messages are encoded to count their bytes; 0: never. Lossy modes encode "
-        "always",
+        "rounds between two in which messages are encoded to count their bytes; 0: never. Lossy values are "
+        "rounded in every round",
         least=0,
     )
 
@@ -121,6 +132,13 @@ class Evaluation:
     batch: int = _f(1000, "test samples in one forward pass", least=1)
     last: int = _f(20, "final accuracy is the mean over the evaluations of so many last rounds", least=1)
     target: float = _f(0.85, "top-1 accuracy for 'rounds to target'", above=0.0, most=1.0)
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    """The quantities of the theory (docs/runs.md): a simulation can train the missing, too."""
+
+    every: int = _f(0, "rounds between two diagnoses, each of which costs a whole round; 0: never", least=0)
 
 
 @dataclass(frozen=True)
@@ -163,7 +181,7 @@ class Config:
     )
     data: Plug = _plug("digits", "the data set: digits, cifar10, or your own")
     partition: Plug = _plug("groups", "who holds which samples: groups, iid, shards, dirichlet", groups=2)
-    model: Plug = _plug("cnn", "the model: cnn, mlp, resnet20, or your own")
+    model: Plug = _plug("cnn", "the model: cnn, mlp, resnet20, pfl_cnn, or your own")
     pruning: Pruning = field(default_factory=Pruning)
     local: Local = field(default_factory=Local)
     uplink: Plug = _plug(
@@ -174,6 +192,7 @@ class Config:
     wire: Wire = field(default_factory=Wire)
     engine: Engine = field(default_factory=Engine)
     evaluation: Evaluation = field(default_factory=Evaluation)
+    diagnostics: Diagnostics = field(default_factory=Diagnostics)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     track: Track = field(default_factory=Track)
 
@@ -216,6 +235,9 @@ def examine(table: Mapping[str, Any]) -> tuple[Config, list[str]]:
     if cohort > clients and ("clients" in values or "clients" not in table):
         problems.append(f"cohort must be at most clients ({clients}), got {cohort}")
         del values["cohort"]
+    wire = values.get("wire", Wire())
+    if wire.feedback and wire.values in ("auto", "absolute", "difference"):
+        problems.append(f"wire.feedback needs lossy wire.values, got {wire.values!r}")
     names = [arm.name for arm in values.get("arms", ())]
     problems += [f"arms: the name {n!r} is used twice" for n in sorted(set(names)) if names.count(n) > 1]
     problems += [

@@ -17,6 +17,8 @@ from safari.errors import ConfigError, SafariError
 
 # --- what is refused
 
+NAMES = ", ".join(sorted(RULES))
+
 
 BAD: list[tuple[Any, str]] = [
     (vector(1, math.nan, 2), "1 numbers are NaN or infinite"),
@@ -115,7 +117,7 @@ def test_step_leaves_the_old_server_and_the_updates_alone() -> None:
         ({"clients": 0}, "clients must be at least 1, got 0"),
         (
             {"rule": "safary"},
-            "rule must be one of drop, perfect, safari; got 'safary' (did you mean 'safari'?)",
+            f"rule must be one of {NAMES}; got 'safary' (did you mean 'safari'?)",
         ),
         ({"weights": [1, 2]}, "weights must hold a positive, finite number for each of the 3 clients"),
         ({"weights": [1, 0, 2]}, "weights must hold a positive, finite number for each of the 3 clients"),
@@ -165,14 +167,14 @@ def test_only_perfect_overrides_the_network() -> None:
 
 
 def test_a_users_rule_with_a_memory() -> None:
-    """x + Σ a Δ + Σ b y: here a third of each arrival's step, and the memory's numbers added at 0.5."""
+    """x + Σ a Δ + Σ b (z - x): a third of each arrival's step, and half of the way to the recalled model."""
 
     def apply(state: dict[str, Tensor], round: Round) -> tuple[Decision, dict[str, Tensor]]:
         share = torch.full((len(round.arrived),), 1 / 3, dtype=torch.float64)
         return Decision(share, torch.tensor([0.5]), state["memory"]), {"memory": state["memory"] + 1}
 
     rule = Compensation(lambda clients, size, device: {"memory": torch.full((1, size), 2.0)}, apply)
-    server, outcome = Server.start(vector(3, 3, 3), 3, rule).step({1: vector(6, 3, 0)})
-    torch.testing.assert_close(server.model, vector(3 + 1 + 1, 3 + 1, 3 - 1 + 1))
+    server, outcome = Server.start(vector(3, 3, 3), 3, rule).step({1: vector(6, 3, 9)})
+    torch.testing.assert_close(server.model, vector(3 + 1 - 0.5, 3 - 0.5, 3 + 2 - 0.5))
     assert outcome.stand_ins == {}
     assert server.state["memory"].tolist() == [[3, 3, 3]]

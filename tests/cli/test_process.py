@@ -17,10 +17,13 @@ import pytest
 
 import safari as package
 from runs.kit import TINY, checkpoints, environment, leftovers, python, results
+from safari.aggregation import RULES
 from safari.config import parse
 from safari.toml import to_toml
 
 FAST = ["--set", "model.name=mlp", "--set", "local.steps=1", "--set", "engine.threads=1"]
+
+NAMES = ", ".join(sorted(RULES))
 
 
 def safari(*arguments: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
@@ -73,9 +76,9 @@ def test_a_config_with_six_mistakes_is_told_all_of_them(tmp_path):
         "ronuds is not a field (did you mean 'rounds'?)",
         "clients must be at least 1, got 0",
         "pruning.sparsity must be below 1.0, got 1.0",
-        f"model.name must be one of cnn, mlp, resnet20; got 'cnnn' (did you mean 'cnn'?){own}",
+        f"model.name must be one of cnn, mlp, pfl_cnn, resnet20; got 'cnnn' (did you mean 'cnn'?){own}",
         "uplink.q is not an option (allowed: p)",
-        f"arms must be one of drop, perfect, safari; got 'safri' (did you mean 'safari'?){own}",
+        f"arms must be one of {NAMES}; got 'safri' (did you mean 'safari'?){own}",
     ]
     assert done.stderr == "".join(f"error: {line}\n" for line in problems)
     assert (done.returncode, done.stdout) == (2, "")
@@ -150,9 +153,10 @@ def complete(cwd: Path, *words: str) -> list[str]:
 
 
 def test_a_shell_is_offered_commands_options_keys_and_names(tmp_path):
-    commands = ["completion", "init", "list", "resume", "run", "show", "validate", "wire"]
+    commands = ["completion", "init", "list", "reproduce", "resume", "run", "show", "validate", "view",
+                "wire"]  # fmt: skip
     assert complete(tmp_path, "") == commands
-    assert complete(tmp_path, "re") == ["resume"]
+    assert complete(tmp_path, "re") == ["reproduce", "resume"]
     assert {"--set", "--seeds", "--out", "--json"} <= set(complete(tmp_path, "run", "--"))
     assert complete(tmp_path, "run", "--set", "pruning.") == [
         "pruning.pruner=",

@@ -9,6 +9,7 @@ import torch
 
 import safari
 from engine.kit import SMALL, play, records, world_of
+from safari.aggregation import RULES
 from safari.config import parse
 from safari.engine import ENGINES, check
 from safari.runs import RunFolder
@@ -81,7 +82,7 @@ def stale(*, trust: float = 0.5):
         memory[round.arrived] = round.models - round.global_model
         a = round.weights[round.present]
         b = trust * round.weights[~round.present]
-        decision = safari.Decision(a, b, memory[round.missing])
+        decision = safari.Decision(a, b, round.global_model + memory[round.missing])
         return decision, {"memory": memory, "seen": state["seen"] + 1}
     return safari.Compensation(init, apply)
 
@@ -132,6 +133,8 @@ def beyond(labels, clients, rng):
 
 number = 7
 '''
+
+NAMES = ", ".join(sorted(RULES))
 
 
 @pytest.fixture
@@ -283,7 +286,7 @@ def test_wrong_rules_and_pruners(mine, tmp_path):
     mine["pruning"] = {"pruner": "mine.py:number"}
     assert check(parse(mine)) == [
         "pruning.pruner: pruner must be a name, a Pruner or a score function, got 7",
-        "arms must be one of drop, perfect, safari; got 'dorp' (did you mean 'drop'?); "
+        f"arms must be one of {NAMES}; got 'dorp' (did you mean 'drop'?); "
         "your own goes in as file.py:name or package.module:name",
         "arms: mine.py:not_a_link must return a Compensation, got 3",
         "arms.x is not an option (allowed: none)",
@@ -321,7 +324,7 @@ def test_problems_of_all_kinds_are_collected_at_once():
         "your own goes in as file.py:name or package.module:name",
         "downlink.burst must be a number, got 'long'",
         "downlink.bets is not an option (allowed: p, burst, good, bad)",
-        "arms must be one of drop, perfect, safari; got 'safri' (did you mean 'safari'?); "
+        f"arms must be one of {NAMES}; got 'safri' (did you mean 'safari'?); "
         "your own goes in as file.py:name or package.module:name",
     ]
     mended = {**wrong, "partition": {"name": "iid"}}
@@ -343,7 +346,7 @@ def test_data_that_is_not_there_does_not_hide_the_rest(tmp_path):
     wrong = {"data": {"name": "cifar10", "root": str(tmp_path)}, "model": {"name": "cnnn"}}
     lines = check(parse(wrong))
     assert len(lines) == 2
-    assert lines[0].startswith("model.name must be one of cnn, mlp, resnet20; got 'cnnn'")
+    assert lines[0].startswith("model.name must be one of cnn, mlp, pfl_cnn, resnet20; got 'cnnn'")
     assert lines[1].startswith(f"cifar10: expected {tmp_path}/cifar-10-batches-bin or ")
     with pytest.raises(safari.errors.DataError):
         safari.run({"data": wrong["data"]}, tmp_path / "run")

@@ -254,12 +254,57 @@ def make(name: str, clients: int = 10, **options: Any) -> Callable[[], object]:
             make("gilbert-elliott", p=0.3, burst=2.33),
             "burst must be at least 2.34 to reach p = 0.3, got 2.33",
         ),
+        (make("silence", p=2), "p must lie between 0 and 1, got 2.0"),
+        (make("silence", start=-1), "start must be at least 0, got -1"),
+        (make("silence", start=7, stop=7), "stop must be above start (7), got 7"),
+        (make("silence", start=1, stop=7, every=6), "every must be 0 or at least stop (7), got 6"),
+        (make("silence", who=[]), "who must name at least one client, got an empty list"),
+        (make("silence", who=[3, 10]), "who must hold ids from 0 to 9, got 10"),
+        (make("come-and-go", p=-1), "p must lie between 0 and 1, got -1.0"),
+        (make("come-and-go", stay=0.5), "stay must be at least 1, got 0.5"),
+        (make("come-and-go", away=math.nan), "away must be at least 1, got nan"),
     ],
 )
 def test_errors_name_the_option_the_limit_and_the_value(build: Callable[[], object], text: str) -> None:
     with pytest.raises(ConfigError) as error:
         build()
     assert str(error.value) == text
+
+
+@pytest.mark.parametrize(
+    ("every", "silent"), [(0, {3, 4, 5}), (10, {3, 4, 5, 13, 14, 15}), (6, {3, 4, 5, 9, 10, 11, 15, 16, 17})]
+)
+def test_silence_takes_these_clients_in_these_rounds_alone(every: int, silent: set[int]) -> None:
+    link = LINKS["silence"](p=[1.0, 0.5, 1.0], who=[0, 1], start=3, stop=6, every=every)
+    for t in range(18):
+        wanted = [0.0, 0.0, 1.0] if t in silent else [1.0, 0.5, 1.0]
+        assert chances(link, t, 3) == pytest.approx(wanted)
+
+
+def test_come_and_go_has_stretches_of_the_lengths_asked_for() -> None:
+    """With p = 1 a client's presence can be seen: geometric stretches, within 5 standard errors."""
+    stay, away, rounds, clients = 12.0, 4.0, 4000, 50
+    link = LINKS["come-and-go"](p=1.0, stay=stay, away=away)
+    rng, state, seen = np.random.default_rng(1), link.init(setting(clients)), []
+    for t in range(rounds):
+        delivered, state = link.apply(state, t, rng)
+        seen.append(delivered)
+    found: dict[bool, list[int]] = {True: [], False: []}
+    for row in np.array(seen).T:
+        cuts = np.flatnonzero(np.diff(row)) + 1
+        for stretch in np.split(row, cuts)[1:-1]:
+            found[bool(stretch[0])].append(len(stretch))
+    for present, mean in ((True, stay), (False, away)):
+        lengths = found[present]
+        error = math.sqrt(mean * (mean - 1) / len(lengths))
+        assert abs(np.mean(lengths) - mean) < 5 * error
+
+
+def test_come_and_go_loses_messages_of_those_who_are_there() -> None:
+    link = LINKS["come-and-go"](p=0.25, stay=1e12, away=1.0)
+    state = link.init(setting(4000))
+    delivered, _ = link.apply(state, 0, np.random.default_rng(2))
+    assert abs(delivered.mean() - 0.25) < 5 * math.sqrt(0.25 * 0.75 / 4000)
 
 
 @given(p=st.floats(0.01, 0.99))

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from safari.errors import ConfigError
-from safari.models import MODELS, Layout, cnn, mlp, resnet20
+from safari.models import MODELS, Layout, cnn, mlp, pfl_cnn, resnet20
 
 
 def count(module: nn.Module) -> int:
@@ -34,6 +34,21 @@ def test_resnet20_by_hand() -> None:
     assert len(convolutions) == 19
     assert all(c.kernel_size == (3, 3) and c.bias is None for c in convolutions)  # so no 1x1 shortcut
     assert sum(isinstance(m, nn.Linear) for m in module.modules()) == 1
+
+
+def test_pfl_cnn_by_hand() -> None:
+    """32x32 loses 2 to each convolution without padding, and half to the pooling: 14x14 of 64 channels."""
+    convolutions = (3 * 9 + 1) * 32 + (32 * 9 + 1) * 64
+    dense = (64 * 14 * 14 + 1) * 128 + (128 + 1) * 10
+    module = pfl_cnn((3, 32, 32), 10)
+    assert count(module) == convolutions + dense == 1_626_442
+    assert [layer.p for layer in module if isinstance(layer, nn.Dropout)] == [0.25, 0.5]
+    weights = [layer.weight for layer in module if isinstance(layer, nn.Conv2d | nn.Linear)]
+    for weight in weights:  # Glorot's bound, and nearly reached
+        field = weight[0, 0].numel() if weight.ndim == 4 else 1
+        bound = (6 / ((weight.shape[0] + weight.shape[1]) * field)) ** 0.5
+        assert 0.95 * bound < float(weight.detach().abs().max()) <= bound
+    assert module(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
 
 
 def test_the_shortcuts_subsample_and_pad_with_zeros() -> None:
@@ -84,6 +99,8 @@ def test_resnet20_forward_written_out() -> None:
     ("shape", "classes"), [((1, 8, 8), 10), ((3, 32, 32), 10), ((2, 5, 7), 1), ((1, 4, 4), 100)]
 )
 def test_every_model_takes_any_picture(name: str, shape: tuple[int, ...], classes: int) -> None:
+    if name == "pfl_cnn":  # it does not pad, and so needs two pixels more
+        shape = (shape[0], shape[1] + 2, shape[2] + 2)
     module = MODELS[name](shape, classes)
     assert module(torch.zeros(2, *shape)).shape == (2, classes)
     assert Layout.of(module).prunable_count > 0

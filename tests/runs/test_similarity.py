@@ -13,7 +13,7 @@ import safari
 from runs.kit import TINY
 from safari.errors import RunError
 from safari.runs import RunFolder, Saved, Trial, read_checkpoint, read_lines
-from safari.runs.similarity import MOST_CLIENTS, due, from_line, to_line
+from safari.runs.similarity import MOST_CLIENTS, due, from_line, matrix_of, to_line
 
 
 def test_pictures_are_taken_ever_more_rarely():
@@ -77,3 +77,28 @@ def test_loading_cuts_the_pictures_back_to_the_checkpoint(tmp_path):
     trial.checkpoint.unlink()
     assert trial.load() is None
     assert trial.similarity.read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ({}, None),
+        ({"similarity": np.zeros((3, 3))}, None),
+        ({"similarity": np.full((2, 2), -1.5)}, [[-1.5, -1.5]] * 2),
+        ({"similarity": np.full((2, 2), 6.0), "met": np.full((2, 2), 4.0)}, [[1.5, 1.5]] * 2),
+        ({"cosine": np.full((2, 2), 1.0), "met": np.zeros((2, 2))}, [[None, None]] * 2),
+    ],
+)
+def test_a_rule_says_by_name_how_alike_it_holds_clients_for(state, expected):
+    found = matrix_of(state, 2)
+    if expected is None:
+        assert found is None
+    else:
+        assert [[None if np.isnan(v) else float(v) for v in row] for row in found] == expected
+
+
+def test_rules_that_keep_running_sums_have_pictures_of_means(tmp_path):
+    safari.run({**TINY, "arms": [{"name": "mean", "rule": "fl-fdms"}]}, tmp_path / "run")
+    trial = RunFolder.open(tmp_path / "run").trial("mean", 0)
+    last = from_line(list(read_lines(trial.similarity))[-1])
+    assert np.nanmax(np.abs(last)) <= 1.0, "a cosine, not a sum of them"

@@ -8,10 +8,26 @@ from pathlib import Path
 import numpy as np
 
 from safari.wire import Shared, decode, decode_packet, encode, packets
-from wire.samples import EXACT_MODES, EXTREMES, LOSSY_MODES, MASK_MODES, lossy, small_layout, small_model
+from wire.samples import (
+    EXACT_MODES,
+    EXTREMES,
+    LOSSY_MODES,
+    MASK_MODES,
+    lossy,
+    small_layout,
+    small_model,
+    wide_layout,
+    wide_model,
+)
 
 FOLDER = Path(__file__).parents[1] / "vectors"
-AS_PACKETS = {"calm-absolute-coded", "calm-difference-flips", "calm-int8-flips-relative"}
+AS_PACKETS = {
+    "calm-absolute-coded",
+    "calm-difference-flips",
+    "calm-int8-flips-relative",
+    "calm-step-coded",
+    "two-sizes-absolute-coded",
+}
 
 
 def cases():
@@ -28,6 +44,10 @@ def cases():
                 guess = {"known": mask, "flips": predicted, "coded": None}[mode]
                 shared = Shared(layout, reference if values == "difference" else None, guess)
                 yield f"{name}-{values}-{mode}", numbers, mask, values, shared, mode
+    wide = wide_layout()
+    for name in ("blanks", "stripes"):
+        numbers, kept, base = wide_model(wide, name == "stripes")
+        yield f"{name}-step-coded", numbers, kept, "step", Shared(wide, base), "coded"
     for values in LOSSY_MODES:
         yield f"calm-{values}-coded", vector, mask, values, Shared(layout), "coded"
         shared = Shared(layout, reference, predicted)
@@ -43,11 +63,20 @@ def digits(mask):
 
 
 def main():
-    layout = small_layout()
     FOLDER.mkdir(exist_ok=True)
     files = {}
+    layouts = {
+        name: {"names": layout.names, "sizes": layout.sizes, "prunable": layout.prunable}
+        | {"reference": hexadecimal(model[2])}
+        for name, layout, model in (
+            ("small", small_layout(), small_model(small_layout())),
+            ("blanks", wide_layout(), wide_model(wide_layout())),
+            ("stripes", wide_layout(), wide_model(wide_layout(), True)),
+        )
+    }
     for name, vector, mask, values, shared, mask_mode in cases():
         needs = {
+            "layout": name.split("-")[0] if name.split("-")[0] in layouts else "small",
             "reference": shared.reference is not None,
             "predicted": None if shared.predicted_mask is None else digits(shared.predicted_mask),
         }
@@ -63,14 +92,7 @@ def main():
                 part = decode_packet(data, shared)
                 says = {"first": part.first, "vector": hexadecimal(part.vector), "mask": digits(part.mask)}
                 files[f"{name}.{number}.bin"] = needs | says
-    index = {
-        "names": layout.names,
-        "sizes": layout.sizes,
-        "prunable": layout.prunable,
-        "reference": hexadecimal(small_model(layout)[2]),
-        "files": files,
-    }
-    (FOLDER / "index.json").write_text(json.dumps(index, indent=1) + "\n")
+    (FOLDER / "index.json").write_text(json.dumps({"layouts": layouts, "files": files}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

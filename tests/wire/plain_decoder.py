@@ -83,7 +83,7 @@ def decode(data, names, sizes, prunable, reference=None, predicted=None):
     wire_reference = None if reference is None else [reference[p] for p in places]
     wire_predicted = None if predicted is None else [predicted[p] for p in places][:limit]
 
-    frame = data[:4] == b"SAF\x01"
+    frame = data[:4] == b"SAF\x02"
     modes, code = (data[4], data[5]) if frame else (data[1], data[0] & 15)
     mode, mask_mode, relative = modes & 15, modes >> 4 & 3, bool(modes & 64)
     digests = [layout_digest(names, sizes, prunable)]
@@ -101,7 +101,7 @@ def decode(data, names, sizes, prunable, reference=None, predicted=None):
         assert data[18:at] == b"".join(digests[1:])
         source, first, span = Input(data, at), 0, total
     else:
-        assert data[0] >> 4 == 0xA
+        assert data[0] >> 4 == 0xB
         assert data[2] == context[0]
         source = Input(data, 7)
         first, span = source.varint(), source.varint()
@@ -134,11 +134,13 @@ def decode(data, names, sizes, prunable, reference=None, predicted=None):
 
 
 def bitmap(source, sizes):
-    packed, riced = [], []
+    packed, modelled, riced = [], [], []
     for number, size in enumerate(sizes):
         tag = source.byte()
         if tag == 31:
             packed.append(number)
+        elif tag & 127 == 32:
+            modelled.append((number, tag >> 7, source.byte(), source.byte()))
         else:
             riced.append((number, tag & 127, tag >> 7, source.varint()))
         assert size > 0
@@ -148,6 +150,11 @@ def bitmap(source, sizes):
         for number in packed:
             bits[number] = [plain.field(1) for _ in range(sizes[number])]
             plain.align()
+    for number, complement, density, blanks in modelled:
+        words = mask_words(density, blanks)
+        row = Input(bytes(words_of(source, words, (sizes[number] + 7) // 8)), 0)
+        bits[number] = [row.field(1) ^ complement for _ in range(sizes[number])]
+    source.align()
     counts = sum(count for *_, count in riced)
     quotients = [source.unary() for _ in range(counts)]
     source.align()
@@ -161,6 +168,67 @@ def bitmap(source, sizes):
     return [bit for segment in bits for bit in segment]
 
 
+def code_words(weights):
+    """Canonical Huffman: (length, word) -> symbol."""
+    used = [s for s in range(len(weights)) if weights[s]]
+    floor = max(1, sum(weights) // 2**15)
+    while True:
+        lengths = depths([max(weights[s], floor) for s in used])
+        if max(lengths) <= 15:
+            break
+        floor *= 2
+    words, word, before = {}, 0, 0
+    for length, symbol in sorted(zip(lengths, used, strict=True)):
+        word <<= length - before
+        words[length, word] = symbol
+        word, before = word + 1, length
+    return words
+
+
+def depths(weights):
+    if len(weights) == 1:
+        return [1]
+    nodes = [(weight, number, [number]) for number, weight in enumerate(weights)]
+    out = [0] * len(weights)
+    made = len(weights)
+    while len(nodes) > 1:
+        nodes.sort(key=lambda node: node[:2])
+        a, b, *nodes = nodes
+        for leaf in a[2] + b[2]:
+            out[leaf] += 1
+        nodes.append((a[0] + b[0], made, a[2] + b[2]))
+        made += 1
+    return out
+
+
+def words_of(source, words, count):
+    row = []
+    for _ in range(count):
+        length, word = 0, 0
+        while (length, word) not in words:
+            length, word = length + 1, word << 1 | source.field(1)
+        row.append(words[length, word])
+    return row
+
+
+def mask_words(density, blanks):
+    weights = []
+    for byte in range(256):
+        k = bin(byte).count("1")
+        weights.append((64 - blanks) * density**k * (128 - density) ** (8 - k))
+    weights[0] += blanks * 2**56
+    return code_words(weights)
+
+
+LEVELS = [65536, 46341, 32768, 23170, 16384, 11585, 8192, 5793, 4096, 2896, 1448, 724, 362, 181, 64, 0]
+
+
+def table(source, count):
+    levels = [source.field(4) for _ in range(count)]
+    source.align()
+    return [LEVELS[level] for level in levels]
+
+
 def row_of_symbols(source, count):
     if count == 0:
         return []
@@ -168,6 +236,16 @@ def row_of_symbols(source, count):
     if coder == 0:
         row = list(zlib.decompress(source.take(source.varint()), -15))
         assert len(row) == count
+        return row
+    if coder in (1, 2):
+        if coder == 1:
+            first, more = source.byte(), source.byte()
+            weights = [0] * first + table(source, more + 1)
+        else:
+            halves = table(source, 16)
+            weights = [halves[byte % 16] * halves[byte // 16] for byte in range(256)]
+        row = words_of(source, code_words(weights), count)
+        source.align()
         return row
     k, centre = coder - 8, source.byte()
     quotients = [source.unary() for _ in range(count)]
@@ -208,9 +286,9 @@ def values(source, mode, code, kept, inside, base):
     n = len(kept)
     scales = []
     if mode in (4, 5):
-        scales = [as_float(source.field(32)) for _ in inside]
+        scales = [as_float(source.field(16) << 16) for _ in inside]
     elif mode == 6:
-        scales = [as_float(source.field(32))]
+        scales = [as_float(source.field(16) << 16)]
     if mode >= 4 and code == 4:
         symbols = [half for byte in row_of_symbols(source, (n + 1) // 2) for half in (byte & 15, byte >> 4)][
             :n
@@ -218,6 +296,7 @@ def values(source, mode, code, kept, inside, base):
     else:
         symbols = row_of_symbols(source, n)
     out = []
+    negative = False
     for i, s in enumerate(symbols):
         if mode == 0:
             field = source.field(24)
@@ -244,6 +323,8 @@ def values(source, mode, code, kept, inside, base):
                 scale = next(
                     x for x, (low, high) in zip(scales, inside, strict=True) if low <= kept[i] < high
                 )
-            number = unzigzag(start + source.field(width)) * scale
+            whole = unzigzag(start + source.field(width))
+            negative ^= whole < 0
+            number = (-abs(whole) if negative else abs(whole)) * scale
         out.append(as_bits(number if base is None else as_float(base[i]) + number))
     return out

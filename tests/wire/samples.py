@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from safari.wire import Lossy, WireLayout
+from safari.wire.symbols import unchained
 
 EXACT_MODES = ("absolute", "difference")
 LOSSY_MODES = ("bf16", "fp16", "int8", "qsgd", "step")
@@ -42,6 +43,22 @@ def small_layout():
         [220, 90, 5, 0, 5, 40],
         [True, True, False, True, False, True],
     )
+
+
+def wide_layout():
+    return WireLayout(["wide.weight"], [1600], [True])
+
+
+def wide_model(layout, stripes=False):
+    """Half of its bytes blank (or all of them alike), and most numbers moved the way of the last that did."""
+    rng = np.random.default_rng(1)
+    mask = (rng.random(layout.d) < 0.4) & np.repeat(rng.random(layout.d // 8) < 0.5, 8)
+    if stripes:
+        mask = np.arange(layout.d) % 8 < 4
+    reference = rng.normal(0, 0.1, layout.d).astype(np.float32)
+    steps = np.zeros(layout.d, np.float32)
+    steps[mask] = unchained(rng.choice([-1, 0, 1], int(mask.sum()), p=[0.1, 0.15, 0.75]).astype(np.int32))
+    return np.where(mask, reference + np.float32(1e-3) * steps, np.float32(0)), mask, reference
 
 
 def small_model(layout, seed=0, density=0.2):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from safari.errors import WireError
-from safari.wire.bitmap import COMPLEMENT, PACKED, decode_bitmap, encode_bitmap
+from safari.wire.bitmap import COMPLEMENT, MODELLED, PACKED, decode_bitmap, encode_bitmap
 from safari.wire.bits import Reader, binary_bits, varint
 
 
@@ -59,7 +59,12 @@ def test_one_segment_by_hand():
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (bytes([25, 1]), r"^mask tag must be 31 or a Rice parameter up to 24, got 25 \(at byte 0\)$"),
+        (bytes([25, 1]), r"^mask tag must be 31, 32 or a Rice parameter up to 24, got 25 \(at byte 0\)$"),
+        (bytes([32, 0, 0]), r"^mask model must be 1 to 127 and 0 to 63, got 0 and 0 \(at byte 1\)$"),
+        (bytes([32, 128, 0]), r"^mask model must be 1 to 127 and 0 to 63, got 128 and 0 \(at byte 1\)$"),
+        (bytes([160, 64, 64]), r"^mask model must be 1 to 127 and 0 to 63, got 64 and 64 \(at byte 1\)$"),
+        (bytes([32, 64]), r"^mask model needs 2 bytes, 1 are left \(at byte 1\)$"),
+        (bytes([32, 64, 0]), r"^mask bits must hold 1 code words \(at byte 3\)$"),
         (bytes([0, 9]), r"^mask count must be at most 8, got 9 \(at byte 1\)$"),
         (bytes([1, 2, 0b1010]), r"^mask remainders needs 1 bytes, 0 are left \(at byte 3\)$"),
         (bytes([1, 1, 0b10000, 1]), r"^mask gaps run beyond the end of their segment \(at byte 3\)$"),
@@ -72,7 +77,23 @@ def test_every_count_is_checked(data, problem):
 
 
 def test_packed_padding_must_be_clean():
-    whole = encode_bitmap(np.array([1, 0, 1, 0, 1, 0, 1, 1] * 2, bool), np.array([16]))
-    assert whole[0] == PACKED
-    with pytest.raises(WireError, match=r"^mask bits beyond the end of a segment must be 0"):
-        decode_bitmap(Reader(whole), np.array([13]))
+    blanks = np.random.default_rng(0).random(800) < 0.4 * np.repeat(np.arange(100) % 2, 8)
+    for row, tag in (([1, 0, 1, 0, 1, 0, 1, 1] * 40, PACKED), ([*blanks, *[1] * 8], MODELLED)):
+        whole = encode_bitmap(np.array(row, bool), np.array([len(row)]))
+        assert whole[0] & ~COMPLEMENT == tag
+        with pytest.raises(WireError, match=r"^mask bits beyond the end of a segment must be 0"):
+            decode_bitmap(Reader(whole), np.array([len(row) - 3]))
+
+
+def test_blank_bytes_cost_less_than_their_bits():
+    rng = np.random.default_rng(0)
+    bits = (rng.random((400, 8)) < 0.4) & (rng.random((400, 1)) < 0.5)
+    data = encode_bitmap(bits.ravel(), np.array([3200]))
+    assert data[0] == MODELLED
+    assert abs(data[1] / 128 - 0.4) < 0.03
+    assert abs(data[2] / 64 - 0.5) < 0.1
+    assert len(data) < 0.85 * binary_bits(int(bits.sum()), 3200) / 8
+    flipped = encode_bitmap(~bits.ravel(), np.array([3200]))
+    assert flipped[0] == MODELLED | COMPLEMENT
+    assert flipped[1:] == data[1:]
+    assert (decode_bitmap(Reader(flipped), np.array([3200])) == ~bits.ravel()).all()

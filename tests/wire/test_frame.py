@@ -169,11 +169,11 @@ def test_arguments_are_checked():
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda f: b"SAF\x02" + f[4:], r"^magic must be 53414601, got 53414602 \(at byte 0\)$"),
+        (lambda f: b"SAF\x01" + f[4:], r"^magic must be 53414602, got 53414601 \(at byte 0\)$"),
         (lambda f: f[:3], r"^magic needs 4 bytes, 3 are left \(at byte 0\)$"),
         (lambda f: f[:-1], r"^checksum must be [0-9a-f]{8}, got [0-9a-f]{8} \(at byte 14\)$"),
-        (lambda f: f[:4] + b"\x27" + f[5:], r"^modes byte 0x27 is not one of version 1 \(at byte 4\)$"),
-        (lambda f: f[:4] + b"\xa0" + f[5:], r"^modes byte 0xa0 is not one of version 1 \(at byte 4\)$"),
+        (lambda f: f[:4] + b"\x27" + f[5:], r"^modes byte 0x27 is not one of version 2 \(at byte 4\)$"),
+        (lambda f: f[:4] + b"\xa0" + f[5:], r"^modes byte 0xa0 is not one of version 2 \(at byte 4\)$"),
         (lambda f: f[:4] + b"\x21" + f[5:], r"^difference mode must be relative \(at byte 4\)$"),
         (lambda f: f[:4] + b"\x60" + f[5:], r"^absolute mode must not be relative \(at byte 4\)$"),
         (lambda f: f[:4] + b"\x20\x01" + f[6:], r"^code of absolute mode must be at most 0, got 1"),

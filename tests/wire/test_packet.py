@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from safari.errors import SafariError, WireError
-from safari.wire import Shared, SharedKnowledgeError, covered, decode_packet, encode, merge, packets
+from safari.wire import Shared, SharedKnowledgeError, covered, decode, decode_packet, encode, merge, packets
 from wire.samples import (
     EXACT_MODES,
     LOSSY_MODES,
@@ -73,10 +73,25 @@ def test_step_packets_share_the_step_of_the_whole_model():
     rng = np.random.default_rng(0)
     vector = (rng.normal(size=4000) * np.repeat([0.01, 1.0], 2000)).astype(np.float32)
     mask = np.ones(4000, bool)
-    step = np.sqrt(np.mean(vector.astype(np.float64) ** 2))
     datagrams = packets(vector, mask, layout, limit=300, values="step")
     found = merge((decode_packet(data, layout) for data in datagrams), layout).vector
+    step = np.unique(np.abs(found))[1]
+    rms = np.sqrt(np.mean(vector.astype(np.float64) ** 2))
+    assert abs(step / rms - 1) < 2**-8
     assert np.allclose(found / step, np.rint(vector / step), atol=1e-5)
+
+
+@pytest.mark.parametrize("values", [*EXACT_MODES, *LOSSY_MODES])
+def test_packets_say_what_the_frame_says(values):
+    layout = small_layout()
+    vector, mask, reference, predicted = small_model(layout)
+    shared = Shared(layout, reference, predicted)
+    frame = decode(encode(vector, mask, shared, values=values, lossy=lossy()), shared)
+    datagrams = packets(vector, mask, shared, limit=60, values=values, lossy=lossy())
+    assert len(datagrams) > 1
+    merged = merge((decode_packet(data, shared) for data in datagrams), layout)
+    assert same_bits(merged.vector, frame.vector)
+    assert (merged.mask == frame.mask).all()
 
 
 def test_packets_cost_little_more_than_a_frame():
@@ -133,8 +148,8 @@ def test_limit_too_small_for_one_number():
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda f: b"\xb0" + f[1:], r"^magic must be 0xa0, got 0xb0 \(at byte 0\)$"),
-        (lambda f: b"\xa1" + f[1:], r"^code of absolute mode must be at most 0, got 1 \(at byte 1\)$"),
+        (lambda f: b"\xa0" + f[1:], r"^magic must be 0xb0, got 0xa0 \(at byte 0\)$"),
+        (lambda f: b"\xb1" + f[1:], r"^code of absolute mode must be at most 0, got 1 \(at byte 1\)$"),
         (lambda f: f[:6], r"^checksum needs 4 bytes, 3 are left \(at byte 3\)$"),
         (lambda f: f[:-1], r"^checksum must be [0-9a-f]{8}, got [0-9a-f]{8} \(at byte 3\)$"),
     ],

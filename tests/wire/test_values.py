@@ -10,10 +10,12 @@ from safari.wire.bits import Reader
 from safari.wire.symbols import (
     NIBBLES,
     alphabet,
+    chained,
     decode_symbols,
     encode_symbols,
     pair,
     to_symbols,
+    unchained,
     unpair,
     unzigzag,
     zigzag,
@@ -25,20 +27,21 @@ from safari.wire.values import (
     encode_values,
     from_bf16,
     ordered,
-    quantum_of,
+    quantise,
     to_bf16,
     unordered,
+    upward,
 )
 from wire.samples import EXTREMES, lossy
 
-ONE = np.float32(1).tobytes()
-MINUS = np.float32(-1).tobytes()
+ONE = b"\x80\x3f"
 WORDS = st.lists(st.integers(0, 2**32 - 1), max_size=50).map(lambda x: np.array(x, np.uint32))
 
 
 def round_trip(mode, values, base=None, counts=None, choices=None):
     counts = np.array([values.size] if counts is None else counts, np.int64)
-    coded = encode_values(mode, Kept(values, base, counts, values.size), choices or lossy())
+    kept = Kept(values, base, counts, values.size)
+    coded = encode_values(mode, kept, quantise(mode, kept, choices or lossy()))
     return decode_values(mode, coded.code, Reader(coded.data), base, counts)
 
 
@@ -123,7 +126,8 @@ def test_relative_half_rounds_the_difference():
 def test_int8_by_hand():
     values = np.array([127.0, -63.4, 0.6, 2.54, -1.27], np.float32)
     found = round_trip("int8", values, counts=[3, 0, 2])
-    assert found.tolist() == pytest.approx([127, -63, 1, 2.54, -1.28], abs=1e-6)
+    # The scale 2.54 / 127 = 0.02 travels as the next bfloat16, 0.02001953125 = 41 / 2048.
+    assert found.tolist() == [127, -63, 1, 127 * 41 / 2048, -63 * 41 / 2048]
 
 
 def test_step_by_hand():
@@ -137,7 +141,43 @@ def test_step_by_hand():
 
 def test_step_is_set_by_the_prunable_numbers():
     kept = Kept(np.array([3, -3, 100], np.float32), None, np.array([2, 1]), steering=2)
-    assert quantum_of(kept, 0.5) == 1.5
+    found = quantise("step", kept, Lossy(step=0.5))
+    assert found.scales.tolist() == [1.5]
+    assert found.whole.tolist() == [2, -2, 67]
+
+
+def test_a_step_is_longer_where_a_number_would_take_too_many():
+    kept = Kept(np.array([1e-12, 1e3], np.float32), None, np.array([1, 1]), steering=1)
+    found = quantise("step", kept, Lossy())
+    assert 1e3 / 2**30 <= found.scales[0] <= 1e3 / 2**30 * 1.01
+    assert found.whole.max() <= 2**30
+    assert abs(found.whole[1] * float(found.scales[0]) - 1e3) < 1e-6
+
+
+@given(st.lists(st.floats(0, 3e38), min_size=1, max_size=20))
+def test_scales_are_the_next_bfloat16(numbers):
+    numbers = np.array(numbers)
+    scales = upward(numbers)
+    bits = scales.view(np.uint32)
+    assert (scales >= numbers).all()
+    assert not (bits & 0xFFFF).any()
+    below = np.maximum(bits.astype(np.int64) - 0x10000, 0).astype(np.uint32).view(np.float32)
+    assert ((below < numbers) | (bits == 0)).all()
+
+
+def test_scales_beyond_the_largest_number_are_refused():
+    with pytest.raises(SafariError, match=r"^values must be below 3.4e\+38$"):
+        upward(np.array([3.4e38]))
+
+
+@given(st.lists(st.integers(-3, 3), max_size=40).map(lambda x: np.array(x, np.int32)))
+def test_signs_follow_the_last_number_that_is_not_zero(numbers):
+    found = chained(numbers)
+    last = 1
+    for number, turned in zip(numbers.tolist(), found.tolist(), strict=True):
+        assert turned == number * last
+        last = last if number == 0 else (-1 if number < 0 else 1)
+    assert (unchained(found) == numbers).all()
 
 
 def test_nothing_changed_takes_no_step():
@@ -170,14 +210,12 @@ def test_choices_are_checked():
         Lossy(step=0)
     with pytest.raises(SafariError, match=r"^qsgd mode needs rng, the generator that rounds$"):
         round_trip("qsgd", np.ones(3, np.float32), choices=Lossy())
-    with pytest.raises(SafariError, match=r"^step mode needs values below 2147483647 steps, got 1\d{12}$"):
-        round_trip("step", np.ones(3, np.float32), choices=Lossy(step=1e-12))
 
 
 @pytest.mark.parametrize(
     ("mode", "code", "data", "problem"),
     [
-        ("absolute", 0, bytes([5]), r"^symbol coder must be 0 or 8 to 15, got 5 \(at byte 0\)$"),
+        ("absolute", 0, bytes([5]), r"^symbol coder must be 0 to 2 or 8 to 15, got 5 \(at byte 0\)$"),
         (
             "absolute",
             0,
@@ -188,15 +226,24 @@ def test_choices_are_checked():
         (
             "step",
             3,
-            b"\x00\x00\x80\xff" + bytes([8, 0, 1]),
+            b"\x80\xff" + bytes([8, 0, 1]),
             r"^scales must be finite and at least 0 \(at byte 0\)$",
         ),
         (
             "step",
             3,
             ONE + bytes([8, 240, 1]),
-            r"^symbols must be below 240, got 240 \(at byte 4\)$",
+            r"^symbols must be below 240, got 240 \(at byte 2\)$",
         ),
+        (
+            "absolute",
+            0,
+            bytes([1, 250, 6]),
+            r"^table must end at symbol 255, got 256 \(at byte 0\)$",
+        ),
+        ("absolute", 0, bytes([1, 5, 1, 0xFF]), r"^table must hold a symbol \(at byte 3\)$"),
+        ("absolute", 0, bytes([2, 0, 0]), r"^table needs 8 bytes, 2 are left \(at byte 1\)$"),
+        ("absolute", 0, bytes([1, 5, 0, 0]), r"^symbols must hold 1 code words \(at byte 4\)$"),
         (
             "step",
             4,

@@ -10,14 +10,23 @@ import numpy as np
 import pytest
 
 from safari.wire import Shared, WireLayout, decode, decode_packet, encode, inspect, packets
-from safari.wire.bitmap import PACKED
+from safari.wire.bitmap import MAX_RICE, MODELLED, PACKED
+from safari.wire.symbols import DEFLATED, LISTED, PAIRED, RICED
 from safari.wire.values import VALUE_MODES
 from wire import plain_decoder
 from wire.samples import small_layout, small_model
 
 FOLDER = Path(__file__).parents[1] / "vectors"
 INDEX = json.loads((FOLDER / "index.json").read_text())
-LAYOUT = WireLayout(INDEX["names"], INDEX["sizes"], INDEX["prunable"])
+
+
+def layout_of(case):
+    table = INDEX["layouts"][case["layout"]]
+    return WireLayout(table["names"], table["sizes"], table["prunable"])
+
+
+def reference_of(case):
+    return bits_of(INDEX["layouts"][case["layout"]]["reference"]) if case["reference"] else None
 
 
 def bits_of(text):
@@ -30,8 +39,8 @@ def mask_of(text):
 
 def shared_of(case):
     return Shared(
-        LAYOUT,
-        bits_of(INDEX["reference"]).view(np.float32) if case["reference"] else None,
+        layout_of(case),
+        reference_of(case).view(np.float32) if case["reference"] else None,
         None if case["predicted"] is None else mask_of(case["predicted"]),
     )
 
@@ -52,17 +61,18 @@ def test_library_reads_what_was_written(name):
 @pytest.mark.parametrize("name", INDEX["files"])
 def test_page_is_enough_to_read_what_was_written(name):
     case = INDEX["files"][name]
+    layout = layout_of(case)
     first, mask, bits = plain_decoder.decode(
         (FOLDER / name).read_bytes(),
-        INDEX["names"],
-        INDEX["sizes"],
-        INDEX["prunable"],
-        bits_of(INDEX["reference"]).tolist() if case["reference"] else None,
+        layout.names,
+        layout.sizes,
+        layout.prunable,
+        reference_of(case).tolist() if case["reference"] else None,
         None if case["predicted"] is None else mask_of(case["predicted"]).astype(int).tolist(),
     )
     expected_bits, expected_mask = bits_of(case["vector"]), mask_of(case["mask"])
     if case["first"] is None:
-        expected_bits, expected_mask = LAYOUT.to_wire(expected_bits), LAYOUT.to_wire(expected_mask)
+        expected_bits, expected_mask = layout.to_wire(expected_bits), layout.to_wire(expected_mask)
     assert first == (case["first"] or 0)
     assert mask == expected_mask.astype(int).tolist()
     assert bits == expected_bits.tolist()
@@ -78,12 +88,12 @@ def test_golden_files_show_every_mode_and_coder():
     for name, s in seen.items():
         data = (FOLDER / name).read_bytes()
         if s.modes.mask != "known":
-            tags.add(data[s.parts["head"]] == PACKED)
-            tags.add(PACKED in data[s.parts["head"] : s.parts["head"] + 8])
+            tags.add(data[s.parts["head"]] & 127)
         if s.parts["symbols"]:
-            coders.add(data[s.parts["head"] + s.parts["mask"] + s.parts["scales"]] >= 8)
-    assert tags == {False, True}
-    assert coders == {False, True}
+            coders.add(min(data[s.parts["head"] + s.parts["mask"] + s.parts["scales"]], RICED))
+    assert {PACKED, MODELLED} <= tags
+    assert min(tags) <= MAX_RICE
+    assert coders == {DEFLATED, LISTED, PAIRED, RICED}
 
 
 def test_example_on_the_page_runs():

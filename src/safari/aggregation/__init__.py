@@ -1,7 +1,8 @@
 """The server's side (Algorithm 3): similarity, compensation, the weighted sum."""
 
 from safari.aggregation.compensation import Compensation, Decision, Round, combine
-from safari.aggregation.rules import RULES, stand_in
+from safari.aggregation.registry import RULES
+from safari.aggregation.rules import stand_in
 from safari.aggregation.server import Outcome, Server
 from safari.aggregation.similarity import observe, unknown
 

@@ -2,9 +2,11 @@
 
 With the models x_i that arrived and the global model x, every rule is
 
-    x_next = x + Σ_i a_i (x_i - x) + Σ_j b_j y_j
+    x_next = x + Σ_i a_i (x_i - x) + Σ_j b_j (z_j - x)
 
-where y_j are updates that the rule remembered. So a rule only says how much of each it wants.
+where z_j is what the rule takes client j to have sent, from its memory of updates: z_j = x + y_j. So a rule
+only says how much of each it wants. Where the weights do not sum to 1, something of x itself is left; that
+part is kept within what the arrivals kept, so that a weight which all of them cut is cut, as in their mean.
 """
 
 from __future__ import annotations
@@ -51,11 +53,11 @@ class Round:
 
 @dataclass(frozen=True)
 class Decision:
-    """A rule's answer: the weights of the arrivals, of what it remembers, and who stood in for whom."""
+    """A rule's answer: the weights of the arrivals, of the models it recalls, and who stood in for whom."""
 
     a: Tensor
     b: Tensor | None = None
-    memory: Tensor | None = None
+    recalled: Tensor | None = None
     stand_ins: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
@@ -74,10 +76,12 @@ class Compensation:
 def combine(round: Round, decision: Decision) -> Tensor:
     """The weighted sum that every rule ends in."""
     x = round.global_model
-    rest = 1.0 - float(decision.a.sum())
-    out = torch.zeros_like(x) if abs(rest) < _ROUNDING else x * rest
+    rest = 1.0 - float(decision.a.sum()) - (0.0 if decision.b is None else float(decision.b.sum()))
+    out = torch.zeros_like(x)
     if len(decision.a):
-        out = out + decision.a.to(x.dtype) @ round.models
-    if decision.b is not None and decision.memory is not None:
-        out = out + decision.b.to(x.dtype) @ decision.memory
-    return out
+        out = decision.a.to(x.dtype) @ round.models
+    if decision.b is not None and decision.recalled is not None:
+        out = out + decision.b.to(x.dtype) @ decision.recalled
+    if abs(rest) < _ROUNDING:
+        return out
+    return out + rest * (x * (round.models != 0).any(0) if len(round.models) else x)

@@ -1,9 +1,8 @@
-"""The rules that come with the package; a rule's keyword arguments are its options."""
+"""The simple rules and the paper's, and what stand-ins are made of."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ def drop() -> Compensation:
     """Average what arrived, as FedAvg does; the missing have no voice."""
 
     def apply(state: State, round: Round) -> tuple[Decision, State]:
-        return Decision(_share(round)), state
+        return Decision(share(round)), state
 
     return Compensation(lambda clients, size, device: {}, apply)
 
@@ -34,24 +33,17 @@ def safari() -> Compensation:
     """The paper's rule: for each missing client, the most similar that arrived (last seen L2 distance)."""
 
     def init(clients: int, size: int, device: torch.device) -> State:
-        if clients > MOST_CLIENTS_WITH_PAIRS:
-            raise ConfigError(
-                f"clients must be at most {MOST_CLIENTS_WITH_PAIRS} for the rule safari, "
-                f"which remembers every pair; got {clients}"
-            )
+        check_pairs("safari", clients)
         return {"similarity": unknown(clients, device)}
 
     def apply(state: State, round: Round) -> tuple[Decision, State]:
         if len(round.arrived) == 0:
-            return Decision(_share(round)), state
+            return Decision(share(round)), state
         similarity = observe(state["similarity"], round.arrived, round.models[:, : round.parameters])
         seen = similarity[round.missing][:, round.arrived]
-        return stand_in(round, _most_similar(seen)), {"similarity": similarity}
+        return stand_in(round, most_similar(seen)), {"similarity": similarity}
 
     return Compensation(init, apply)
-
-
-RULES: dict[str, Callable[..., Compensation]] = {"perfect": perfect, "drop": drop, "safari": safari}
 
 
 def stand_in(round: Round, mixture: Tensor) -> Decision:
@@ -61,15 +53,21 @@ def stand_in(round: Round, mixture: Tensor) -> Decision:
     """
     present = round.present
     a = round.weights[present] + round.weights[~present] @ mixture
+    return Decision(a, stand_ins=names_of(round, mixture))
+
+
+def names_of(round: Round, mixture: Tensor) -> dict[int, tuple[int, ...]]:
+    """Who speaks for each of the missing, the loudest first; those for whom nobody does are left out."""
     arrived = round.arrived.tolist()
     names = {}
     for client, row in zip(round.missing.tolist(), mixture.tolist(), strict=True):
-        order = sorted(range(len(row)), key=lambda i: (-row[i], i))
-        names[client] = tuple(arrived[i] for i in order if row[i] > 0)
-    return Decision(a, stand_ins=names)
+        order = sorted((i for i in range(len(row)) if row[i] > 0), key=lambda i: (-row[i], i))
+        if order:
+            names[client] = tuple(arrived[i] for i in order)
+    return names
 
 
-def _most_similar(seen: Tensor) -> Tensor:
+def most_similar(seen: Tensor) -> Tensor:
     """All the weight on the most similar arrival; shared equally where no similarity is known."""
     known = ~seen.isnan()
     best = seen.nan_to_num(nan=-torch.inf).argmax(1)
@@ -77,6 +75,16 @@ def _most_similar(seen: Tensor) -> Tensor:
     return torch.where(known.any(1, keepdim=True), one, 1.0 / seen.shape[1])
 
 
-def _share(round: Round) -> Tensor:
+def share(round: Round) -> Tensor:
+    """The arrivals' weights, scaled to sum to 1."""
     weights = round.weights[round.present]
     return weights / weights.sum() if len(weights) else weights
+
+
+def check_pairs(rule: str, clients: int) -> None:
+    """ConfigError when a matrix of all pairs would be too large."""
+    if clients > MOST_CLIENTS_WITH_PAIRS:
+        raise ConfigError(
+            f"clients must be at most {MOST_CLIENTS_WITH_PAIRS} for the rule {rule}, "
+            f"which remembers every pair; got {clients}"
+        )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from safari.aggregation.compensation import Compensation, Round, State, combine
-from safari.aggregation.rules import RULES
+from safari.aggregation.registry import RULES
 from safari.errors import SafariError, one_of
 
 Vector = Tensor | np.ndarray

@@ -23,3 +23,31 @@ def observe(similarity: Tensor, ids: Tensor, models: Tensor) -> Tensor:
     out = similarity.clone()
     out[ids[:, None], ids[None, :]] = -distance.to(out.dtype)
     return out
+
+
+def cosines(updates: Tensor) -> Tensor:
+    """The cosine of every pair of rows; 0 beside a row of zeros.
+
+    >>> cosines(torch.tensor([[3.0, 0.0], [1.0, 1.0], [0.0, 0.0]])).round(decimals=4)
+    tensor([[1.0000, 0.7071, 0.0000],
+            [0.7071, 1.0000, 0.0000],
+            [0.0000, 0.0000, 0.0000]])
+    """
+    unit = torch.nn.functional.normalize(updates, dim=1)
+    return (unit @ unit.T).clamp(-1, 1)
+
+
+def tally(
+    sums: Tensor, counts: Tensor, ids: Tensor, seen: Tensor, keep: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Running sums and counts of what was seen of pairs; what lies back counts `keep` for each later meeting.
+
+    >>> sums, counts = tally(torch.zeros(2, 2), torch.zeros(2, 2), torch.tensor([1]), torch.tensor([[5.0]]))
+    >>> sums.tolist(), counts.tolist()
+    ([[0.0, 0.0], [0.0, 5.0]], [[0.0, 0.0], [0.0, 1.0]])
+    """
+    pairs = (ids[:, None], ids[None, :])
+    sums, counts = sums.clone(), counts.clone()
+    sums[pairs] = keep * sums[pairs] + seen.to(sums.dtype)
+    counts[pairs] = keep * counts[pairs] + 1
+    return sums, counts

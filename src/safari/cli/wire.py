@@ -85,29 +85,19 @@ def bench(
     import numpy as np
 
     from safari.runs.files import write_atomically
-    from safari.wire import bounds, costs, encode, plain_costs
+    from safari.wire import Lossy, bounds, costs, encode, plain_costs
 
     upload = _upload(folder, arm, client)
     layout, shared = upload.shared.layout, upload.shared
     if save is not None:
         write_atomically(save, encode(upload.vector, upload.mask, shared))
     if record is not None:
-        import io
+        from safari.engine.sample import save_upload
 
-        buffer = io.BytesIO()
-        np.savez(
-            buffer,
-            reference=shared.reference,
-            vector=upload.vector,
-            mask=upload.mask,
-            predicted=shared.predicted_mask,
-            names=np.array(layout.names),
-            sizes=np.array(layout.sizes),
-            prunable=np.array(layout.prunable),
-            shapes=np.array(["x".join(map(str, shape)) for shape in upload.shapes]),
-        )
-        write_atomically(record, buffer.getvalue())
-    rows = [*plain_costs(upload.vector, upload.mask, layout), *costs(upload.vector, upload.mask, shared)]
+        save_upload(record, upload)
+    lossy = Lossy(rng=np.random.default_rng(0))
+    rows = plain_costs(upload.vector, upload.mask, layout)
+    rows += costs(upload.vector, upload.mask, shared, lossy=lossy)
     limits = bounds(upload.vector, upload.mask, layout)
     if as_json:
         table = {"costs": [dataclasses.asdict(row) for row in rows], "bounds": dataclasses.asdict(limits)}

@@ -1,6 +1,6 @@
 """What computes the rounds: `reference` reads like Algorithm 1."""
 
-from safari.engine.experiment import ENGINES, Watcher, check, engine_of, ready, resume, run
+from safari.engine.experiment import ENGINES, Watcher, check, engine_of, ready, resume, run, run_seed
 from safari.engine.world import KINDS, Problems, World, assemble, check_names, load_data, rule_of
 
 __all__ = [
@@ -18,4 +18,5 @@ __all__ = [
     "resume",
     "rule_of",
     "run",
+    "run_seed",
 ]

@@ -35,7 +35,7 @@ ENGINES: dict[str, Callable[[World], RoundFunction]] = {
 class Watcher(Protocol):
     """Somebody who follows a run: a progress bar, a tracker.
 
-    One that also has `note(text)` is told, at most once a run, what the engine wants a user to know.
+    One that also has `note(text)` is told what the engine wants a user to know: each thing once a run.
     """
 
     def start(self, run: RunFolder) -> None:
@@ -115,17 +115,26 @@ def _go(run: RunFolder, watchers: Sequence[Watcher], data: Data | None = None) -
         if data is None:
             data = load_data(config)
         for seed in seeds_of(config):
-            world = assemble(config, seed, data)
-            engine = engine_of(config)(world)
-            if seed == config.seed:
-                _describe(run, world)
-                _tell(watchers, getattr(engine, "note", ""))
-            _run_seed(run, world, engine, watchers)
-            # Before the next seed's: two worlds at once may not fit the device.
-            del world, engine
+            run_seed(run, seed, data, watchers)
         summary = summarise(run)
         run.write("summary.json", json.dumps(summary, indent=2) + "\n")
     return summary
+
+
+def run_seed(run: RunFolder, seed: int, data: Data, watchers: Sequence[Watcher] = ()) -> None:
+    """All rounds of one seed that are not done, into a folder that the caller holds (`RunFolder.writing`).
+
+    Seeds share nothing: several processes may each do one of a run.
+    """
+    world = assemble(run.config, seed, data)
+    prepare = engine_of(run.config)
+    if seed == run.config.seed and prepare is vectorised.prepare:
+        _tell(watchers, vectorised.forecast(world))
+    engine = prepare(world)
+    if seed == run.config.seed:
+        _describe(run, world)
+        _tell(watchers, getattr(engine, "note", ""))
+    _run_arms(run, world, engine, watchers)
 
 
 def _describe(run: RunFolder, world: World) -> None:
@@ -163,7 +172,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _run_seed(run: RunFolder, world: World, engine: RoundFunction, watchers: Sequence[Watcher]) -> None:
+def _run_arms(run: RunFolder, world: World, engine: RoundFunction, watchers: Sequence[Watcher]) -> None:
     arms = []
     for arm in run.config.arms:
         trial = run.trial(arm.name, world.seed)

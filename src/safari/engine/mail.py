@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from functools import cached_property
 from statistics import fmean
 
@@ -10,13 +12,14 @@ import torch
 from torch import Tensor
 
 from safari.config import Wire
+from safari.engine.lossy import encodable, seen
 from safari.engine.world import World
 from safari.models import Layout
 from safari.pruning import PRUNERS
 from safari.seeds import generator
-from safari.wire import Lossy, Shared, WireLayout, decode, encode
+from safari.wire import Lossy, Shared, WireLayout, encode, inspect
 
-_EXACT = ("auto", "absolute", "difference")
+EXACT = ("auto", "absolute", "difference")
 
 
 def wire_layout(layout: Layout) -> WireLayout:
@@ -30,33 +33,58 @@ def wire_layout(layout: Layout) -> WireLayout:
 class Mail:
     """One round's messages. Both ends hold the broadcast model; an upload says what the server lacks.
 
-    Exact modes change nothing, so that they are encoded only in the rounds in which bytes are counted;
-    lossy ones are encoded in every round, and the server gets what it would have decoded.
+    Messages are encoded in the rounds in which bytes are counted. Lossy modes are felt in every round: the
+    server gets what it would have decoded. `residual` (`float32[clients, d]`) is what earlier uploads left
+    out, where clients keep that for later; after the round it is the next round's.
     """
 
-    def __init__(self, world: World, x: Tensor, t: int):
+    def __init__(self, world: World, x: Tensor, t: int, residual: Tensor | None = None):
         self._world, self._x, self._t = world, x, t
         every = world.config.wire.every
         self.counts = every > 0 and (t % every == 0 or t + 1 == world.config.rounds)
-        self.lossy = world.config.wire.values not in _EXACT
+        self.lossy = world.config.wire.values not in EXACT
+        self.residual = residual if residual is None else residual.clone()
         self._up: list[int] = []
+        self._modes: Counter[str] = Counter()
 
-    def up(self, client: int, model: Tensor, mask: Tensor) -> Tensor:
-        """A client's model as it arrives at the server."""
-        if not (self.counts or self.lossy) or not bool(torch.isfinite(model).all()):
-            return model
+    def up(self, clients: Sequence[int], models: Tensor, masks: Tensor) -> Tensor:
+        """Clients' models (a row each; one row of masks may stand for all) as they arrive at the server.
+
+        Only for uploads that do arrive: of the others nobody sees anything, and their residual stays. The
+        client learns which they were from its next broadcast, before it looks at its residual again.
+        """
+        if not (self.counts or self.lossy):
+            return models
         wire = self._world.config.wire
-        frame = encode(
-            model.cpu().numpy(),
-            mask.cpu().numpy(),
-            self.shared,
-            values=wire.values,
-            lossy=self._choices(wire, client),
-        )
-        self._up.append(len(frame))
-        if not self.lossy:
-            return model
-        return torch.from_numpy(decode(frame, self.shared).vector).to(model.device)
+        kept = masks.expand(len(models), -1)
+        fit = encodable(models, self._x)
+        sent, rows = models, torch.tensor(list(clients), device=models.device)
+        if self.residual is not None:
+            sent = torch.where(kept, models + self.residual[rows], 0.0)
+            fit &= encodable(sent, self._x)
+            sent = torch.where(fit[:, None], sent, models)
+        got = sent
+        if self.lossy:
+            choices = [self._choices(wire, client) for client in clients]
+            decoded = seen(sent, masks, self._x, self.layout, wire.values, choices)
+            got = torch.where(fit[:, None], decoded, sent)
+        if self.residual is not None:
+            told = kept & fit[:, None]
+            self.residual[rows] = torch.where(told, sent - got, self.residual[rows])
+        if self.counts:
+            self._count(clients, sent, kept, fit)
+        return got
+
+    def _count(self, clients: Sequence[int], sent: Tensor, kept: Tensor, fit: Tensor) -> None:
+        wire = self._world.config.wire
+        for client, vector, mask, fits in zip(clients, sent, kept, fit.tolist(), strict=True):
+            if fits:
+                lossy = self._choices(wire, client)
+                arrays = vector.cpu().numpy(), mask.cpu().numpy()
+                frame = encode(*arrays, self.shared, values=wire.values, lossy=lossy)
+                self._up.append(len(frame))
+                modes = inspect(frame).modes
+                self._modes[f"{modes.values}, mask {modes.mask}"] += 1
 
     def sizes(self) -> dict[str, float | None]:
         """Bytes of an upload that arrived (mean over clients) and of the broadcast; None: not counted."""
@@ -64,15 +92,22 @@ class Mail:
             return {"up": None, "down": None}
         model = self._x.cpu().numpy()
         kept = (model != 0) | ~self._world.layout.prunable.numpy()
-        down = len(encode(model, kept, self.shared.layout, values="absolute"))
+        down = len(encode(model, kept, self.layout, values="absolute"))
         return {"up": fmean(self._up) if self._up else None, "down": float(down)}
+
+    def modes(self) -> dict[str, int] | None:
+        """How many uploads were encoded in which mode; None: not counted."""
+        return dict(sorted(self._modes.items())) if self.counts else None
+
+    @cached_property
+    def layout(self) -> WireLayout:
+        """The model's layout on the wire."""
+        return wire_layout(self._world.layout)
 
     @cached_property
     def shared(self) -> Shared:
         """What both ends hold before an upload: the layout, the broadcast model, the mask to expect."""
-        return Shared(
-            wire_layout(self._world.layout), reference=self._x.cpu().numpy(), predicted_mask=self._predicted()
-        )
+        return Shared(self.layout, reference=self._x.cpu().numpy(), predicted_mask=self._predicted())
 
     def _predicted(self) -> np.ndarray:
         """The mask that the server expects: the client's own where it needs no data, else by magnitude."""

@@ -45,10 +45,16 @@ class MaskCount:
 
     def add(self, mask: Tensor, clients: int = 1) -> None:
         """Count one client's mask, or one that several share."""
-        weights = mask[self._layout.prunable.to(mask.device)]
-        self._kept += [int(weights.sum())] * clients
-        self._any = weights if self._any is None else self._any | weights
-        self._all = weights if self._all is None else self._all & weights
+        self.add_rows(mask.unsqueeze(0))
+        self._kept += self._kept[-1:] * (clients - 1)
+
+    def add_rows(self, masks: Tensor) -> None:
+        """Count several clients' masks, one a row."""
+        weights = masks[:, self._layout.prunable.to(masks.device)]
+        self._kept += weights.sum(1).tolist()
+        either, both = weights.any(0), weights.all(0)
+        self._any = either if self._any is None else self._any | either
+        self._all = both if self._all is None else self._all & both
 
     @property
     def density(self) -> float | None:
@@ -72,13 +78,15 @@ def record_of(
     losses: Sequence[float],
     masks: MaskCount,
     sizes: Mapping[str, float | None],
+    modes: Mapping[str, int] | None,
     before: Tensor,
     after: Tensor,
+    diagnosis: Mapping[str, float | None] | None,
 ) -> Record:
     """The line for round t (counted from 1 in the record).
 
     `losses` and `masks` are those of the clients that arrived: what a server could know. `sizes` are the
-    bytes of one message up and down, None where they were not counted.
+    bytes of one message up and down, `modes` how many uploads went in which; None where not counted.
     `support` is the fraction of prunable weights of the new global model that are not 0, `churn` the
     fraction that became or ceased to be 0 in this round; `layers` has the one of every layer, `layer_churn`
     the other, where it is not 0.
@@ -109,6 +117,8 @@ def record_of(
         "layers": support,
         "layer_churn": churn,
         "bytes": dict(sizes),
+        "modes": None if modes is None else dict(modes),
+        "diagnosis": diagnosis,
     }
 
 

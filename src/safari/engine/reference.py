@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from safari.engine.diagnosis import diagnose, due
 from safari.engine.mail import Mail
 from safari.engine.record import MaskCount, Record, Stopwatch, record_of
 from safari.engine.state import State
@@ -18,14 +20,14 @@ from safari.training import train_local
 
 def prepare(world: World) -> Callable[[State], tuple[State, Record, dict[str, float]]]:
     """The engine for one world; there is nothing to prepare."""
-    return functools.partial(run_round, world)
+    return partial(run_round, world)
 
 
 def run_round(world: World, state: State) -> tuple[State, Record, dict[str, float]]:
     """One round: the next state, the round's record, and the seconds each part took."""
     t, x = state.round, state.server.model
     watch = Stopwatch(world.device)
-    masks, mail = MaskCount(world.layout), Mail(world, x, t)
+    masks, mail = MaskCount(world.layout), Mail(world, x, t, state.residual)
 
     # 1. The server broadcasts x; the network decides whom that reaches, and whose answer will arrive.
     cohort = world.cohort(t)
@@ -46,7 +48,7 @@ def run_round(world: World, state: State) -> tuple[State, Record, dict[str, floa
         watch.lap("train")
         # 3. The uplink delivers it, or does not.
         if answered[client]:
-            received[client] = mail.up(client, model, mask)
+            received[client] = mail.up([client], model[None], mask[None])[0]
             watch.lap("wire")
             losses.append(loss)
             masks.add(mask)
@@ -58,11 +60,27 @@ def run_round(world: World, state: State) -> tuple[State, Record, dict[str, floa
     scores = world.scores(server.model, t)
     watch.lap("evaluate")
 
+    diagnosis = None
+    if due(world, t):
+        diagnosis = diagnose(world, x, server.model, cohort, outcome, partial(everyone, world, x, t))
+        watch.lap("diagnose")
+
     trained = [client for client in cohort if heard[client]]
     record = record_of(
-        world.layout, t, trained, outcome, scores, losses, masks, mail.sizes(), x, server.model
+        world.layout,
+        t,
+        trained,
+        outcome,
+        scores,
+        losses,
+        masks,
+        mail.sizes(),
+        mail.modes(),
+        x,
+        server.model,
+        diagnosis,
     )
-    return State(server, uplink, downlink), record, watch.seconds
+    return State(server, uplink, downlink, mail.residual), record, watch.seconds
 
 
 def network(
@@ -89,3 +107,10 @@ def train(world: World, x: Tensor, mask: Tensor, client: int, t: int) -> tuple[T
         lr=world.config.local.lr,
         seed=world.module_seed(client, t),
     )
+
+
+def everyone(world: World, x: Tensor, t: int, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The models and masks of these clients in round t, whatever the network does to them."""
+    masks = [world.mask(x, client, t) for client in clients]
+    models = [train(world, x, mask, client, t)[0] for client, mask in zip(clients, masks, strict=True)]
+    return torch.stack(models), torch.stack(masks)

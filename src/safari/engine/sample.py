@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from safari.engine.mail import Mail
 from safari.engine.reference import train
-from safari.engine.state import from_saved
-from safari.engine.world import assemble, load_data, rule_of
+from safari.engine.state import State, from_saved
+from safari.engine.world import World, assemble, load_data, rule_of
 from safari.errors import ConfigError, RunError, one_of
 from safari.runs import RunFolder, read_checkpoint
+from safari.runs.files import write_atomically
 from safari.wire import Shared
 
 
@@ -39,9 +43,33 @@ def next_upload(run: RunFolder, arm: str | None = None, client: int = 0) -> Uplo
         raise RunError(f"{trial.path} has no checkpoint yet")
     world = assemble(config, config.seed, load_data(config))
     state = from_saved(read_checkpoint(trial.checkpoint), world, rule_of(arms[name].rule), trial)
+    return upload_of(world, state, client)
+
+
+def upload_of(world: World, state: State, client: int) -> Upload:
+    """What a client would send in the round that follows a state."""
     t, x = state.round, state.server.model
     mask = world.mask(x, client, t)
     model, _ = train(world, x, mask, client, t)
     mail = Mail(world, x, t)
     shapes = tuple(e.shape for e in world.layout.entries)
     return Upload(model.cpu().numpy(), mask.cpu().numpy(), mail.shared, shapes)
+
+
+def save_upload(path: Path, upload: Upload, **more: np.ndarray) -> None:
+    """Write an upload as the `.npz` that benchmarks/wire.py reads; `more` are further arrays to keep."""
+    shared = upload.shared
+    buffer = io.BytesIO()
+    arrays: dict[str, Any] = {
+        "reference": shared.reference,
+        "vector": upload.vector,
+        "mask": upload.mask,
+        "predicted": shared.predicted_mask,
+        "names": np.array(shared.layout.names),
+        "sizes": np.array(shared.layout.sizes),
+        "prunable": np.array(shared.layout.prunable),
+        "shapes": np.array(["x".join(map(str, shape)) for shape in upload.shapes]),
+        **more,
+    }
+    np.savez_compressed(buffer, **{name: array for name, array in arrays.items() if array is not None})
+    write_atomically(path, buffer.getvalue())

@@ -14,7 +14,7 @@ from safari.config import Config
 from safari.engine.world import World
 from safari.errors import RunError
 from safari.runs import Saved, Trial
-from safari.runs.similarity import MOST_CLIENTS, due, to_line
+from safari.runs.similarity import MATRICES, MOST_CLIENTS, due, matrix_of, to_line
 
 _MEANINGFUL = (
     "clients",
@@ -37,6 +37,8 @@ class State:
     server: Server
     uplink: dict[str, np.ndarray]
     downlink: dict[str, np.ndarray]
+    # What each client's lossy uploads left out so far, where clients keep that for later.
+    residual: torch.Tensor | None = None
 
     @property
     def round(self) -> int:
@@ -57,6 +59,9 @@ def initial(world: World, rule: Compensation) -> State:
         server=server,
         uplink=world.uplink.init(world.setting("uplink")),
         downlink=world.downlink.init(world.setting("downlink")),
+        residual=world.start.new_zeros(len(world.parts), world.layout.size)
+        if world.config.wire.feedback
+        else None,
     )
 
 
@@ -66,17 +71,20 @@ def to_saved(state: State, world: World, trial: Trial) -> Saved:
     tensors |= {f"rule.{name}": tensor for name, tensor in state.server.state.items()}
     for direction, link in (("uplink", state.uplink), ("downlink", state.downlink)):
         tensors |= {f"{direction}.{name}": torch.from_numpy(array) for name, array in link.items()}
+    if state.residual is not None:
+        tensors["wire.residual"] = state.residual
     facts = {"layout": world.layout.digest, "config": _meaning(world.config, trial.arm)}
     return Saved(state.round, tensors, facts)
 
 
 def similarity_picture(state: State) -> dict[str, Any] | None:
     """The rule's similarity matrix as a line, in the rounds in which one is due and where it keeps one."""
-    matrix = state.server.state.get("similarity")
-    clients = len(state.server.weights)
-    if matrix is None or matrix.shape != (clients, clients) or not 2 <= clients <= MOST_CLIENTS:
+    clients, known = len(state.server.weights), state.server.state
+    if not due(state.round) or not 2 <= clients <= MOST_CLIENTS:
         return None
-    return to_line(state.round, matrix.float().cpu().numpy()) if due(state.round) else None
+    named = {name: known[name].cpu().numpy() for name in MATRICES if name in known}
+    matrix = matrix_of(named, clients)
+    return None if matrix is None else to_line(state.round, matrix)
 
 
 def from_saved(saved: Saved, world: World, rule: Compensation, trial: Trial) -> State:
@@ -103,10 +111,12 @@ def from_saved(saved: Saved, world: World, rule: Compensation, trial: Trial) -> 
         round=saved.round,
         state={name: tensor.to(world.device) for name, tensor in part("rule.").items()},
     )
+    residual = saved.tensors.get("wire.residual")
     return State(
         server=server,
         uplink={name: tensor.numpy() for name, tensor in part("uplink.").items()},
         downlink={name: tensor.numpy() for name, tensor in part("downlink.").items()},
+        residual=state.residual if residual is None else residual.to(world.device),
     )
 
 

@@ -15,15 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from safari.engine.diagnosis import diagnose, due
 from safari.engine.mail import Mail
 from safari.engine.record import MaskCount, Record, Stopwatch, record_of
 from safari.engine.reference import network, train
+from safari.engine.stack.draws import Draws
+from safari.engine.stack.effort import FORECAST, compiles
 from safari.engine.stack.flat import Flat
 from safari.engine.stack.forward import stack
-from safari.engine.stack.graph import Recorded
+from safari.engine.stack.graph import Recorded, Work
 from safari.engine.stack.luck import Luck
-from safari.engine.stack.masks import STACKED_SCORES, stacked_masks
+from safari.engine.stack.masks import STACKED_SCORES, Scoring, score_clients, stacked_masks
 from safari.engine.stack.train import train_stacked
+from safari.engine.stack.trial import picture_format
 from safari.engine.state import State
 from safari.engine.world import World
 
@@ -46,6 +50,11 @@ def prepare(world: World) -> Vectorised:
     return Vectorised(world)
 
 
+def forecast(world: World) -> str:
+    """What takes long before the first round, in one line; empty when nothing does."""
+    return FORECAST if compiles(world.config, world.device.type) else ""
+
+
 class Vectorised:
     """What is found out once for a world: how to stack its module, how many clients fit at once.
 
@@ -56,18 +65,20 @@ class Vectorised:
         self.world = world
         pick = np.arange(_TRIAL_SAMPLES) % len(world.data.train_y)
         example = world.data.train_x[torch.from_numpy(pick)].to(world.device)
-        bfloat16 = world.config.engine.precision == "bfloat16"
-        self.stack = stack(world.module, world.layout, example, bfloat16=bfloat16)
+        self._compiled = compiles(world.config, world.device.type)
+        self.stack = stack(world.module, world.layout, example, fuse=self._compiled)
         self.chunk = len(world.parts) if world.device.type == "cuda" else _CPU_CHUNK
         self._frozen = {name for name, p in world.module.named_parameters() if not p.requires_grad}
+        self._test_format = picture_format(world.module, example)
         self._recorded: dict[tuple[int, ...], Recorded] = {}
-        # What draws random numbers of its own, or asks the host in between, cannot be replayed.
+        self._luck: dict[int, Luck] = {}
+        # While a GPU computes the host has nothing else to do; a CPU has.
+        ahead = world.cohort if world.device.type == "cuda" else None
+        self._training_draws = Draws(world.training_draw, ahead)
+        self._pruning_draws = Draws(world.pruning_draw, ahead if world.pruner.needs_data else None)
+        # What asks the host in between cannot be replayed.
         self._records_graphs = (
-            world.config.engine.graph
-            and world.device.type == "cuda"
-            and self.stack.way == "layers"
-            and not self.stack.random
-            and world.data.train_x.is_cuda
+            world.config.engine.graph and world.device.type == "cuda" and self.stack.way == "layers"
         )
 
     @property
@@ -78,7 +89,8 @@ class Vectorised:
     def __call__(self, state: State) -> tuple[State, Record, dict[str, float]]:
         """One round; see `reference.run_round`, whose steps these are."""
         world, t, x = self.world, state.round, state.server.model
-        watch, masks, mail = Stopwatch(world.device), MaskCount(world.layout), Mail(world, x, t)
+        watch, masks = Stopwatch(world.device), MaskCount(world.layout)
+        mail = Mail(world, x, t, state.residual)
         cohort = world.cohort(t)
         heard, answered, uplink, downlink = network(world, state)
         arriving = [client for client in cohort if heard[client] and answered[client]]
@@ -100,23 +112,53 @@ class Vectorised:
             rows = [place[client] for client in group]
             losses[rows] = lost
             watch.lap("train")
-            for mask in kept if shared is None else ():
-                masks.add(mask)
-            if mail.counts or mail.lossy:
-                each = kept.expand(len(group), -1)
-                sent = torch.stack([mail.up(*letter) for letter in zip(group, sent, each, strict=True)])
-            models[rows] = sent
+            if shared is None:
+                masks.add_rows(kept)
+            models[rows] = mail.up(group, sent, kept)
             watch.lap("wire")
 
         server, outcome = state.server.step_stacked(arriving, models, cohort)
         watch.lap("aggregate")
-        scores = world.scores(server.model, t)
+        scores = world.scores(server.model, t, self._test_format)
         watch.lap("evaluate")
+        diagnosis = None
+        if due(world, t):
+            diagnosis = diagnose(world, x, server.model, cohort, outcome, partial(self._everyone, x, t))
+            watch.lap("diagnose")
         trained = [client for client in cohort if heard[client]]
         record = record_of(
-            world.layout, t, trained, outcome, scores, losses.tolist(), masks, mail.sizes(), x, server.model
+            world.layout,
+            t,
+            trained,
+            outcome,
+            scores,
+            losses.tolist(),
+            masks,
+            mail.sizes(),
+            mail.modes(),
+            x,
+            server.model,
+            diagnosis,
         )
-        return State(server, uplink, downlink), record, watch.seconds
+        return State(server, uplink, downlink, mail.residual), record, watch.seconds
+
+    def _everyone(self, x: Tensor, t: int, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The models and masks of these clients in round t, whatever the network does to them."""
+        world = self.world
+        shared = None if world.pruner.needs_data else world.mask(x, clients[0], t).unsqueeze(0)
+
+        def work(group: Sequence[int]) -> tuple[Tensor, Tensor]:
+            masks = self._masks(x, group, t) if shared is None else shared
+            return self._train(x, masks, group, t)[0], masks
+
+        row = {client: k for k, client in enumerate(clients)}
+        models = x.new_empty((len(clients), world.layout.size))
+        kept = models.new_empty(models.shape if shared is None else (1, world.layout.size), dtype=torch.bool)
+        for group, (found, masks) in self._in_groups(clients, work):
+            rows = [row[client] for client in group]
+            models[rows] = found
+            kept[rows if shared is None else [0]] = masks
+        return models, kept
 
     def _in_groups(
         self, clients: Sequence[int], work: Callable[[Sequence[int]], T]
@@ -150,42 +192,67 @@ class Vectorised:
     def _masks(self, x: Tensor, group: Sequence[int], t: int) -> Tensor:
         """`bool[clients, size]`: the masks of clients whose pruner looks at their data."""
         world = self.world
-        picks = [world.pruning_draw(client, t) for client in group]
+        picks = self._pruning_draws(group, t)
         together = len({len(pick) for pick in picks}) == 1 and self.stack.way != "loop"
         known = world.pruner.score in STACKED_SCORES and world.pruner.iterations == 1
         if not known or not together:
             return torch.stack([world.mask(x, client, t) for client in group])
         pick = torch.from_numpy(np.concatenate(picks)).to(world.data.train_x.device)
-        return stacked_masks(
-            world.pruner.score,
-            self.stack.eval,
-            Flat(world.layout, len(group)),
-            x,
-            world.data.train_x[pick].to(world.device),
-            world.data.train_y[pick].to(world.device),
-            world.config.pruning.sparsity,
-            t,
-        )
+        x_each = world.data.train_x[pick].to(world.device)
+        y_each = world.data.train_y[pick].to(world.device)
+        flat = Flat(world.layout, len(group))
+        scoring = score_clients(world.pruner.score, self.stack.eval, flat, world.device)
+        if self._records_graphs:
+            scoring = self._recorded_scoring(scoring, (len(group), len(pick)))
+        return stacked_masks(flat, x, x_each, y_each, world.config.pruning.sparsity, t, scoring)
+
+    def _recorded_scoring(self, scoring: Scoring, key: tuple[int, int]) -> Scoring:
+        def replayed(*inputs: Tensor) -> Tensor:
+            return self._record(key, lambda *i: (scoring(*i),), inputs)(*inputs)[0]
+
+        return replayed
+
+    def _record(
+        self,
+        key: tuple[int, ...],
+        work: Work,
+        inputs: Sequence[Tensor],
+        generators: Sequence[torch.Generator] = (),
+    ) -> Recorded:
+        """The recording of this work on inputs of these shapes, made when it is needed first."""
+        if key not in self._recorded:
+            pool = next(iter(self._recorded.values())).pool if self._recorded else None
+            placed = [i.to(self.world.device) for i in inputs]
+            self._recorded[key] = Recorded(work, placed, pool, generators)
+        return self._recorded[key]
 
     def _train(self, x: Tensor, masks: Tensor, group: Sequence[int], t: int) -> tuple[Tensor, Tensor]:
         """The group's models after their local steps, and their mean losses."""
         world = self.world
         if self.stack.way == "loop":
             return self._train_one_by_one(x, masks, group, t)
-        index, extra = _step_by_step([world.training_draw(client, t) for client in group])
+        index, extra = _step_by_step(self._training_draws(group, t))
         # The data may stay on the host: then the samples, not their numbers, go to the device.
-        inputs = [x, masks, torch.from_numpy(index), *(torch.from_numpy(d) for d in extra)]
-        places = [world.device, world.device, world.data.train_x.device, *[world.device] * len(extra)]
+        picked = [torch.from_numpy(index)]
+        if world.data.train_x.device != world.device:
+            picked = [world.data.train_x[picked[0]], world.data.train_y[picked[0]]]
+        inputs = [x, masks, *picked, *(torch.from_numpy(d) for d in extra)]
         seeds = [world.module_seed(client, t) for client in group]
-        luck = Luck(seeds, world.device, world.counters)
-        work = partial(self._local_steps, len(group), luck)
         if not self._records_graphs:
-            return work(*(i.to(place, non_blocking=True) for i, place in zip(inputs, places, strict=True)))
-        key = (len(group), len(masks), len(index))
-        if key not in self._recorded:
-            pool = next(iter(self._recorded.values())).pool if self._recorded else None
-            self._recorded[key] = Recorded(work, [i.to(world.device) for i in inputs], pool)
-        models, losses = self._recorded[key](*inputs)
+            luck = Luck(seeds, world.device, world.counters)
+            placed = [i.to(world.device, non_blocking=True) for i in inputs]
+            return self._local_steps(len(group), len(picked), luck, *placed)
+        # A recording goes on using the generators that it was made with.
+        luck = self._luck.setdefault(len(group), Luck(seeds, world.device, world.counters))
+        generators = luck.generators if self.stack.random else ()
+        recorded = self._record(
+            (len(group), len(masks), len(index)),
+            partial(self._local_steps, len(group), len(picked), luck),
+            inputs,
+            generators,
+        )
+        luck.begin(seeds)
+        models, losses = recorded(*inputs)
         return models, losses
 
     def _train_one_by_one(
@@ -202,12 +269,17 @@ class Vectorised:
         return torch.autocast(self.world.device.type, torch.bfloat16, enabled=bfloat16, cache_enabled=False)
 
     def _local_steps(
-        self, clients: int, luck: Luck, x: Tensor, masks: Tensor, index: Tensor, *extra: Tensor
+        self, clients: int, picked: int, luck: Luck, x: Tensor, masks: Tensor, *draws: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Algorithm 2 for a group: what the device does from the indices on, without asking the host."""
+        """Algorithm 2 for a group: what the device does from the draws on, without asking the host.
+
+        The first of the draws, `picked` of them, are indices of samples, or samples and labels.
+        """
         world, flat, local = self.world, Flat(self.world.layout, clients), self.world.config.local
+        steps = len(draws[0])
         mask = flat.spread(masks[0]) if len(masks) == 1 else flat.from_rows(masks)
-        batches = (world.gather(index[s], [d[s] for d in extra]) for s in range(len(index)))
+        get = world.gather if picked == 1 else world.augmented
+        batches = (get(*(d[s] for d in draws)) for s in range(steps))
         with self._precision():
             out, losses = train_stacked(
                 self.stack.train,
@@ -215,11 +287,12 @@ class Vectorised:
                 flat.spread(x),
                 mask,
                 batches,
-                len(index),
+                steps,
                 optimiser=local.optimiser,
                 lr=local.lr,
                 luck=luck,
                 frozen=self._frozen,
+                compiled=self._compiled,
             )
         return flat.to_rows(out), losses
 

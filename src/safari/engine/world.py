@@ -22,6 +22,7 @@ from safari.data import (
     as_data,
     label_counts,
 )
+from safari.engine.checks import check_output, check_parts
 from safari.errors import ConfigError, PruneError, SafariError
 from safari.links import LINKS, Link, Setting
 from safari.models import MODELS, Layout
@@ -118,13 +119,16 @@ class World:
             return max(1, round(local.epochs * len(self.parts[client]) / local.batch))
         return local.steps
 
-    def scores(self, model: Tensor, t: int) -> dict[str, float] | None:
+    def scores(
+        self, model: Tensor, t: int, memory_format: torch.memory_format = torch.preserve_format
+    ) -> dict[str, float] | None:
         """The test of a model after round t, or None where the config asks for none."""
         evaluation = self.config.evaluation
         if (t + 1) % evaluation.every and t + 1 != self.config.rounds:
             return None
         self.layout.write(self.module, model)
-        return evaluate(self.fresh_module(), self.data.test_x, self.data.test_y, evaluation.batch)
+        x, y = self.data.test_x, self.data.test_y
+        return evaluate(self.fresh_module(), x, y, evaluation.batch, memory_format)
 
     def cohort(self, t: int) -> list[int]:
         """Who is asked in round t, ascending."""
@@ -144,13 +148,16 @@ class World:
 
     def batch(self, index: np.ndarray, draws: Sequence[np.ndarray]) -> Batch:
         """Those samples, augmented, on the run's device."""
-        return self.gather(torch.from_numpy(index), [torch.from_numpy(d) for d in draws])
+        return self.gather(torch.from_numpy(index), *(torch.from_numpy(d) for d in draws))
 
-    def gather(self, index: Tensor, draws: Sequence[Tensor]) -> Batch:
+    def gather(self, index: Tensor, *draws: Tensor) -> Batch:
         """The same with indices and draws as tensors, wherever they are."""
         pick = index.to(self.data.train_x.device)
-        x = self.data.train_x[pick].to(self.device, non_blocking=True)
-        y = self.data.train_y[pick].to(self.device, non_blocking=True)
+        return self.augmented(self.data.train_x[pick], self.data.train_y[pick], *draws)
+
+    def augmented(self, x: Tensor, y: Tensor, *draws: Tensor) -> Batch:
+        """Samples that are in hand, augmented, on the run's device."""
+        x, y = (t.to(self.device, non_blocking=True) for t in (x, y))
         return self.augmentation.apply(x, *(d.to(self.device) for d in draws)), y
 
     def training_batches(self, client: int, t: int) -> list[Batch]:
@@ -218,7 +225,7 @@ def assemble(config: Config, seed: int, data: Data) -> World:
     )
     # What can only be seen with everything in hand.
     problems.attempt(lambda: _named("local.augment", lambda: world.training_batches(0, 0)))
-    problems.attempt(lambda: _check_output(world))
+    problems.attempt(lambda: check_output(world.module, config.model.name, world.data, device))
     for arm in config.arms:
         problems.attempt(partial(_start_rule, arm, world))
     problems.raise_if_any()
@@ -342,7 +349,7 @@ def _partition(config: Config, seed: int, labels: np.ndarray) -> list[np.ndarray
     partition = _factory("partition", "partition", config.partition)
     rng, options = generator(seed, "partition"), dict(config.partition.options)
     parts = _named("partition", lambda: partition(labels, config.clients, rng, **options))
-    _check_parts(parts, config.clients, len(labels))
+    check_parts(parts, config.clients, len(labels))
     return [np.asarray(part, dtype=np.int64) for part in parts]
 
 
@@ -354,44 +361,3 @@ def _module(config: Config, seed: int, data: Data) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model.name: {config.model.name} must return a torch.nn.Module, got {module!r}")
     return module
-
-
-def _check_parts(parts: object, clients: int, samples: int) -> None:
-    if not isinstance(parts, list | tuple) or len(parts) != clients:
-        raise ConfigError(f"partition must return a list with one array for each of the {clients} clients")
-    for client, part in enumerate(parts):
-        index = np.asarray(part)
-        # Masks of booleans would pass for the samples 0 and 1.
-        if index.ndim != 1 or index.dtype.kind not in "iu":
-            raise ConfigError(
-                f"partition: client {client} must get a list of whole numbers, "
-                f"got {index.dtype} of shape {[*index.shape]}"
-            )
-        if not len(index) or index.min() < 0 or index.max() >= samples:
-            raise ConfigError(
-                f"partition: client {client} must hold at least one sample, each between 0 and {samples - 1}"
-            )
-
-
-def _check_output(world: World) -> None:
-    """Can the model read a sample, and does it answer with a number for each class?"""
-    # A copy: a module may write into its inputs.
-    x, classes = world.data.train_x[:2].to(world.device, copy=True), world.data.classes
-    was_training = world.module.training
-    world.module.eval()
-    try:
-        with torch.no_grad(), torch.random.fork_rng([]):
-            out = world.module(x)
-    except Exception as error:
-        raise ConfigError(
-            f"model: {world.config.model.name} cannot read samples of shape {[*x.shape[1:]]}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    finally:
-        world.module.train(was_training)
-    if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(x) or out.shape[1] < classes:
-        found = f"shape {[*out.shape]}" if isinstance(out, Tensor) else type(out).__name__
-        raise ConfigError(
-            f"model: {world.config.model.name} must return a tensor of shape [{len(x)}, {classes}] "
-            f"for {len(x)} samples of {classes} classes, got {found}"
-        )

@@ -125,6 +125,65 @@ def gilbert_elliott(
     return Link(init, apply)
 
 
+def silence(
+    *,
+    p: float | Sequence[float] = 0.3,
+    who: Sequence[int] = (0, 1, 2, 3, 4),
+    start: int = 50,
+    stop: int = 100,
+    every: int = 0,
+) -> Link:
+    """As bernoulli, but nothing of the clients `who` (ids from 0) arrives in the rounds start to stop - 1.
+
+    With `every`, the same happens again each so many rounds.
+    """
+    probabilities("p", p)
+    _at_least("start", start, 0)
+    if stop <= start:
+        raise ConfigError(f"stop must be above start ({start}), got {stop}")
+    if every and every < stop:
+        raise ConfigError(f"every must be 0 or at least stop ({stop}), got {every}")
+    if len(who) == 0:
+        raise ConfigError("who must name at least one client, got an empty list")
+
+    def init(setting: Setting) -> Floats:
+        for client in who:
+            if not 0 <= client < setting.clients:
+                raise ConfigError(f"who must hold ids from 0 to {setting.clients - 1}, got {client}")
+        return spread("p", p, setting.clients)
+
+    def schedule(base: Floats, t: int) -> Floats:
+        if not start <= (t % every if every else t) < stop:
+            return base
+        now = base.copy()
+        now[list(who)] = 0.0
+        return now
+
+    return from_probability(init, schedule)
+
+
+def come_and_go(*, p: float | Sequence[float] = 0.6, stay: float = 50.0, away: float = 50.0) -> Link:
+    """Clients that are there for `stay` rounds on average and then gone for `away`, each in its own time.
+
+    While one is there, its messages arrive with probability p (a number, or a list that is repeated).
+    """
+    probabilities("p", p)
+    for field, value in (("stay", stay), ("away", away)):
+        if not value >= 1:
+            raise ConfigError(f"{field} must be at least 1, got {value}")
+
+    def init(setting: Setting) -> State:
+        here = setting.rng.random(setting.clients) < stay / (stay + away)
+        return {"p": spread("p", p, setting.clients), "here": here}
+
+    def apply(state: State, t: int, rng: np.random.Generator) -> tuple[Bools, State]:
+        luck = rng.random((len(state["p"]), 2))
+        here = np.where(state["here"], luck[:, 0] >= 1 / stay, luck[:, 0] < 1 / away)
+        return here & (luck[:, 1] < state["p"]), {"p": state["p"], "here": here}
+
+    return Link(init, apply)
+
+
 LINKS: dict[str, Callable[..., Link]] = {
     "perfect": perfect,
     "lost": lost,
@@ -134,6 +193,8 @@ LINKS: dict[str, Callable[..., Link]] = {
     "interleaved": interleaved,
     "labels": labels,
     "gilbert-elliott": gilbert_elliott,
+    "silence": silence,
+    "come-and-go": come_and_go,
     "trace": trace,
 }
 

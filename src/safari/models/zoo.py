@@ -94,6 +94,35 @@ def cnn(shape: tuple[int, ...], classes: int, *, width: int = 16) -> nn.Module:
     )
 
 
+def pfl_cnn(shape: tuple[int, ...], classes: int, *, hidden: int = 128) -> nn.Module:
+    """The small CNN of pfl-research's CIFAR-10 benchmark: two 3x3 convolutions, pooling, dropout, one hidden
+    layer; for 3x32x32 pictures.
+
+    >>> sum(p.numel() for p in pfl_cnn((3, 32, 32), 10).parameters())
+    1626442
+    """
+    _need_images("pfl_cnn", shape, smallest=6)
+    _need_positive("hidden", hidden)
+    channels, height, wide = shape
+    module = nn.Sequential(
+        nn.Conv2d(channels, 32, 3),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Dropout(0.25),
+        nn.Flatten(),
+        nn.Linear(64 * ((height - 4) // 2) * ((wide - 4) // 2), hidden),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(hidden, classes),
+    )
+    for layer in module:
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.xavier_uniform_(layer.weight)
+    return module
+
+
 def mlp(shape: tuple[int, ...], classes: int, *, hidden: Sequence[int] = (64,)) -> nn.Module:
     """A multi-layer perceptron on the flattened input.
 
@@ -114,7 +143,12 @@ def mlp(shape: tuple[int, ...], classes: int, *, hidden: Sequence[int] = (64,)) 
     return nn.Sequential(*layers, nn.Linear(inner, classes))
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {"cnn": cnn, "mlp": mlp, "resnet20": resnet20}
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "cnn": cnn,
+    "mlp": mlp,
+    "pfl_cnn": pfl_cnn,
+    "resnet20": resnet20,
+}
 
 
 def _need_images(name: str, shape: tuple[int, ...], smallest: int) -> None:

@@ -24,19 +24,6 @@ GRID = "#e3e3e3"
 # Okabe and Ito's palette, told apart by all kinds of colour vision; black is the ink, and yellow is left
 # out because it cannot be seen on white.
 PALETTE = (INK, "#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-# The same hues for a dark page, lighter, so that lines and text keep their contrast.
-DARK = {
-    "#ffffff": "#16181c",
-    INK: "#ececec",
-    SOFT: "#a3a3a3",
-    GRID: "#33363c",
-    "#d55e00": "#f0803c",
-    "#0072b2": "#4aa3df",
-    "#009e73": "#2cc295",
-    "#cc79a7": "#dd9cc0",
-    "#e69f00": "#f0b429",
-    "#56b4e9": "#8fd0f5",
-}
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (5, 1.5, 1, 1.5)))
 
 _RC = {

@@ -113,6 +113,10 @@ class Trial:
             )
         return saved
 
+    def done(self) -> int:
+        """How many rounds are safe: those of the last checkpoint, without reading its tensors."""
+        return checkpoint_round(self.checkpoint) if self.checkpoint.exists() else 0
+
     def records(self) -> list[dict[str, Any]]:
         """The records so far; a last line that is still being written is left out."""
         return list(read_lines(self.rounds))
@@ -222,6 +226,15 @@ def read_checkpoint(path: Path) -> Saved:
             raise RunError(f"{path}: format must be {FORMAT}, got {about.get('format')!r}")
         return Saved(int(about["round"]), tensors, dict(about["facts"]))
     except (SafetensorError, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+        raise RunError(f"{path} is not a readable checkpoint: {error}") from error
+
+
+def checkpoint_round(path: Path) -> int:
+    """The round that a checkpoint was made after."""
+    try:
+        with safe_open(path, framework="pt") as handle:
+            return int(json.loads((handle.metadata() or {})["safari"])["round"])
+    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         raise RunError(f"{path} is not a readable checkpoint: {error}") from error
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from safari.errors import RunError
 from safari.runs import Trial
-from safari.runs.similarity import MOST_CLIENTS, from_line
+from safari.runs.similarity import MATRICES, MOST_CLIENTS, from_line, matrix_of
 from safari.view.tail import Skipped
 
 # What the page can draw and a request can carry.
@@ -23,8 +22,8 @@ _ROUND = re.compile(rb'^\{"round": (\d{1,9}), "clients": (\d{1,6}), "pairs": "')
 class Pictures:
     """Where each picture lies in its file. Without a file, the last checkpoint is the one picture."""
 
-    def __init__(self, trial: Trial):
-        self._trial = trial
+    def __init__(self, trial: Trial, clients: int):
+        self._trial, self._clients = trial, clients
         self.skipped = Skipped(trial.similarity.name)
         self._places: dict[int, tuple[int, int]] = {}
         self._offset = 0
@@ -74,7 +73,7 @@ class Pictures:
             except ValueError as error:
                 raise RunError(f"similarity.jsonl has changed: {error}") from error
         if round == self._from_checkpoint and not self._places:
-            return _checkpoint_matrix(self._trial)
+            return _checkpoint_matrix(self._trial, self._clients)
         raise RunError(f"there is no similarity matrix of round {round}")
 
     def _scan(self) -> None:
@@ -106,8 +105,8 @@ class Pictures:
             return
         self._checkpoint = seen
         try:
-            matrix = _checkpoint_matrix(self._trial)
-            found = _checkpoint_round(self._trial) if len(matrix) <= MOST_DRAWN else None
+            _checkpoint_matrix(self._trial, self._clients)
+            found = _checkpoint_round(self._trial) if self._clients <= MOST_DRAWN else None
         except RunError:
             found = None
         if found != self._from_checkpoint:
@@ -125,17 +124,19 @@ def model_size(trial: Trial) -> int | None:
         return None
 
 
-def _checkpoint_matrix(trial: Trial) -> NDArray[np.float32]:
+def _checkpoint_matrix(trial: Trial, clients: int) -> NDArray[np.float32]:
     try:
         with safe_open(trial.checkpoint, framework="np") as handle:
-            matrix: Any = handle.get_tensor("rule.similarity")
+            names = set(handle.keys())
+            found = {name: handle.get_tensor(f"rule.{name}") for name in MATRICES if f"rule.{name}" in names}
     except (SafetensorError, OSError, ValueError, TypeError) as error:
-        raise RunError(f"{trial.checkpoint.name} holds no similarity matrix: {error}") from error
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-        raise RunError(f"{trial.checkpoint.name}: similarity must be square, got shape {matrix.shape}")
-    out = matrix.astype(np.float32)
+        raise RunError(f"{trial.checkpoint.name} cannot be read: {error}") from error
+    matrix = matrix_of(found, clients)
+    if matrix is None:
+        raise RunError(f"{trial.checkpoint.name} holds no similarity matrix of {clients} clients")
+    out = np.array(matrix)
     np.fill_diagonal(out, np.nan)
-    return np.asarray(out, dtype=np.float32)
+    return out
 
 
 def _checkpoint_round(trial: Trial) -> int | None:

@@ -46,7 +46,7 @@ class TrialLog:
     def __init__(self, trial: Trial, clients: int):
         self.trial, self.clients = trial, clients
         self._rounds, self._seconds = Tail(trial.rounds), Tail(trial.timings)
-        self.pictures = Pictures(trial)
+        self.pictures = Pictures(trial, clients)
         self._clear()
 
     def _clear(self) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from safari.errors import WireError
-from safari.wire.layout import Bools, Ints
+from safari.wire.layout import Ints
 
 Bytes8 = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint32]
@@ -193,8 +193,3 @@ def order0_bits(counts: npt.NDArray[np.integer]) -> float:
 def binary_bits(kept: int, total: int) -> float:
     """The entropy, in bits in all, of `total` independent bits of which `kept` are set."""
     return order0_bits(np.array([kept, total - kept]))
-
-
-def as_bools(data: bytes, size: int) -> Bools:
-    """`size` bits, the least significant of each byte first."""
-    return np.unpackbits(np.frombuffer(data, np.uint8), count=size, bitorder="little").view(np.bool_)

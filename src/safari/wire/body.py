@@ -51,16 +51,17 @@ class Range:
         return max(0, min(self.end, self.layout.prunable_total) - self.first)
 
     @cached_property
-    def bounds(self) -> Ints:
-        """Where the entries that have coordinates here begin, from 0, and the end of the last."""
+    def entries(self) -> slice:
+        """Which entries have coordinates here, in wire order and without the empty ones."""
         edges = self.layout.wire_edges
-        lo = int(np.searchsorted(edges, self.first, "right"))
-        hi = int(np.searchsorted(edges, self.end, "left"))
-        out = np.zeros(hi - lo + 2 if self.span else 1, np.int64)
-        if self.span:
-            out[1:-1] = edges[lo:hi] - self.first
-            out[-1] = self.span
-        return out
+        lo = int(np.searchsorted(edges, self.first, "right")) - 1
+        return slice(lo, int(np.searchsorted(edges, self.end, "left")) if self.span else lo)
+
+    @cached_property
+    def bounds(self) -> Ints:
+        """Where these entries begin, from 0, and the end of the last."""
+        inner = self.layout.wire_edges[self.entries.start : self.entries.stop + 1] - self.first
+        return np.clip(inner, 0, self.span)
 
     @cached_property
     def segments(self) -> Ints:
@@ -120,14 +121,19 @@ class Model:
         reference = self.shared.reference
         return None if reference is None else reference.take(self.places)
 
+    def rows(self, part: Range) -> slice:
+        """Which of the kept coordinates lie in a range."""
+        lo, hi = np.searchsorted(self.coordinates, [part.first, part.end]).tolist()
+        return slice(lo, hi)
+
     def kept(self, part: Range, relative: bool) -> Kept:
         """The kept numbers of a range."""
-        lo, hi = np.searchsorted(self.coordinates, [part.first, part.end]).tolist()
-        here = self.coordinates[lo:hi]
+        rows = self.rows(part)
+        here = self.coordinates[rows]
         edges = np.searchsorted(here, part.bounds + part.first)
         steering = int(np.searchsorted(here, self.layout.prunable_total))
-        base = self.base[lo:hi] if relative and self.base is not None else None
-        return Kept(self.values[lo:hi], base, np.diff(edges), steering)
+        base = self.base[rows] if relative and self.base is not None else None
+        return Kept(self.values[rows], base, np.diff(edges), steering)
 
     def mask_bytes(self, part: Range, mode: str) -> bytes:
         """The mask of a range."""

@@ -10,9 +10,9 @@ from safari.wire.bits import Reader
 from safari.wire.body import MASK_MODES, Model, Modes, Range, as_model, decode_body, whole
 from safari.wire.layout import LAYOUT_DIGEST_BYTES, Bools, Floats, WireLayout
 from safari.wire.shared import DIGEST_BYTES, Shared, SharedKnowledgeError, as_shared
-from safari.wire.values import EXACT, MAX_CODE, VALUE_MODES, Coded, Lossy, encode_values
+from safari.wire.values import EXACT, MAX_CODE, VALUE_MODES, Coded, Lossy, Quantised, encode_values, quantise
 
-MAGIC = b"SAF\x01"
+MAGIC = b"SAF\x02"
 CHECK_AT = 14
 BODY_AT = 18
 RELATIVE = 64
@@ -62,8 +62,8 @@ def encode(
     [0.0, 1.5, 0.0, -2.0, 3.0]
     """
     model = as_model(vector, mask, as_shared(layout, reference, predicted_mask))
-    modes, mask_part, value_part = choose(model, values, mask_mode, receiver_reference, lossy or Lossy())
-    return seal_frame(modes, model.shared, mask_part + value_part)
+    choice = choose(model, values, mask_mode, receiver_reference, lossy or Lossy())
+    return seal_frame(choice.modes, model.shared, choice.mask + choice.values)
 
 
 def decode(
@@ -83,21 +83,34 @@ def decode(
     return Decoded(shared.layout.from_wire(wire), shared.layout.from_wire(keep), info)
 
 
+@dataclass(frozen=True)
+class Choice:
+    """The modes that "auto" stands for on a model, the two parts of the whole body in them, and the numbers
+    of the integer modes."""
+
+    modes: Modes
+    mask: bytes
+    values: bytes
+    numbers: Quantised | None
+
+
 def choose(
     model: Model, values: str, mask_mode: str, receiver_reference: bytes | None, lossy: Lossy
-) -> tuple[Modes, bytes, bytes]:
-    """The modes that "auto" stands for on this model, with the two parts of the whole body in them."""
+) -> Choice:
+    """The shortest of the modes that were asked for."""
     shared = model.shared
     part = whole(shared.layout)
     mask_mode, mask_part = _choose_mask(model, part, mask_mode)
     usable = shared.reference is not None and receiver_reference in (None, shared.reference_digest)
-    tried: dict[str, Coded] = {}
+    tried: dict[str, tuple[Coded, Quantised | None]] = {}
     for mode in candidates(values, usable):
-        relative = usable and mode != "absolute"
-        tried[mode] = encode_values(mode, model.kept(part, relative), lossy)
-    best = min(tried, key=lambda mode: len(tried[mode].data))
-    modes = Modes(best, mask_mode, usable and best != "absolute", tried[best].code)
-    return modes, mask_part, tried[best].data
+        kept = model.kept(part, usable and mode != "absolute")
+        numbers = quantise(mode, kept, lossy)
+        tried[mode] = encode_values(mode, kept, numbers), numbers
+    best = min(tried, key=lambda mode: len(tried[mode][0].data))
+    coded, numbers = tried[best]
+    modes = Modes(best, mask_mode, usable and best != "absolute", coded.code)
+    return Choice(modes, mask_part, coded.data, numbers)
 
 
 def candidates(values: str, usable: bool) -> tuple[str, ...]:
@@ -137,7 +150,7 @@ def parse_modes(byte: int, code: int, at: int) -> Modes:
     """The inverse of `mode_byte`, with every field checked; `at` is where the byte stands."""
     number, mask, relative = byte & 15, byte >> 4 & 3, bool(byte & RELATIVE)
     if number >= len(VALUE_MODES) or mask >= len(MASK_MODES) or byte & 128:
-        raise WireError(f"modes byte {byte:#04x} is not one of version 1", at)
+        raise WireError(f"modes byte {byte:#04x} is not one of version 2", at)
     values = VALUE_MODES[number]
     if values in EXACT and relative != (values == "difference"):
         raise WireError(f"{values} mode must{'' if values == 'difference' else ' not'} be relative", at)

@@ -15,7 +15,7 @@ from safari.wire.layout import Bools, Floats, WireLayout
 from safari.wire.packet import read_packet_head
 from safari.wire.shared import Shared, as_shared
 from safari.wire.symbols import NIBBLES, decode_symbols
-from safari.wire.values import INTEGER
+from safari.wire.values import INTEGER, SCALE_BYTES
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def _weigh(brief: Inspection, reader: Reader, part: Range, shared: Shared) -> In
     kept = int(counts.sum())
     scales = 0
     if modes.values in INTEGER:
-        scales = 4 * (1 if modes.values == "step" else counts.size)
+        scales = SCALE_BYTES * (1 if modes.values == "step" else counts.size)
         reader.take(scales, "scales")
     marks.append(reader.at)
     paired = modes.values in INTEGER and modes.code == NIBBLES

@@ -13,13 +13,13 @@ import numpy.typing as npt
 from safari.errors import SafariError, WireError
 from safari.wire.bits import Reader, varint
 from safari.wire.body import Model, Modes, Range, as_model, decode_body
-from safari.wire.frame import choose, mode_byte, parse_modes
+from safari.wire.frame import Choice, choose, mode_byte, parse_modes
 from safari.wire.layout import Bools, Floats, Ints, WireLayout
 from safari.wire.shared import Shared, SharedKnowledgeError, as_shared
-from safari.wire.values import Lossy, encode_values, quantum_of
+from safari.wire.values import Lossy, encode_values
 
 # The first byte: this in its high half, the code of the alphabet in its low one.
-MAGIC = 0xA0
+MAGIC = 0xB0
 CONTEXT_AT = 2
 CHECK_AT = 3
 RANGE_AT = 7
@@ -77,14 +77,10 @@ def packets(
     >>> bool((merged.vector == vector)[merged.arrived].all()), bool(merged.arrived.all())
     (True, False)
     """
-    lossy = lossy or Lossy()
     model = as_model(vector, mask, as_shared(layout, reference, predicted_mask))
-    modes, mask_part, value_part = choose(model, values, mask_mode, receiver_reference, lossy)
+    choice = choose(model, values, mask_mode, receiver_reference, lossy or Lossy())
     whole = model.layout
-    quantum = None
-    if modes.values == "step":
-        quantum = quantum_of(model.kept(Range(whole, 0, whole.d), modes.relative), lossy.step)
-    weights = _weights(model, modes, len(mask_part), len(value_part))
+    weights = _weights(model, choice)
     out: list[bytes] = []
     first, correction = 0, 1.0
     while first < whole.d or not out:
@@ -92,7 +88,7 @@ def packets(
         while True:
             end = int(np.searchsorted(weights, weights[first] + budget))
             part = Range(whole, first, min(max(end - 1, first + 1), whole.d) - first)
-            data = _seal(model, part, modes, lossy, quantum)
+            data = _seal(model, part, choice)
             guess = float(weights[part.end] - weights[first])
             if len(data) <= limit:
                 break
@@ -184,22 +180,26 @@ def _read_range(reader: Reader, layout: WireLayout) -> Range:
     return Range(layout, first, span)
 
 
-def _seal(model: Model, part: Range, modes: Modes, lossy: Lossy, quantum: float | None) -> bytes:
-    coded = encode_values(modes.values, model.kept(part, modes.relative), lossy, quantum)
+def _seal(model: Model, part: Range, choice: Choice) -> bytes:
+    modes, numbers = choice.modes, choice.numbers
+    if numbers is not None:
+        numbers = numbers.part(part.entries, model.rows(part))
+    coded = encode_values(modes.values, model.kept(part, modes.relative), numbers)
     context = model.shared.contexts[modes.relative, modes.uses_mask]
     head = bytes([MAGIC | coded.code, mode_byte(modes), context[0]])
     rest = varint(part.first) + varint(part.span) + model.mask_bytes(part, modes.mask) + coded.data
     return head + _check(context, head, rest).to_bytes(4, "little") + rest
 
 
-def _weights(model: Model, modes: Modes, mask_size: int, value_size: int) -> npt.NDArray[np.float64]:
+def _weights(model: Model, choice: Choice) -> npt.NDArray[np.float64]:
     """About how many bytes the coordinates before each one take, from what the whole model took."""
     layout = model.layout
     out = np.full(layout.d + 1, 1e-3)
     out[0] = 0
-    out[1 + model.coordinates] += value_size / max(model.coordinates.size, 1)
-    if modes.mask == "flips":
-        out[1 : layout.prunable_total + 1][model.flips] += mask_size / max(int(model.flips.sum()), 1)
-    elif modes.mask == "coded":
-        out[1 : layout.prunable_total + 1] += mask_size / max(layout.prunable_total, 1)
+    out[1 + model.coordinates] += len(choice.values) / max(model.coordinates.size, 1)
+    prunable = out[1 : layout.prunable_total + 1]
+    if choice.modes.mask == "flips":
+        prunable[model.flips] += len(choice.mask) / max(int(model.flips.sum()), 1)
+    elif choice.modes.mask == "coded":
+        prunable += len(choice.mask) / max(layout.prunable_total, 1)
     return np.cumsum(out)

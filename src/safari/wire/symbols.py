@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -22,9 +23,20 @@ from safari.wire.bits import (
     varint,
 )
 from safari.wire.blocks import deflate_segments
+from safari.wire.huffman import (
+    ABSENT,
+    Code,
+    decode_rows,
+    encode_rows,
+    levels_of,
+    listed_code,
+    paired_code,
+)
 from safari.wire.layout import Ints
 
 DEFLATED = 0
+LISTED = 1
+PAIRED = 2
 RICED = 8
 MAX_RICE = 7
 # Above this many symbols a Huffman table is cheap, and Rice codes are not tried.
@@ -87,6 +99,26 @@ def unzigzag(numbers: Words) -> npt.NDArray[np.int32]:
     return ((numbers >> np.uint32(1)) ^ (~(numbers & np.uint32(1)) + np.uint32(1))).view(np.int32)
 
 
+def chained(numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Each number negated where the last one before it that is not 0 is negative: neighbours tend to move
+    the same way, and the sign then says whether they did.
+
+    >>> chained(np.array([-3, 0, -2, 5, 1], np.int32)).tolist()
+    [-3, 0, 2, -5, 1]
+    """
+    out = numbers.copy()
+    places = np.flatnonzero(numbers)
+    turned = places[1:][numbers[places[:-1]] < 0]
+    out[turned] = -out[turned]
+    return out
+
+
+def unchained(numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """The inverse of `chained`."""
+    odd = np.cumsum(numbers < 0) & 1
+    return np.where(odd == 1, -np.abs(numbers), np.abs(numbers))
+
+
 def pair(symbols: Bytes8) -> Bytes8:
     """Two symbols below 16 in a byte, the first in the low half; a missing last one is 0."""
     even = np.append(symbols, np.uint8(0)) if symbols.size & 1 else symbols
@@ -101,24 +133,70 @@ def unpair(data: Bytes8, count: int) -> Bytes8:
     return out[:count]
 
 
-def encode_symbols(symbols: Bytes8, sizes: Ints) -> bytes:
-    """Bytes in segments of those sizes; short rows also try Rice codes, which need no table."""
+@dataclass(frozen=True)
+class Way:
+    """A way to write a row of symbols, and how many bytes it takes: known before they are written."""
+
+    size: int
+    write: Callable[[Bytes8], bytes]
+
+
+def plan_symbols(symbols: Bytes8, sizes: Ints, paired: bool = False) -> Way:
+    """The shortest way for bytes in segments of those sizes; short rows also try codes that need no table or
+    a small one.
+
+    `paired`: each byte holds two symbols.
+    """
     if not symbols.size:
-        return b""
+        return Way(0, lambda _: b"")
     stream = deflate_segments(symbols, sizes)
     out = bytes([DEFLATED]) + varint(len(stream)) + stream
-    return min(out, _rice(symbols), key=len) if symbols.size <= SHORT else out
+    ways = [Way(len(out), lambda _: out)]
+    if symbols.size <= SHORT:
+        counts = np.bincount(symbols, minlength=256)
+        ways += [_rice(counts), _paired(symbols, counts) if paired else _listed(counts)]
+    return min(ways, key=lambda way: way.size)
 
 
-def _rice(symbols: Bytes8) -> bytes:
-    counts = np.bincount(symbols, minlength=256)
-    middle = int(np.searchsorted(np.cumsum(counts), symbols.size >> 1))
+def encode_symbols(symbols: Bytes8, sizes: Ints) -> bytes:
+    """Bytes in segments of those sizes, the shortest way."""
+    return plan_symbols(symbols, sizes).write(symbols)
+
+
+def _listed(counts: Ints) -> Way:
+    used = np.flatnonzero(counts)
+    first, end = int(used[0]), int(used[-1]) + 1
+    levels = levels_of(counts[first:end])
+    head = bytes([LISTED, first, len(levels) - 1]) + pack_fields(np.array(levels, np.uint32), 4)
+    return _under(head, listed_code(first, levels), counts)
+
+
+def _paired(symbols: Bytes8, counts: Ints) -> Way:
+    halves = np.bincount(symbols & 15, minlength=16) + np.bincount(symbols >> 4, minlength=16)
+    levels = levels_of(halves)
+    head = bytes([PAIRED]) + pack_fields(np.array(levels, np.uint32), 4)
+    return _under(head, paired_code(levels), counts)
+
+
+def _under(head: bytes, code: Code, counts: Ints) -> Way:
+    size = len(head) + field_bytes(code.bits(counts))
+    return Way(size, lambda symbols: head + encode_rows([symbols], [code]))
+
+
+def _rice(counts: Ints) -> Way:
+    total = int(counts.sum())
+    middle = int(np.searchsorted(np.cumsum(counts), total >> 1))
     centres = np.arange(max(middle - 2, 0), min(middle + 3, 256))
-    costs = _quotients()[:, centres] @ counts + np.arange(MAX_RICE + 1)[:, None] * symbols.size
+    quotients = _quotients()[:, centres] @ counts
+    costs = quotients + np.arange(MAX_RICE + 1)[:, None] * total
     k, nearest = divmod(int(costs.argmin()), centres.size)
     centre = int(centres[nearest])
-    unary, remainders = rice_encode(_fold(symbols, centre).astype(np.int64), k)
-    return bytes([RICED + k, centre]) + unary + remainders
+
+    def write(symbols: Bytes8) -> bytes:
+        unary, remainders = rice_encode(_fold(symbols, centre).astype(np.int64), k)
+        return bytes([RICED + k, centre]) + unary + remainders
+
+    return Way(2 + field_bytes(int(quotients[k, nearest]) + total) + field_bytes(k * total), write)
 
 
 @cache
@@ -144,8 +222,17 @@ def decode_symbols(reader: Reader, count: int) -> Bytes8:
         length = reader.varint("symbols length", 2 * count + 64)
         at = reader.at
         return np.frombuffer(inflate(reader.take(length, "symbols"), count, at), np.uint8)
+    if coder == LISTED:
+        first, more = reader.take(2, "table head")
+        if first + more > 255:
+            raise WireError(f"table must end at symbol 255, got {first + more}", at)
+        levels = _read_levels(reader, more + 1)
+        return decode_rows(reader, [count], [listed_code(first, levels)], "symbols")[0]
+    if coder == PAIRED:
+        return decode_rows(reader, [count], [paired_code(_read_levels(reader, 16))], "symbols")[0]
     if not RICED <= coder <= RICED + MAX_RICE:
-        raise WireError(f"symbol coder must be {DEFLATED} or {RICED} to {RICED + MAX_RICE}, got {coder}", at)
+        known = f"{DEFLATED} to {PAIRED} or {RICED} to {RICED + MAX_RICE}"
+        raise WireError(f"symbol coder must be {known}, got {coder}", at)
     k = coder - RICED
     centre = reader.byte("symbol centre")
     quotients = read_unary(reader, count, count * (1 + (255 >> k)), "symbols unary part")
@@ -156,6 +243,14 @@ def decode_symbols(reader: Reader, count: int) -> Bytes8:
     away = folded.astype(np.uint8)
     away = (away >> np.uint8(1)) ^ (~(away & np.uint8(1)) + np.uint8(1))
     return away + np.uint8(centre)
+
+
+def _read_levels(reader: Reader, count: int) -> tuple[int, ...]:
+    at = reader.at
+    levels = tuple(unpack_fields(reader.take(field_bytes(4 * count), "table"), count, 4).tolist())
+    if min(levels) == ABSENT:
+        raise WireError("table must hold a symbol", at)
+    return levels
 
 
 def read_fields(reader: Reader, widths: Bytes8 | int, count: int) -> Words:
@@ -169,4 +264,7 @@ def read_fields(reader: Reader, widths: Bytes8 | int, count: int) -> Words:
 
 def write_fields(fields: Words, widths: Bytes8 | int) -> bytes:
     """The inverse of `read_fields`."""
-    return pack_fields(fields, widths)
+    if isinstance(widths, int):
+        return pack_fields(fields, widths)
+    some = widths > 0
+    return pack_fields(fields[some], widths[some])

@@ -8,18 +8,21 @@ import numpy as np
 import numpy.typing as npt
 
 from safari.errors import SafariError, WireError
-from safari.wire.bits import Bytes8, Reader, Words
+from safari.wire.bits import Bytes8, Reader, Words, field_bytes
 from safari.wire.blocks import block_bits
 from safari.wire.layout import Floats, Ints
 from safari.wire.symbols import (
     NIBBLES,
     SHORT,
     alphabet,
+    chained,
     decode_symbols,
     encode_symbols,
     pair,
+    plan_symbols,
     read_fields,
     to_symbols,
+    unchained,
     unpair,
     unzigzag,
     write_fields,
@@ -32,6 +35,9 @@ INTEGER = frozenset({"int8", "qsgd", "step"})
 MAX_CODE = {"absolute": 0, "difference": 3, "bf16": 0, "fp16": 0, "int8": 4, "qsgd": 4, "step": 4}
 # Symbols 1 to 255 of the difference mode turn with the exponent of the reference; 0 means no change.
 RING = 255
+# A scale travels as a bfloat16; numbers are rounded to multiples of what travels.
+SCALE_BYTES = 2
+MOST_STEPS = 1 << 30
 
 Wide = npt.NDArray[np.float64]
 
@@ -68,6 +74,18 @@ class Kept:
     steering: int
 
 
+@dataclass(frozen=True, eq=False)
+class Quantised:
+    """Numbers as whole multiples of a scale: one scale for each entry, or one for all (step mode)."""
+
+    scales: Floats
+    whole: npt.NDArray[np.int32]
+
+    def part(self, entries: slice, numbers: slice) -> Quantised:
+        """Those of some neighbouring entries."""
+        return Quantised(self.scales if self.scales.size == 1 else self.scales[entries], self.whole[numbers])
+
+
 @dataclass(frozen=True)
 class Coded:
     """One way of writing the kept numbers: `code` goes into the header, `data` into the body."""
@@ -76,18 +94,18 @@ class Coded:
     data: bytes
 
 
-def encode_values(mode: str, kept: Kept, lossy: Lossy, quantum: float | None = None) -> Coded:
-    """The numbers in that mode; `kept.base` is given where they travel as a difference."""
+def encode_values(mode: str, kept: Kept, numbers: Quantised | None = None) -> Coded:
+    """The numbers in that mode; `kept.base` is given where they travel as a difference, `numbers` where they
+    are whole multiples of scales."""
+    if numbers is not None:
+        return _integers(numbers, kept.counts)
     if mode == "absolute":
         return Coded(0, _rotated(kept.values.view(np.uint32), 32, kept.counts))
     if mode == "difference":
         return _difference(kept)
-    if mode in INTEGER:
-        return _integers(mode, kept, lossy, quantum)
-    target = _target(kept)
     with np.errstate(over="ignore", invalid="ignore"):
-        narrow = target.astype(np.float32)
-        halves = to_bf16(narrow) if mode == "bf16" else target.astype(np.float16).view(np.uint16)
+        narrow = _target(kept).astype(np.float32)
+        halves = to_bf16(narrow) if mode == "bf16" else narrow.astype(np.float16).view(np.uint16)
     return Coded(0, _rotated(halves.astype(np.uint32), 16, kept.counts))
 
 
@@ -159,14 +177,8 @@ def _difference(kept: Kept) -> Coded:
     base = kept.base.view(np.uint32)
     change = zigzag((ordered(kept.values.view(np.uint32)) - ordered(base)).view(np.int32))
     # A finer alphabet fits the shape of the distribution better; short rows may not pay for its table.
-    if kept.values.size > SHORT:
-        code, row = 3, _turned(3, change, base)
-    else:
-        rows = [_turned(code, change, base) for code in range(4)]
-        code = min(range(4), key=lambda c: _about_bits(*rows[c]))
-        row = rows[code]
-    symbols, fields, widths = row
-    return Coded(code, encode_symbols(symbols, kept.counts) + write_fields(fields, widths))
+    codes = range(4) if kept.values.size <= SHORT else (3,)
+    return _shortest({code: _turned(code, change, base) for code in codes}, kept.counts)
 
 
 def _turned(code: int, change: Words, base: Words) -> tuple[Bytes8, Words, Bytes8]:
@@ -174,16 +186,6 @@ def _turned(code: int, change: Words, base: Words) -> tuple[Bytes8, Words, Bytes
     turned = (symbols.astype(np.int64) - 1 + _turn(base, code)) % RING + 1
     turned[symbols == 0] = 0
     return turned.astype(np.uint8), fields, widths
-
-
-def _about_bits(symbols: Bytes8, _: Words, widths: Bytes8) -> float:
-    return block_bits(np.bincount(symbols, minlength=1).astype(np.float64)) + float(
-        widths.sum(dtype=np.int64)
-    )
-
-
-def _size(coded: Coded) -> int:
-    return len(coded.data)
 
 
 def _turn(base: Words, code: int) -> Ints:
@@ -220,70 +222,115 @@ def _target(kept: Kept) -> Wide:
         return values - kept.base
 
 
-def quantum_of(kept: Kept, step: float) -> float:
-    """The quantum of the step mode: `step` times the root mean square over the prunable numbers."""
-    target = _target(kept)
-    steering = target[: kept.steering] if kept.steering else target
-    return float(np.float32(step * np.sqrt(np.mean(steering**2)))) if steering.size else 0.0
+def quantise(mode: str, kept: Kept, lossy: Lossy) -> Quantised | None:
+    """The whole model's numbers as multiples of scales, in the modes that send such; packets share them.
 
-
-def _integers(mode: str, kept: Kept, lossy: Lossy, quantum: float | None) -> Coded:
+    >>> kept = Kept(np.array([2.54, -1.0, 3.0], np.float32), None, np.array([2, 1]), 3)
+    >>> found = quantise("int8", kept, Lossy())
+    >>> found.scales.tolist(), found.whole.tolist()
+    ([0.02001953125, 0.023681640625], [127, -50, 127])
+    """
+    if mode not in INTEGER:
+        return None
     target = _target(kept)
     if not np.isfinite(target).all():
         raise SafariError(f"{mode} mode needs finite values")
     if mode == "step":
-        scales = np.array([quantum_of(kept, lossy.step) if quantum is None else quantum], np.float32)
-        scale = np.float64(scales[0])
-        exact = target / scale if scale > 0 else np.zeros_like(target)
-        levels = 0x7FFFFFFF
+        scales = _quantum(target, kept.steering, lossy.step)
+        wide = np.broadcast_to(scales.astype(np.float64), target.shape)
+        levels = MOST_STEPS
     else:
-        levels = 127 if mode == "int8" else (1 << (lossy.bits - 1)) - 1
+        levels = levels_of(mode, lossy.bits)
         scales = _scales(target, kept.counts, levels)
         wide = np.repeat(scales.astype(np.float64), kept.counts)
-        exact = np.divide(target, wide, out=np.zeros_like(target), where=wide > 0)
+    exact = np.divide(target, wide, out=np.zeros_like(target), where=wide > 0)
     if mode == "qsgd":
         if lossy.rng is None:
             raise SafariError("qsgd mode needs rng, the generator that rounds")
         whole = np.floor(exact + lossy.rng.random(exact.size))
     else:
         whole = np.rint(exact)
-    if mode == "step" and exact.size and np.abs(whole).max() > levels:
-        raise SafariError(f"step mode needs values below {levels} steps, got {np.abs(whole).max():.0f}")
-    numbers = zigzag(np.clip(whole, -levels, levels).astype(np.int32))
-    codes = range(NIBBLES + 1) if numbers.size <= SHORT else (3, NIBBLES)
-    best = min((_integer_bytes(code, numbers, kept.counts) for code in codes), key=_size)
-    return Coded(best.code, scales.astype("<f4").tobytes() + best.data)
+    return Quantised(scales, np.clip(whole, -levels, levels).astype(np.int32))
 
 
-def _integer_bytes(code: int, numbers: Words, counts: Ints) -> Coded:
-    symbols, fields, widths = to_symbols(numbers, code)
-    if code == NIBBLES:
-        row = pair(symbols)
-        bounds = np.minimum((np.cumsum(counts) + 1) >> 1, row.size)
-        head = encode_symbols(row, np.diff(bounds, prepend=0))
-    else:
-        head = encode_symbols(symbols, counts)
-    return Coded(code, head + write_fields(fields, widths))
+def levels_of(mode: str, bits: int) -> int:
+    """The largest multiple of the scale that a number of int8 or qsgd can be."""
+    return 127 if mode == "int8" else (1 << (bits - 1)) - 1
 
 
-def _scales(target: Wide, counts: Ints, levels: int) -> Floats:
-    """For each entry the largest magnitude over `levels`, so that the largest number is the last level."""
-    largest = np.zeros(counts.size)
-    used = counts > 0
-    if used.any():
-        starts = (np.cumsum(counts) - counts)[used]
-        largest[used] = np.maximum.reduceat(np.abs(target), starts)
+def _quantum(target: Wide, steering: int, step: float) -> Floats:
+    """`step` times the root mean square over the prunable numbers, as a bfloat16; more where a number
+    would otherwise be too many steps."""
+    if not target.size:
+        return np.zeros(1, np.float32)
+    leading = target[:steering] if steering else target
+    wanted = step * np.sqrt(np.mean(leading**2))
+    nearest = from_bf16(to_bf16(np.array([wanted], np.float32)))
+    return np.maximum(nearest, upward(np.abs(target).max(keepdims=True) / MOST_STEPS))
+
+
+def upward(numbers: Wide) -> Floats:
+    """The smallest bfloat16 that is at least the number, for numbers from 0 on.
+
+    >>> upward(np.array([1.0, 1.001]))
+    array([1.       , 1.0078125], dtype=float32)
+    """
     with np.errstate(over="ignore"):
-        scales = (largest / levels).astype(np.float32)
+        near = numbers.astype(np.float32)
+    above = np.where(near < numbers, np.nextafter(near, np.float32(np.inf)), near)
+    bits = above.view(np.uint32).astype(np.uint64)
+    scales = ((bits + 0xFFFF) >> 16 << 16).astype(np.uint32).view(np.float32)
     if not np.isfinite(scales).all():
         raise SafariError(f"values must be below {float(np.finfo(np.float32).max):.3g}")
     return scales
 
 
+def _integers(numbers: Quantised, counts: Ints) -> Coded:
+    folded = zigzag(chained(numbers.whole))
+    codes = range(NIBBLES + 1) if folded.size <= SHORT else (3, NIBBLES)
+    rows = {code: to_symbols(folded, code) for code in codes}
+    if NIBBLES in rows:
+        symbols, fields, widths = rows[NIBBLES]
+        rows[NIBBLES] = pair(symbols), fields, widths
+    if folded.size > SHORT:
+        code = min(rows, key=lambda code: _about_bits(*rows[code]))
+        rows = {code: rows[code]}
+    best = _shortest(rows, counts)
+    halves = (numbers.scales.view(np.uint32) >> 16).astype("<u2")
+    return Coded(best.code, halves.tobytes() + best.data)
+
+
+def _shortest(rows: dict[int, tuple[Bytes8, Words, Bytes8]], counts: Ints) -> Coded:
+    """Symbols, fields and widths by code, written in the code that makes them shortest."""
+    halved = np.diff((np.cumsum(counts) + 1) >> 1, prepend=0)
+    ways = {
+        code: plan_symbols(symbols, halved if code == NIBBLES else counts, paired=code == NIBBLES)
+        for code, (symbols, *_) in rows.items()
+    }
+    code = min(ways, key=lambda c: ways[c].size + field_bytes(int(rows[c][2].sum(dtype=np.int64))))
+    symbols, fields, widths = rows[code]
+    return Coded(code, ways[code].write(symbols) + write_fields(fields, widths))
+
+
+def _about_bits(symbols: Bytes8, _: Words, widths: Bytes8) -> float:
+    counts = np.bincount(symbols, minlength=1).astype(np.float64)
+    return block_bits(counts) + float(widths.sum(dtype=np.int64))
+
+
+def _scales(target: Wide, counts: Ints, levels: int) -> Floats:
+    """For each entry the largest magnitude over `levels`, so that no number is beyond the last level."""
+    largest = np.zeros(counts.size)
+    used = counts > 0
+    if used.any():
+        starts = (np.cumsum(counts) - counts)[used]
+        largest[used] = np.maximum.reduceat(np.abs(target), starts)
+    return upward(largest / levels)
+
+
 def _read_integers(mode: str, code: int, reader: Reader, counts: Ints) -> Wide:
     at = reader.at
     how_many = 1 if mode == "step" else counts.size
-    stated = np.frombuffer(reader.take(4 * how_many, "scales"), "<f4")
+    stated = from_bf16(np.frombuffer(reader.take(SCALE_BYTES * how_many, "scales"), "<u2"))
     if not (np.isfinite(stated) & (stated >= 0)).all():
         raise WireError("scales must be finite and at least 0", at)
     scales = stated.astype(np.float64)
@@ -291,5 +338,5 @@ def _read_integers(mode: str, code: int, reader: Reader, counts: Ints) -> Wide:
     at = reader.at
     row = decode_symbols(reader, (n + 1) >> 1 if code == NIBBLES else n)
     symbols = unpair(row, n) if code == NIBBLES else row
-    whole = unzigzag(_numbers(code, symbols, reader, at)).astype(np.float64)
+    whole = unchained(unzigzag(_numbers(code, symbols, reader, at))).astype(np.float64)
     return whole * (scales[0] if mode == "step" else np.repeat(scales, counts))

@@ -95,6 +95,34 @@ def conv_norm_errors(case: Case, device: str, dtype: torch.dtype) -> dict[str, f
     return {n: _error(found[n], expected[n]) for n in expected}
 
 
+def shared_conv_errors(case: Case, device: str, dtype: torch.dtype) -> dict[str, float]:
+    """How far a convolution that all clients share, its gradients and theirs are from float64."""
+    from safari.engine.stack.shared import Convolution, Plain, SharedConv
+    from safari.engine.stack.shared_kernels import kernels_for
+
+    plain = Plain((3, 3), (case.stride, case.stride), (1, 1), (1, 1), 1)
+    kernels = kernels_for(plain, case.inner, case.outer)
+    assert kernels is not None
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(case.clients * case.n, case.inner, case.height, case.width, generator=draw).to(dtype)
+    one = torch.randn(1, case.outer, case.inner, 3, 3, generator=draw) / (3 * case.inner**0.5)
+    weight = one.to(dtype).float().expand(case.clients, -1, -1, -1, -1)
+
+    def passes(conv: Convolution, x: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        x, weight = x.requires_grad_(), weight.detach().requires_grad_()
+        out = SharedConv.apply(x, weight, conv)
+        # Not linear, so that the second gradient has all its parts.
+        dx, dw = torch.autograd.grad(out.square().sum(), (x, weight), create_graph=True)
+        flow = (dw * dw.detach()).sum() + (dx * dx.detach()).sum()
+        ddx, ddw = torch.autograd.grad(flow, (x, weight))
+        return {"out": out, "dx": dx, "dw": dw, "ddx": ddx, "ddw": ddw}
+
+    expected = passes(plain, x.double(), weight.double())
+    found = passes(kernels, x.to(device), weight.to(device))
+    assert {n: v.shape for n, v in found.items()} == {n: v.shape for n, v in expected.items()}
+    return {n: _error(found[n], expected[n]) for n in expected}
+
+
 def adam_errors(device: str, size: int = 3000, steps: int = 7) -> dict[str, float]:
     """How far parameters and moments are from torch.optim.Adam in float64 after several steps."""
     from safari.engine.stack.fused import adam_
@@ -124,13 +152,30 @@ def _error(found: Tensor, expected: Tensor) -> float:
     return float((found.detach().cpu().double() - expected.detach()).norm() / expected.detach().norm())
 
 
+def by_row() -> None:
+    """From now on the kernels that take a row of the window at a time, two tiles a program."""
+    from safari.engine.stack import kernels as k
+
+    tile = k.Tile(16, 4, 1, by_row=2)
+    k.CONV_TILES.update(dict.fromkeys((16, 32, 64), tile))
+    k.WEIGHT_TILES.update(dict.fromkeys((16, 32, 64), tile))
+
+
 def main() -> None:
+    check_all()
+    by_row()
+    check_all()
+    print("all right")
+
+
+def check_all() -> None:
     for name, case in CASES.items():
         for what, error in conv_norm_errors(case, "cpu", torch.float32).items():
             assert error < 1e-5, f"{name}: {what} is off by {error:.2g}"
+        for what, error in shared_conv_errors(case, "cpu", torch.float32).items():
+            assert error < 1e-5, f"{name}, shared: {what} is off by {error:.2g}"
     for what, error in adam_errors("cpu").items():
         assert error < 1e-6, f"adam_: {what} is off by {error:.2g}"
-    print("all right")
 
 
 if __name__ == "__main__":

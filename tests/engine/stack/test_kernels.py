@@ -49,6 +49,16 @@ def test_conv_norm_on_a_gpu_in_bfloat16():
 
 @pytest.mark.gpu
 @needs_triton
+def test_a_shared_convolution_on_a_gpu_in_bfloat16():
+    from engine.stack.kernel_check import CASES, shared_conv_errors
+
+    for name, case in CASES.items():
+        for what, error in shared_conv_errors(case, "cuda", torch.bfloat16).items():
+            assert error < 0.02, f"{name}: {what} is off by {error:.2g}"
+
+
+@pytest.mark.gpu
+@needs_triton
 def test_adam_on_a_gpu():
     from engine.stack.kernel_check import adam_errors
 
@@ -62,7 +72,7 @@ CONFIG: dict[str, Any] = {
     "model": {"name": "cnn", "width": 16},
     "local": {"steps": 3, "batch": 8, "augment": "crop-flip", "optimiser": "sgd", "lr": 0.1},
     "uplink": {"name": "bernoulli", "p": 0.7},
-    "engine": {"device": "cuda"},
+    "engine": {"device": "cuda", "compile": "always"},
 }
 FATE = ("trained", "arrived", "missing", "stand_ins", "density")
 PICTURES = """
@@ -133,12 +143,42 @@ def test_the_engines_agree_on_a_gpu_in_bfloat16(tmp_path, graph):
     from safari.engine.vectorised import Vectorised
 
     engine = Vectorised(
-        world_of({**config, "engine": {"device": "cuda", "precision": "bfloat16", "graph": graph}})
+        world_of({**config, "engine": {**CONFIG["engine"], "precision": "bfloat16", "graph": graph}})
     )
     assert engine.note == ""
     errors = apart(config, precision="bfloat16", graph=graph)
     assert max(errors) < 0.05
     assert min(errors) > 1e-6, "that was not bfloat16"
+
+
+@pytest.mark.gpu
+@needs_triton
+@pytest.mark.parametrize("graph", [True, False])
+@pytest.mark.parametrize("pruner", ["snip", "grasp"])
+def test_masks_in_bfloat16_are_near_those_in_float32(tmp_path, pruner, graph):
+    """Fewer bits move the weights whose scores lie at the border from one side to the other, and no more."""
+    from safari.engine.vectorised import Vectorised
+
+    (tmp_path / "mine.py").write_text(PICTURES)
+    config = {
+        **CONFIG,
+        "data": {"name": f"{tmp_path}/mine.py:pictures"},
+        "model": {"name": "resnet20", "width": 16},
+        "pruning": {"pruner": pruner, "batch": 20},
+    }
+    found = []
+    for precision in ("float32", "bfloat16"):
+        engine = {**CONFIG["engine"], "precision": precision, "graph": graph}
+        prepared = Vectorised(world_of({**config, "engine": engine}))
+        assert prepared.note == ""
+        masks = prepared._masks(prepared.world.start, range(6), 0)
+        again = prepared._masks(prepared.world.start, range(6), 0)
+        assert torch.equal(masks, again), "a recording gave something else than the pass that it recorded"
+        found.append(masks[:, prepared.world.layout.prunable])
+    exact, rough = found
+    assert torch.equal(exact.sum(1), rough.sum(1))
+    shared = (exact & rough).sum(1) / exact.sum(1)
+    assert float(shared.min()) > 0.8, shared.tolist()
 
 
 @pytest.mark.gpu

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from safari.engine.stack.flat import Flat
 from safari.engine.stack.forward import Stack, stack
-from safari.engine.stack.masks import stacked_masks
+from safari.engine.stack.masks import score_clients, stacked_masks
 from safari.errors import PruneError
 from safari.models import Layout
 from safari.pruning import PRUNERS, compute_mask
@@ -45,9 +45,9 @@ def both(
     layout = Layout.of(net)
     x, y = batch
     found: Stack = stack(net, layout, samples()[0][:8])
-    together = stacked_masks(
-        PRUNERS[pruner].score, found.eval, Flat(layout, CLIENTS), vector, x, y, sparsity, t
-    )
+    flat = Flat(layout, CLIENTS)
+    scoring = score_clients(PRUNERS[pruner].score, found.eval, flat, vector.device)
+    together = stacked_masks(flat, vector, x, y, sparsity, t, scoring)
     alone = [
         compute_mask(
             net, layout, vector, PRUNERS[pruner], sparsity,
@@ -117,12 +117,11 @@ def test_scores_of_nan_are_refused_in_the_same_words():
     x[0] = torch.inf
     words = "the pruner gave NaN as a score; does the model's output overflow?"
     layout = Layout.of(net)
+    flat, found = Flat(layout, CLIENTS), stack(net, layout, samples()[0][:8])
+    scoring = score_clients(PRUNERS["snip"].score, found.eval, flat, vector.device)
     for t in (0, 1):
         with pytest.raises(PruneError) as error:
-            stacked_masks(
-                PRUNERS["snip"].score, stack(net, layout, samples()[0][:8]).eval, Flat(layout, CLIENTS),
-                vector, x, y, 0.5, t,
-            )  # fmt: skip
+            stacked_masks(flat, vector, x, y, 0.5, t, scoring)
         assert str(error.value) == words
     with pytest.raises(PruneError, match="the pruner gave NaN"):
         compute_mask(net, layout, vector, PRUNERS["snip"], 0.5, (x, y), torch.Generator())

@@ -24,9 +24,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.func import functional_call
 
-from safari.engine.stack.fusion import find_fusions
+from safari.engine.stack.fusion import Fusion, find_fusions
 from safari.engine.stack.luck import Forward, Luck, seeded_by
-from safari.engine.stack.ops import LAYERS, Tensors, Value, refuses
+from safari.engine.stack.ops import LAYERS, Stacked, Tensors, Value, refuses
+from safari.engine.stack.shared import Folded, find_folded, shared_layers
 from safari.engine.stack.trial import CannotStack, compare, distances, is_random
 from safari.models import Layout
 
@@ -50,7 +51,8 @@ _DROPOUTS = {
 
 @dataclass(frozen=True)
 class Stack:
-    """A module's forward pass over many clients, in training and in eval mode, and how it is done."""
+    """A module's forward pass over many clients, and how it is done: `train` in training, each client with
+    weights of its own, `eval` in eval mode, where all must have the same."""
 
     train: Forward
     eval: Forward
@@ -59,19 +61,22 @@ class Stack:
     random: bool
 
 
-def stack(module: nn.Module, layout: Layout, example: Tensor, *, bfloat16: bool = False) -> Stack:
-    """The fastest way that is right for this module, tried on `example` inputs (an even number)."""
+def stack(module: nn.Module, layout: Layout, example: Tensor, *, fuse: bool = False) -> Stack:
+    """The fastest way that is right for this module, tried on `example` inputs (an even number).
+
+    `fuse`: compile kernels in bfloat16, where there are any for this device.
+    """
     alone = {training: by_loop(module, training) for training in (True, False)}
     counters = layout.counters(module)
     try:
-        return _first_right(alone, module, layout, example, bfloat16)
+        return _first_right(alone, module, layout, example, fuse)
     finally:
         # Tracing runs what does not hang on the inputs: a count of batches, say.
         layout.put_back(module, counters)
 
 
 def _first_right(
-    alone: Mapping[bool, Forward], module: nn.Module, layout: Layout, example: Tensor, bfloat16: bool
+    alone: Mapping[bool, Forward], module: nn.Module, layout: Layout, example: Tensor, fuse: bool
 ) -> Stack:
     random, reasons = True, []
     try:
@@ -86,8 +91,9 @@ def _first_right(
         try:
             found = Stack(make(module, True), make(module, False), way, "; ".join(reasons), random)
             for training in (True, False):
-                compare(found.train if training else found.eval, alone[training], module, layout, example)
-            return _fused(found, module, layout, example) if bfloat16 and way == "layers" else found
+                forward = found.train if training else found.eval
+                compare(forward, alone[training], module, layout, example, same=not training)
+            return _fused(found, module, layout, example) if fuse and way == "layers" else found
         except Exception as error:  # under tracing it may do anything, too
             reasons.append(f"{way}: {_reason(error)}")
     if random and makers:
@@ -100,9 +106,11 @@ def _fused(plain: Stack, module: nn.Module, layout: Layout, example: Tensor) -> 
     if example.device.type != "cuda" or find_spec("triton") is None:
         return plain
     try:
-        fused = replace(plain, train=by_layers(module, True, fuse=True))
+        fused = replace(plain, train=by_layers(module, True, fuse=True), eval=by_layers(module, False, True))
         with torch.autocast("cuda", torch.bfloat16):
-            output, gradient = distances(fused.train, plain.train, module, layout, example)
+            found = [distances(fused.train, plain.train, module, layout, example)]
+        found.append(distances(fused.eval, plain.eval, module, layout, example, same=True))
+        output, gradient = (max(column) for column in zip(*found, strict=True))
     except Exception as error:  # a compiler that is not there, a device that it does not know
         return replace(plain, why=f"no fused kernels: {_reason(error)}")
     # bfloat16 has 8 bits, and ReLUs near 0 add up to some 30% of a deep net's gradient; a gradient that has
@@ -114,7 +122,8 @@ def _fused(plain: Stack, module: nn.Module, layout: Layout, example: Tensor) -> 
 def by_layers(module: nn.Module, training: bool, fuse: bool = False) -> Forward:
     """The module's graph with stacked layers; CannotStack says what stands in the way.
 
-    `fuse`: convolution, batch norm, shortcut and ReLU become one step where the kernels serve (CUDA).
+    In eval mode all clients must have the same weights (`shared`). `fuse`: in bfloat16 through the kernels,
+    where they serve (CUDA); in training convolution, batch norm, shortcut and ReLU are then one step.
     """
     with _mode(module, training):
         graph = fx.Tracer().trace(module)
@@ -122,9 +131,12 @@ def by_layers(module: nn.Module, training: bool, fuse: bool = False) -> Forward:
         # A module may keep some of its layers in eval mode, whatever it is told.
         modes = {name: layer.training for name, layer in modules.items()}
         _check_graph(graph, module, modules)
-        fusions = find_fusions(graph, modules) if fuse and training else {}
+        fusions: Mapping[fx.Node, Fusion | Folded] = find_fusions(graph, modules) if fuse and training else {}
+        if not training:
+            fusions = find_folded(graph, modules, fuse)
     inner = {node for fusion in fusions.values() for node in fusion.inner}
     tied = _tied(module)
+    layers = LAYERS if training else shared_layers(fuse)
 
     def forward(tensors: Tensors, x: Tensor, luck: Luck) -> Tensor:
         clients = next(iter(tensors.values())).shape[0]
@@ -147,7 +159,7 @@ def by_layers(module: nn.Module, training: bool, fuse: bool = False) -> Forward:
             elif node.op == "call_module":
                 layer = modules[node.target]
                 layer.training = modes[node.target]
-                values[node] = _call_module(layer, node.target, args, kwargs, tensors, luck)
+                values[node] = _call_module(layer, node.target, args, kwargs, tensors, luck, layers)
             else:
                 values[node] = _call(node, args, kwargs, clients, luck)
         raise CannotStack("the graph has no output")
@@ -253,10 +265,18 @@ def _check_graph(graph: fx.Graph, module: nn.Module, modules: Mapping[str, nn.Mo
             raise CannotStack(f"{node.target} is a {type(layer).__name__}, which has no stacked form")
 
 
-def _call_module(layer: nn.Module, target: str, args: Any, kwargs: Any, tensors: Tensors, luck: Luck) -> Any:
+def _call_module(
+    layer: nn.Module,
+    target: str,
+    args: Any,
+    kwargs: Any,
+    tensors: Tensors,
+    luck: Luck,
+    layers: Mapping[type[nn.Module], Stacked],
+) -> Any:
     x = args[0]
-    if type(layer) in LAYERS:
-        return LAYERS[type(layer)](layer, f"{target}.", x, tensors)
+    if type(layer) in layers:
+        return layers[type(layer)](layer, f"{target}.", x, tensors)
     if isinstance(layer, nn.modules.dropout._DropoutNd):
         return luck.each(layer, x) if layer.training else x
     if isinstance(layer, _BY_CHANNEL_MODULES):

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from safari.engine.stack import kernels as k
 
-_NARROWEST, _WIDEST = 16, 128
+_WIDEST = 128
 
 
 def serves(inner: int, outer: int) -> bool:
@@ -19,7 +19,7 @@ def serves(inner: int, outer: int) -> bool:
 
     Fewer than 16 inputs are padded with zeros; beyond 128 a tile would not fit the registers.
     """
-    fits = [_NARROWEST <= c <= _WIDEST and c & (c - 1) == 0 for c in (max(inner, _NARROWEST), outer)]
+    fits = [k.NARROWEST <= c <= _WIDEST and c & (c - 1) == 0 for c in (k.padded(inner), outer)]
     return all(fits)
 
 
@@ -37,8 +37,8 @@ class ConvNorm(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         """The step; what the backward pass needs is saved."""
         clients = weight.shape[0]
-        if x.shape[-1] < _NARROWEST:
-            x = torch.nn.functional.pad(x, (0, _NARROWEST - x.shape[-1]))
+        if x.shape[-1] < k.NARROWEST:
+            x = torch.nn.functional.pad(x, (0, k.NARROWEST - x.shape[-1]))
         x = x.contiguous()
         w, turned = k.weights_for(weight, x.shape[-1], x.dtype)
         y, partial = k.conv(x, w, weight.shape[1], clients, stride, stats=True)

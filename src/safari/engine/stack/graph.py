@@ -18,10 +18,16 @@ Work = Callable[..., tuple[Tensor, ...]]
 class Recorded:
     """`work(*inputs)` recorded; call it with inputs of the same shapes.
 
-    The outputs are overwritten by the next call.
+    The outputs are overwritten by the next call. Each call draws from `generators` as they then are.
     """
 
-    def __init__(self, work: Work, inputs: Sequence[Tensor], pool: Any = None):
+    def __init__(
+        self,
+        work: Work,
+        inputs: Sequence[Tensor],
+        pool: Any = None,
+        generators: Sequence[torch.Generator] = (),
+    ):
         self._inputs = [tensor.clone() for tensor in inputs]
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -30,8 +36,16 @@ class Recorded:
             work(*self._inputs)
         torch.cuda.current_stream().wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):
-            self._outputs = work(*self._inputs)
+        for generator in generators:
+            self._graph.register_generator_state(generator)
+        try:
+            with torch.cuda.graph(self._graph, pool=pool):
+                self._outputs = work(*self._inputs)
+        except RuntimeError as error:
+            # A recording that breaks off complains about that, and hides that memory was short.
+            if isinstance(error.__context__, torch.cuda.OutOfMemoryError):
+                raise error.__context__ from None
+            raise
 
     @property
     def pool(self) -> Any:

@@ -15,16 +15,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from safari.engine.stack.kernels_by_row import conv_by_row_kernel, conv_weight_by_row_kernel
+
 BLOCK = 1024
+NARROWEST = 16
+# Up to here a program's registers hold the gradient of the whole window.
+WIDEST_WHOLE = 32
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How a kernel is cut: rows (pixels) of a program, its warps, its load stages."""
+    """How a kernel is cut: rows (pixels) of a program, its warps, its load stages.
+
+    `by_row`: so many tiles one after the other in the kernels that take a row of the window at a time; 0:
+    those that take a tap at a time.
+    """
 
     rows: int
     warps: int
     stages: int
+    by_row: int = 0
 
 
 # By the number of input channels. From measurements on an H200 of an earlier cut of these kernels: worth
@@ -35,24 +45,26 @@ WEIGHT_TILES = {16: Tile(64, 4, 3), 32: Tile(64, 4, 3), 64: Tile(64, 4, 3)}
 
 @triton.jit
 def _conv_kernel(
-    x, w, y, partial, n, h, wd, oh, ow, blocks,
+    x, w, y, partial, n, blocks,
+    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     CIN: tl.constexpr, COUT: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr, STATS: tl.constexpr,
 ):  # fmt: skip
+    # The sizes are known to the compiler: division by a number that is not is dear.
     block, client = tl.program_id(0), tl.program_id(1)
-    pixels = n * oh * ow
+    pixels = n * OH * OW
     rows = block * ROWS + tl.arange(0, ROWS)
     inside = rows < pixels
-    column, line, image = rows % ow, (rows // ow) % oh, rows // (ow * oh)
+    column, line, image = rows % OW, (rows // OW) % OH, rows // (OW * OH)
     ci, co = tl.arange(0, CIN), tl.arange(0, COUT)
-    x += client.to(tl.int64) * n * h * wd * CIN
+    x += client.to(tl.int64) * n * H * W * CIN
     y += client.to(tl.int64) * pixels * COUT
     w += client.to(tl.int64) * 9 * CIN * COUT
     total = tl.zeros([ROWS, COUT], tl.float32)
     # The mask of a load depends on the pixel alone, so that a pixel's channels are loaded at one go.
     for tap in tl.static_range(9):
         i, j = line * STRIDE + tap // 3 - 1, column * STRIDE + tap % 3 - 1
-        valid = inside & (i >= 0) & (i < h) & (j >= 0) & (j < wd)
-        place = x + ((image * h + i) * wd + j)[:, None] * CIN + ci[None, :]
+        valid = inside & (i >= 0) & (i < H) & (j >= 0) & (j < W)
+        place = x + ((image * H + i) * W + j)[:, None] * CIN + ci[None, :]
         values = tl.load(place, mask=valid[:, None], other=0.0)
         weights = tl.load(w + (tap * CIN + ci[:, None]) * COUT + co[None, :])
         total = tl.dot(values, weights, total)
@@ -65,27 +77,27 @@ def _conv_kernel(
 
 @triton.jit
 def _conv_input_kernel(
-    dy, w, dx, n, h, wd, oh, ow,
+    dy, w, dx, n, H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     CIN: tl.constexpr, COUT: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     # For strides above 1; with stride 1 it is a convolution with the weights turned round.
     block, client = tl.program_id(0), tl.program_id(1)
-    pixels = n * h * wd
+    pixels = n * H * W
     rows = block * ROWS + tl.arange(0, ROWS)
     inside = rows < pixels
-    column, line, image = rows % wd, (rows // wd) % h, rows // (wd * h)
+    column, line, image = rows % W, (rows // W) % H, rows // (W * H)
     ci, co = tl.arange(0, CIN), tl.arange(0, COUT)
-    dy += client.to(tl.int64) * n * oh * ow * COUT
+    dy += client.to(tl.int64) * n * OH * OW * COUT
     dx += client.to(tl.int64) * pixels * CIN
     w += client.to(tl.int64) * 9 * CIN * COUT
     total = tl.zeros([ROWS, CIN], tl.float32)
     for tap in tl.static_range(9):
         up, left = line + 1 - tap // 3, column + 1 - tap % 3
         i, j = up // STRIDE, left // STRIDE
-        valid = inside & (up >= 0) & (left >= 0) & (i < oh) & (j < ow)
+        valid = inside & (up >= 0) & (left >= 0) & (i < OH) & (j < OW)
         valid = valid & (up % STRIDE == 0) & (left % STRIDE == 0)
         values = tl.load(
-            dy + ((image * oh + i) * ow + j)[:, None] * COUT + co[None, :], mask=valid[:, None], other=0.0
+            dy + ((image * OH + i) * OW + j)[:, None] * COUT + co[None, :], mask=valid[:, None], other=0.0
         )
         # w holds the weights turned round: [9 taps from the last to the first, out, in].
         weights = tl.load(w + ((8 - tap) * COUT + co[:, None]) * CIN + ci[None, :])
@@ -95,13 +107,14 @@ def _conv_input_kernel(
 
 @triton.jit
 def _conv_weight_kernel(
-    x, dy, partial, n, h, wd, oh, ow, clients, per_split,
+    x, dy, partial, n, clients, per_split,
+    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     CIN: tl.constexpr, COUT: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     split, client, kh = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    pixels = n * oh * ow
+    pixels = n * OH * OW
     ci, co = tl.arange(0, CIN), tl.arange(0, COUT)
-    x += client.to(tl.int64) * n * h * wd * CIN
+    x += client.to(tl.int64) * n * H * W * CIN
     dy += client.to(tl.int64) * pixels * COUT
     left = tl.zeros([CIN, COUT], tl.float32)
     middle = tl.zeros([CIN, COUT], tl.float32)
@@ -109,16 +122,16 @@ def _conv_weight_kernel(
     for start in range(split * per_split, (split + 1) * per_split, ROWS):
         rows = start + tl.arange(0, ROWS)
         inside = rows < pixels
-        column, line, image = rows % ow, (rows // ow) % oh, rows // (ow * oh)
+        column, line, image = rows % OW, (rows // OW) % OH, rows // (OW * OH)
         d = tl.load(dy + rows[:, None] * COUT + co[None, :], mask=inside[:, None], other=0.0)
         i, j = line * STRIDE + kh - 1, column * STRIDE - 1
-        above = inside & (i >= 0) & (i < h)
-        place = x + ((image * h + i) * wd + j)[:, None] * CIN + ci[None, :]
+        above = inside & (i >= 0) & (i < H)
+        place = x + ((image * H + i) * W + j)[:, None] * CIN + ci[None, :]
         values = tl.load(place, mask=(above & (j >= 0))[:, None], other=0.0)
         left = tl.dot(tl.trans(values), d, left)
-        values = tl.load(place + CIN, mask=(above & (j + 1 < wd))[:, None], other=0.0)
+        values = tl.load(place + CIN, mask=(above & (j + 1 < W))[:, None], other=0.0)
         middle = tl.dot(tl.trans(values), d, middle)
-        values = tl.load(place + 2 * CIN, mask=(above & (j + 2 < wd))[:, None], other=0.0)
+        values = tl.load(place + 2 * CIN, mask=(above & (j + 2 < W))[:, None], other=0.0)
         right = tl.dot(tl.trans(values), d, right)
     place = partial + (((split * clients + client) * 9 + kh * 3) * CIN + ci[:, None]) * COUT + co[None, :]
     tl.store(place, left)
@@ -289,6 +302,11 @@ def _adam_kernel(
     tl.store(p + at, value, mask=inside)
 
 
+def padded(channels: int) -> int:
+    """So many channels, or the fewest that a matrix unit takes."""
+    return max(channels, NARROWEST)
+
+
 def weights_for(weight: Tensor, cin: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """float32 `[clients, out, in, 3, 3]` in the kernels' two orders, `in` padded to `cin` with zeros."""
     clients, cout, inner = weight.shape[:3]
@@ -305,13 +323,17 @@ def conv(
     total, h, wd, cin = x.shape
     tile = tile or CONV_TILES.get(cin, Tile(128, 4, 3))
     n, oh, ow = total // clients, (h - 1) // stride + 1, (wd - 1) // stride + 1
-    blocks = triton.cdiv(n * oh * ow, tile.rows)
+    blocks = triton.cdiv(n * oh * ow, tile.rows * max(1, tile.by_row))
     y = torch.empty((total, oh, ow, cout), dtype=x.dtype, device=x.device)
     partial = torch.empty((clients, blocks, 2, cout) if stats else (0,), device=x.device)
-    _conv_kernel[blocks, clients](
-        x, w, y, partial, n, h, wd, oh, ow, blocks, CIN=cin, COUT=cout, STRIDE=stride, ROWS=tile.rows,
-        STATS=stats, num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
+    common = {"H": h, "W": wd, "OH": oh, "OW": ow, "CIN": cin, "COUT": cout, "STRIDE": stride}
+    common |= {"ROWS": tile.rows, "STATS": stats, "num_warps": tile.warps, "num_stages": tile.stages}
+    if tile.by_row:
+        conv_by_row_kernel[blocks, clients](
+            x, w, y, partial, n * oh * ow, blocks, TILES=tile.by_row, **common
+        )
+    else:
+        _conv_kernel[blocks, clients](x, w, y, partial, n, blocks, **common)
     return y, partial
 
 
@@ -325,7 +347,7 @@ def conv_input_gradient(
     n, rows = total // clients, 128
     dx = torch.empty((total, h, wd, cin), dtype=dy.dtype, device=dy.device)
     _conv_input_kernel[triton.cdiv(n * h * wd, rows), clients](
-        dy, turned, dx, n, h, wd, oh, ow, CIN=cin, COUT=cout, STRIDE=stride, ROWS=rows
+        dy, turned, dx, n, H=h, W=wd, OH=oh, OW=ow, CIN=cin, COUT=cout, STRIDE=stride, ROWS=rows
     )
     return dx
 
@@ -345,13 +367,20 @@ def conv_weight_gradient(
     tile = tile or WEIGHT_TILES.get(cin, Tile(128, 4, 3))
     pixels = total // clients * oh * ow
     # Enough programs to fill the device, each with enough pixels to be worth its share of the sum.
-    splits = max(1, min(pixels // (4 * tile.rows), programs // (3 * clients)))
+    whole = tile.by_row > 0 and cin <= WIDEST_WHOLE
+    splits = max(1, min(pixels // (4 * tile.rows), programs // ((1 if whole else 3) * clients)))
     per_split = triton.cdiv(triton.cdiv(pixels, splits), tile.rows) * tile.rows
     partial = torch.empty((splits, clients, 9 * cin * cout), device=x.device)
-    _conv_weight_kernel[splits, clients, 3](
-        x, dy, partial, total // clients, h, wd, oh, ow, clients, per_split, CIN=cin, COUT=cout,
-        STRIDE=stride, ROWS=tile.rows, num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
+    common = {"H": h, "W": wd, "OH": oh, "OW": ow, "CIN": cin, "COUT": cout, "STRIDE": stride}
+    common |= {"ROWS": tile.rows, "num_warps": tile.warps, "num_stages": tile.stages}
+    if tile.by_row:
+        conv_weight_by_row_kernel[splits, clients, 1 if whole else 3](
+            x, dy, partial, pixels, clients, per_split, WHOLE=whole, **common
+        )
+    else:
+        _conv_weight_kernel[splits, clients, 3](
+            x, dy, partial, total // clients, clients, per_split, **common
+        )
     out = torch.empty((clients, cout, inner, 3, 3), device=x.device)
     _weight_gradient_total_kernel[triton.cdiv(9 * cin * cout, 256), clients](
         partial, out, splits, inner, clients, CIN=cin, COUT=cout, BLOCK=256

@@ -22,13 +22,20 @@ class Luck:
             name: torch.stack([count] * len(seeds)).to(device) for name, count in (counters or {}).items()
         }
 
+    def begin(self, seeds: Sequence[int]) -> None:
+        """Every generator as it was new, with another seed: a recording holds on to the generators."""
+        for generator, seed in zip(self.generators, seeds, strict=True):
+            generator.manual_seed(seed)
+
     def each(self, work: Callable[[Tensor], Tensor], x: Value) -> Value:
         """Something random, client by client: the same draws that each would make alone."""
-        inputs, outputs = x.client_first(), []
-        for i, generator in enumerate(self.generators):
-            # Contiguous, as a client's activations are when it is alone: draws follow the memory's order.
+        outputs = []
+        # Unbound, not indexed: the gradient is then put together once, and not a whole one for each client.
+        for generator, part in zip(self.generators, x.client_first().unbind(), strict=True):
+            # Contiguous, as a client's activations are when it is alone: draws follow the memory's order. And
+            # a copy, for the work may be done in place.
             with seeded_by(generator):
-                outputs.append(work(inputs[i].contiguous()))
+                outputs.append(work(part.clone(memory_format=torch.contiguous_format)))
         return Value(torch.cat(outputs), x.clients)
 
 
@@ -44,15 +51,18 @@ class seeded_by:  # noqa: N801 - reads as a verb at its uses
         self._cuda = generator.device.type == "cuda"
 
     def __enter__(self) -> None:
-        self._before = torch.cuda.get_rng_state() if self._cuda else torch.get_rng_state()
-        self._set(self._generator.get_state())
+        if self._cuda:
+            # The state itself changes hands, without a copy: that can be recorded in a graph, too.
+            self._global = torch.cuda.default_generators[self._generator.device.index or 0]
+            self._own = self._global.graphsafe_get_state()
+            self._global.graphsafe_set_state(self._generator)
+        else:
+            self._before = torch.get_rng_state()
+            torch.set_rng_state(self._generator.get_state())
 
     def __exit__(self, *_: object) -> None:
-        self._generator.set_state(torch.cuda.get_rng_state() if self._cuda else torch.get_rng_state())
-        self._set(self._before)
-
-    def _set(self, state: Tensor) -> None:
         if self._cuda:
-            torch.cuda.set_rng_state(state)
+            self._global.graphsafe_set_state(self._own)
         else:
-            torch.set_rng_state(state)
+            self._generator.set_state(torch.get_rng_state())
+            torch.set_rng_state(self._before)

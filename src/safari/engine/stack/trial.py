@@ -27,29 +27,54 @@ def is_random(alone: Forward, module: nn.Module, layout: Layout, example: Tensor
         return not torch.equal(luck.generators[0].get_state(), before) or _moved([host])
 
 
-def compare(stacked: Forward, alone: Forward, module: nn.Module, layout: Layout, example: Tensor) -> None:
-    """CannotStack unless outputs, gradients and buffers of two clients are those of the module itself."""
-    theirs, their_gradients = _pass(alone, module, layout, example)
-    ours, our_gradients = _pass(stacked, module, layout, example)
+def compare(
+    stacked: Forward, alone: Forward, module: nn.Module, layout: Layout, example: Tensor, same: bool = False
+) -> None:
+    """CannotStack unless outputs, gradients and buffers of two clients are those of the module itself.
+
+    `same`: both have the same weights, and only the prunable ones' gradients count.
+    """
+    theirs, their_gradients = _pass(alone, module, layout, example, same)
+    ours, our_gradients = _pass(stacked, module, layout, example, same)
     for name, expected in theirs.items():
         _check(name, ours[name], expected, _OUTPUT_TOLERANCE * float(expected.norm()))
     # A gradient that is 0 but for rounding (a bias before batch norm) is judged by the size of the others.
-    largest = max(float(g.norm()) for g in their_gradients.values())
+    largest = max((float(g.norm()) for g in their_gradients.values()), default=0.0)
     for name, expected in their_gradients.items():
         near = _GRADIENT_TOLERANCE * max(float(expected.norm()), 0.1 * largest)
         _check(f"the gradient of {name}", our_gradients[name], expected, near)
 
 
 def distances(
-    one: Forward, other: Forward, module: nn.Module, layout: Layout, example: Tensor
+    one: Forward, other: Forward, module: nn.Module, layout: Layout, example: Tensor, same: bool = False
 ) -> tuple[float, float]:
     """How far outputs, and all gradients together, of two ways are apart, relative to the other's size."""
-    pairs = zip(_pass(one, module, layout, example), _pass(other, module, layout, example), strict=True)
+    passes = (_pass(forward, module, layout, example, same) for forward in (one, other))
+    pairs = zip(*passes, strict=True)
     output, gradient = (
         [torch.cat([tensor.flatten().float() for tensor in found.values()]) for found in pair]
         for pair in pairs
     )
     return _distance(*output), _distance(*gradient)
+
+
+def picture_format(module: nn.Module, example: Tensor) -> torch.memory_format:
+    """How pictures lie best for the tests of a model: by pixel on a GPU, where the module can read that."""
+    if not example.is_cuda or example.ndim != 4:
+        return torch.preserve_format
+    was_training = module.training
+    module.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng([example.device]):
+            expected = module(example.clone())
+            found = module(example.clone(memory_format=torch.channels_last))
+        # Sums are made in another order, and in TF32 where torch uses it.
+        right = bool(torch.allclose(found, expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max())))
+    except Exception:  # `view` refuses what lies otherwise, and a module may do anything
+        right = False
+    finally:
+        module.train(was_training)
+    return torch.channels_last if right else torch.preserve_format
 
 
 def some_clients(module: nn.Module, layout: Layout, clients: int) -> dict[str, Tensor]:
@@ -67,11 +92,13 @@ def some_clients(module: nn.Module, layout: Layout, clients: int) -> dict[str, T
 
 
 def _pass(
-    forward: Forward, module: nn.Module, layout: Layout, example: Tensor
+    forward: Forward, module: nn.Module, layout: Layout, example: Tensor, same: bool
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Output and buffers of two clients after a pass, and the gradients of their parameters."""
-    tensors, counters = some_clients(module, layout, 2), layout.counters(module)
-    names = [e.name for e in layout.entries if e.kind != "buffer"]
+    tensors, counters = some_clients(module, layout, 1 if same else 2), layout.counters(module)
+    if same:
+        tensors = {name: torch.cat([tensor, tensor]) for name, tensor in tensors.items()}
+    names = [e.name for e in layout.entries if e.kind == "weight" or (e.kind == "parameter" and not same)]
     wanted = [tensors[name].requires_grad_() for name in names]
     cuda = [example.device] if example.is_cuda else []
     with (
@@ -84,12 +111,19 @@ def _pass(
         if _moved(states):
             raise CannotStack("it draws random numbers outside of dropout layers")
         probe = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out.device)
-        found = torch.autograd.grad((out * probe).sum(), wanted, allow_unused=True)
+        found = _gradients((out * probe).sum(), wanted)
     if any(not torch.equal(value, counters[name]) for name, value in layout.counters(module).items()):
         raise CannotStack("it changes a buffer that is not part of its state")
     gradients = [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, found, strict=True)]
-    buffers = {name: tensor for name, tensor in tensors.items() if name not in names}
+    kept = {e.name for e in layout.entries if e.kind == "buffer"}
+    buffers = {name: tensor for name, tensor in tensors.items() if name in kept}
     return {"its output": out.detach(), **buffers}, dict(zip(names, gradients, strict=True))
+
+
+def _gradients(value: Tensor, wanted: list[Tensor]) -> tuple[Tensor | None, ...]:
+    if not wanted or not value.requires_grad:
+        return (None,) * len(wanted)
+    return torch.autograd.grad(value, wanted, allow_unused=True)
 
 
 def _distance(found: Tensor, expected: Tensor) -> float:

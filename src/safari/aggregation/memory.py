@@ -1,0 +1,62 @@
+"""What a server remembers of each client: its last update, the weights it kept, and how long ago that was."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from safari.aggregation.compensation import Round, State
+from safari.errors import ConfigError
+
+# Five bytes a number of every client: 10 GB.
+MOST_REMEMBERED = 2_000_000_000
+
+
+def blank(clients: int, size: int, device: torch.device) -> State:
+    """The memory before anybody was heard; an age of -1 means never."""
+    if clients * size > MOST_REMEMBERED:
+        raise ConfigError(
+            f"clients × model size must be at most {MOST_REMEMBERED} for a rule that remembers "
+            f"every client's update, got {clients} × {size}"
+        )
+    return {
+        "updates": torch.zeros(clients, size, device=device),
+        "kept": torch.zeros(clients, size, dtype=torch.bool, device=device),
+        "age": torch.full((clients,), -1, dtype=torch.int64, device=device),
+    }
+
+
+def remember(state: State, round: Round, rate: float = 1.0) -> State:
+    """The memory after a round: arrivals replace their rows (or move them by `rate`), the others age.
+
+    An update is taken inside the client's own mask, x_i - x where x_i is kept: a rule that was written for
+    dense models is the same on them, and adds nothing to a weight that its client cut.
+    """
+    ids = round.arrived
+    kept = round.models != 0
+    fresh = (round.models - round.global_model) * kept
+    known = (state["age"][ids] >= 0)[:, None]
+    if rate != 1.0:
+        old = state["updates"][ids]
+        fresh = torch.where(known, (old + rate * (fresh - old)) * kept, fresh)
+    age = torch.where(state["age"] >= 0, state["age"] + 1, state["age"])
+    return {
+        "updates": state["updates"].index_copy(0, ids, fresh),
+        "kept": state["kept"].index_copy(0, ids, kept),
+        "age": age.index_fill(0, ids, 0),
+    }
+
+
+def recall(state: State, round: Round, clients: Tensor) -> Tensor:
+    """What these clients would have sent by memory, z_j = x + y_j inside j's last mask.
+
+    Somebody never heard is taken to have changed nothing that the arrivals kept.
+    """
+    x = round.global_model
+    kept = state["kept"][clients]
+    if len(round.models):
+        never = (state["age"][clients] < 0)[:, None]
+        kept = torch.where(never, (round.models != 0).any(0), kept)
+    else:
+        kept = kept | (state["age"][clients] < 0)[:, None]
+    return (x + state["updates"][clients]) * kept

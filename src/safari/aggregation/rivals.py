@@ -1,0 +1,183 @@
+"""Rules of others, as published, in the one linear form. Each docstring has the formula."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from safari.aggregation.compensation import Compensation, Decision, Round, State
+from safari.aggregation.memory import blank, recall, remember
+from safari.aggregation.rules import check_pairs, most_similar, share, stand_in
+from safari.aggregation.similarity import cosines, tally
+from safari.errors import ConfigError
+
+
+def stale() -> Compensation:
+    """The missing are taken to send their last model again: z_j = x_j as it last arrived.
+
+    One never heard has its weight shared by the arrivals.
+    """
+
+    def init(clients: int, size: int, device: torch.device) -> State:
+        memory = blank(clients, size, device)
+        return {"models": memory["updates"], "age": memory["age"]}
+
+    def apply(state: State, round: Round) -> tuple[Decision, State]:
+        heard = state["age"][round.cohort] >= 0
+        present = round.present
+        recalled = heard & ~present
+        shared = round.weights[~present & ~heard].sum()
+        a = round.weights[present] + shared * share(round)
+        b = round.weights[recalled]
+        age = torch.where(state["age"] >= 0, state["age"] + 1, state["age"])
+        after = {
+            "models": state["models"].index_copy(0, round.arrived, round.models),
+            "age": age.index_fill(0, round.arrived, 0),
+        }
+        return _if_any(round, Decision(a, b, state["models"][round.cohort[recalled]])), after
+
+    return Compensation(init, apply)
+
+
+def fdms() -> Compensation:
+    """FL-FDMS ("Friends to Help", 2022): the friend with the highest running mean of ½(1 + cos(Δ_u, Δ_v))."""
+
+    def init(clients: int, size: int, device: torch.device) -> State:
+        check_pairs("fdms", clients)
+        zeros = torch.zeros(clients, clients, dtype=torch.float64, device=device)
+        return {"similarity": zeros, "met": zeros.clone()}
+
+    def apply(state: State, round: Round) -> tuple[Decision, State]:
+        if not len(round.arrived):
+            return Decision(share(round)), state
+        updates = (round.models - round.global_model)[:, : round.parameters]
+        seen = 0.5 * (1 + cosines(updates))
+        sums, counts = tally(state["similarity"], state["met"], round.arrived, seen)
+        mean = torch.where(counts > 0, sums / counts, torch.nan)
+        after = {"similarity": sums, "met": counts}
+        return stand_in(round, most_similar(mean[round.missing][:, round.arrived])), after
+
+    return Compensation(init, apply)
+
+
+def mifa() -> Compensation:
+    """MIFA (2021): x + Σ_i w_i y_i, where y_i is client i's latest update, old or new (0 at first)."""
+
+    def apply(state: State, round: Round) -> tuple[Decision, State]:
+        present = round.present
+        recalled = recall(state, round, round.missing)
+        decision = Decision(round.weights[present], round.weights[~present], recalled)
+        return _if_any(round, decision), remember(state, round)
+
+    return Compensation(blank, apply)
+
+
+def fedvarp() -> Compensation:
+    """FedVARP (2022): x + Σ_{i arrived} w̃_i (Δ_i - y_i) + Σ_j w_j y_j; w̃ sums to 1 over the arrivals."""
+
+    def apply(state: State, round: Round) -> tuple[Decision, State]:
+        return _varp(round, recall(state, round, round.cohort)), remember(state, round)
+
+    return Compensation(blank, apply)
+
+
+def cluster_fedvarp(*, clusters: int = 2) -> Compensation:
+    """Cluster FedVARP (2022): as fedvarp, with one memory a cluster: the mean update of its last arrivals.
+
+    The server is given the clusters: `clusters` blocks of neighbouring ids.
+    """
+    if clusters < 1:
+        raise ConfigError(f"clusters must be at least 1, got {clusters}")
+
+    def init(clients: int, size: int, device: torch.device) -> State:
+        if clusters > clients:
+            raise ConfigError(f"clusters must be at most the {clients} clients, got {clusters}")
+        memory = blank(clusters, size, device)
+        return memory | {"cluster": torch.arange(clients, device=device) * clusters // clients}
+
+    def apply(state: State, round: Round) -> tuple[Decision, State]:
+        decision = _varp(round, recall(state, round, state["cluster"][round.cohort]))
+        mine = state["cluster"][round.arrived]
+        heard = mine.unique()
+        member = (mine == heard[:, None]).to(round.models.dtype)
+        means = member @ round.models / member.sum(1, keepdim=True)
+        view = Round(
+            number=round.number,
+            global_model=round.global_model,
+            cohort=heard,
+            arrived=heard,
+            models=means,
+            weights=round.weights,
+            parameters=round.parameters,
+        )
+        memory = {name: state[name] for name in ("updates", "kept", "age")}
+        return decision, remember(memory, view) | {"cluster": state["cluster"]}
+
+    return Compensation(init, apply)
+
+
+def fedau(*, cutoff: int = 50) -> Compensation:
+    """FedAU (2023): x + Σ_{i arrived} w_i ω_i Δ_i; ω_i is the mean gap between i's arrivals so far.
+
+    A gap is cut off at `cutoff` rounds; before the first, ω is 1.
+    """
+    if cutoff < 1:
+        raise ConfigError(f"cutoff must be at least 1, got {cutoff}")
+
+    def init(clients: int, size: int, device: torch.device) -> State:
+        zeros = torch.zeros(clients, dtype=torch.int64, device=device)
+        return {"omega": torch.ones(clients, dtype=torch.float64, device=device), "gaps": zeros, "gap": zeros}
+
+    def apply(state: State, round: Round) -> tuple[Decision, State]:
+        omega, gaps = state["omega"], state["gaps"]
+        decision = Decision(round.weights[round.present] * omega[round.arrived])
+        asked = torch.zeros_like(gaps).index_fill(0, round.cohort, 1)
+        gap = state["gap"] + asked
+        ends = (gap >= cutoff) | torch.zeros_like(gaps, dtype=torch.bool).index_fill(0, round.arrived, True)
+        mean = torch.where(gaps == 0, gap.double(), (gaps * omega + gap) / (gaps + 1))
+        after = {
+            "omega": torch.where(ends, mean, omega),
+            "gaps": gaps + ends,
+            "gap": torch.where(ends, 0, gap),
+        }
+        return decision, after
+
+    return Compensation(init, apply)
+
+
+def known_p(*, p: float | Sequence[float] = 0.3) -> Compensation:
+    """An oracle that knows the links: x + Σ_{i arrived} w_i Δ_i / p_i (`p`: a number, or a repeated list)."""
+    values = [p] if isinstance(p, int | float) else list(p)
+    for value in values:
+        if not 0 < value <= 1:
+            raise ConfigError(f"p must lie above 0 and be at most 1, got {value}")
+    if not values:
+        raise ConfigError("p must hold at least one number, got an empty list")
+
+    def init(clients: int, size: int, device: torch.device) -> State:
+        if clients % len(values):
+            raise ConfigError(
+                f"p must hold one number or a list whose length divides the {clients} clients; "
+                f"got {len(values)} numbers"
+            )
+        whole = torch.tensor(values, dtype=torch.float64, device=device)
+        return {"p": whole.repeat(clients // len(values))}
+
+    def apply(state: State, round: Round) -> tuple[Decision, State]:
+        return Decision(round.weights[round.present] / state["p"][round.arrived]), state
+
+    return Compensation(init, apply)
+
+
+def _varp(round: Round, recalled: torch.Tensor) -> Decision:
+    """The variance-reduced form over the cohort: recalled has a row for each of it."""
+    a = share(round)
+    b = round.weights.clone()
+    b[round.present] -= a
+    return _if_any(round, Decision(a, b, recalled))
+
+
+def _if_any(round: Round, decision: Decision) -> Decision:
+    """The decision; but when nobody arrived the round is lost and the model stays, memory or not."""
+    return decision if len(round.arrived) else Decision(share(round))

@@ -1,0 +1,102 @@
+"""What a person sees while experiments are reproduced: one bar for all, a line for each process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from safari.evidence import Unit
+
+# Without a terminal, a line at most so often.
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class Board:
+    """An audience on standard error, with the time left as the rounds so far suggest it."""
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        quiet: bool = False,
+        *,
+        ended: Callable[[Unit], None] = lambda unit: None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._when_ended = ended
+        self._console = Console(stderr=True, quiet=quiet)
+        self._live = self._console.is_terminal
+        self._total = sum(unit.work for unit in units)
+        self._count, self._ended = len(units), 0
+        self._done: dict[str, float] = {}
+        self._clock, self._began, self._last_line = clock, clock(), clock()
+        self._bars = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.percentage:3.0f}%"),
+            TextColumn("{task.fields[text]}", markup=False),
+            TimeElapsedColumn(),
+            console=self._console,
+            disable=not self._live,
+        )
+        self._all = self._bars.add_task("all", total=max(self._total, 1e-9), text="")
+        self._lines: dict[int, TaskID] = {}
+
+    def __enter__(self) -> Board:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def begin(self, worker: int, unit: Unit) -> None:
+        """Give the process' line to its new unit."""
+        if worker not in self._lines:
+            self._lines[worker] = self._bars.add_task("", total=1, text="")
+        self._bars.reset(self._lines[worker], total=max(1, unit.rounds), description=unit.label, text="")
+
+    def at(self, worker: int, unit: Unit, rounds: int, text: str) -> None:
+        """Move its line and the bar of all."""
+        self._done[unit.label] = rounds * unit.weight
+        self._bars.update(self._lines[worker], completed=rounds, text=text)
+        self._bars.update(self._all, completed=sum(self._done.values()), text=self._left())
+        if self._clock() - self._last_line >= _SECONDS_BETWEEN_LINES:
+            self._say(f"{unit.label}  {text}")
+
+    def end(self, worker: int, unit: Unit, problem: str) -> None:
+        """Count a unit, and say what went wrong with it."""
+        self._ended += 1
+        if problem:
+            self._console.print(
+                f"failed: {unit.label}: {problem.splitlines()[-1]}", markup=False, soft_wrap=True
+            )
+        else:
+            self._say(unit.label)
+        self._when_ended(unit)
+
+    def _say(self, text: str) -> None:
+        self._last_line = self._clock()
+        if not self._live:
+            share = sum(self._done.values()) / max(self._total, 1e-9)
+            place = f"{self._ended}/{self._count} seeds of cases  {share:4.0%}  {self._left()}"
+            self._console.print(f"{place}  {text}", highlight=False, markup=False, soft_wrap=True)
+
+    def _left(self) -> str:
+        done = sum(self._done.values())
+        if not done:
+            return ""
+        return f"{spoken((self._total - done) * (self._clock() - self._began) / done)} left"
+
+
+def spoken(seconds: float) -> str:
+    """A time as a person says it.
+
+    >>> spoken(42.4), spoken(600), spoken(7500)
+    ('42 s', '10 min', '2 h 5 min')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"

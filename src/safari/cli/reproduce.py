@@ -1,0 +1,196 @@
+"""`safari reproduce`."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from safari.cli.options import json_option, quiet_option, set_option
+from safari.errors import RunError
+from safari.toml import parse_setting
+
+if TYPE_CHECKING:
+    from safari.evidence import Book, Experiment, Unit
+
+
+@click.command()
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@set_option
+@click.option("--seeds", type=click.IntRange(min=1), help="How many seeds to run.  [default: each file's]")
+@click.option("--quick", is_flag=True, help="The small version, on the embedded digits, where there is one.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("runs/reproduce"),
+    show_default=True,
+    help="Where runs, results.json and report.html go.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Processes, which share the cores and the GPU.",
+)
+@click.option(
+    "--within",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Stop cleanly after this time; the same command goes on.",
+)
+@click.option("--list", "only_list", is_flag=True, help="Only show what there is, and what it would cost.")
+@click.option("--report-only", is_flag=True, help="Run nothing; write the page again.")
+@click.option(
+    "--from",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The folder of experiment files.  [default: those that come with the package]",
+)
+@json_option
+@quiet_option
+def reproduce(
+    names: tuple[str, ...],
+    settings: tuple[str, ...],
+    seeds: int | None,
+    quick: bool,
+    out: Path,
+    jobs: int,
+    within: float | None,
+    only_list: bool,
+    report_only: bool,
+    folder: Path | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Run the claims of the paper again: the experiments NAME, or all of them.
+
+    Each experiment is a file: the paper's words, a setting, the cases to compare. What is finished is never
+    run twice, and what was interrupted goes on. The report, with the paper's words beside the figures, shows
+    what is done so far.
+
+    \b
+    Examples:
+      safari reproduce --list
+      safari reproduce digits
+      safari reproduce accuracy sparsity --jobs 6 --set rounds=500
+      safari reproduce accuracy --report-only
+    """
+    from safari.evidence import Book, execute, find, read, shipped, units_of
+    from safari.evidence.page import write_page
+
+    changes = [parse_setting(text) for text in settings] + ([("seeds", seeds)] if seeds is not None else [])
+    experiments = read(find(folder or shipped(), names), changes, quick=quick)
+    book = Book.open(out)
+    device = _device()
+    units = {
+        e.name: [u for case in e.cases for u in units_of(case, out, book, getattr(e.cost, device))]
+        for e in experiments
+    }
+    if only_list:
+        _show(experiments, units, device, as_json)
+        return
+    todo = [] if report_only else [unit for each in units.values() for unit in each]
+    interrupted = False
+    ending = None
+    if todo:
+        from safari.cli.board import Board
+
+        by_name = {experiment.name: experiment for experiment in experiments}
+
+        def keep(unit: Unit) -> None:
+            """So that a machine that is switched off leaves a book of what it had done."""
+            book.gather(by_name[unit.case.experiment], out)
+            book.save(out)
+
+        with Board(todo, quiet, ended=keep) as board:
+            try:
+                ending = execute(todo, out, board, jobs=jobs, within=within)
+            except KeyboardInterrupt:
+                interrupted = True
+    for experiment in experiments:
+        book.gather(experiment, out)
+    book.save(out)
+    page = write_page(experiments, book, out)
+    if as_json:
+        click.echo(json.dumps(_progress(experiments, book), indent=2))
+    elif not quiet:
+        done, asked = _counts(experiments, book)
+        rest = "" if done == asked else "; the same command goes on with the rest"
+        click.echo(f"{done} of {asked} trials are finished{rest}", err=True)
+        click.echo(f"report: {page}", err=True)
+    if interrupted:
+        raise KeyboardInterrupt
+    if ending is not None and ending.failed:
+        raise RunError("\n".join(f"{label}: {problem.rstrip()}" for label, problem in ending.failed.items()))
+
+
+@dataclass(frozen=True)
+class _Row:
+    """An experiment in `--list`; what is left is of trials that are not finished."""
+
+    name: str
+    title: str
+    claim: str
+    cases: list[str]
+    trials: int
+    trials_left: int
+    rounds_left: int
+    seconds_left: float
+
+
+def _show(
+    experiments: Sequence[Experiment], units: Mapping[str, Sequence[Unit]], device: str, as_json: bool
+) -> None:
+    from safari.cli.board import spoken
+
+    rows = [
+        _Row(
+            name=e.name,
+            title=e.title,
+            claim=e.claim,
+            cases=[case.name for case in e.cases],
+            trials=sum(case.trials for case in e.cases),
+            trials_left=sum(len(unit.done) for unit in units[e.name]),
+            rounds_left=sum(unit.rounds for unit in units[e.name]),
+            seconds_left=sum(unit.work for unit in units[e.name]),
+        )
+        for e in experiments
+    ]
+    if as_json:
+        click.echo(json.dumps([asdict(row) for row in rows], indent=2))
+        return
+    where = f"on one {device.upper()} with one process"
+    for row in rows:
+        click.secho(row.name, bold=True, nl=False)
+        click.echo(f"  {row.title}")
+        claim = textwrap.shorten(row.claim, 240, placeholder=" …")
+        click.echo(textwrap.fill(claim, 98, initial_indent="  ", subsequent_indent="  "))
+        left = f"{row.trials_left} not finished, about {spoken(row.seconds_left)} {where}"
+        click.echo(
+            f"  {len(row.cases)} cases, {row.trials} trials: {left if row.trials_left else 'all finished'}"
+        )
+    click.echo(f"left in all: about {spoken(sum(row.seconds_left for row in rows))} {where}")
+
+
+def _device() -> str:
+    import torch
+
+    return "gpu" if torch.cuda.is_available() else "cpu"
+
+
+def _counts(experiments: Sequence[Experiment], book: Book) -> tuple[int, int]:
+    cases = [case for e in experiments for case in e.cases]
+    done = sum(
+        len(book.arm(case, arm)) for case in cases for arm in case.config.arms if case.home(arm) is case
+    )
+    return done, sum(case.trials for case in cases)
+
+
+def _progress(experiments: Sequence[Experiment], book: Book) -> dict[str, dict[str, int]]:
+    return {e.name: dict(zip(("finished", "trials"), _counts([e], book), strict=True)) for e in experiments}

@@ -1,0 +1,56 @@
+"""What a plug-in gave, checked before a run trusts it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from safari.data import Data
+from safari.errors import ConfigError
+
+
+def check_parts(parts: object, clients: int, samples: int) -> None:
+    """Does a partition give every client a list of sample numbers?"""
+    if not isinstance(parts, list | tuple) or len(parts) != clients:
+        raise ConfigError(f"partition must return a list with one array for each of the {clients} clients")
+    arrays = [np.asarray(part) for part in parts]
+    for client, index in enumerate(arrays):
+        # Masks of booleans would pass for the samples 0 and 1.
+        if index.ndim != 1 or index.dtype.kind not in "iu":
+            raise ConfigError(
+                f"partition: client {client} must get a list of whole numbers, "
+                f"got {index.dtype} of shape {[*index.shape]}"
+            )
+    # All at once: a hundred thousand clients should not take seconds.
+    sizes = np.array([len(index) for index in arrays])
+    held = np.concatenate(arrays)
+    outside = np.repeat(np.arange(clients), sizes)[(held < 0) | (held >= samples)]
+    wrong = np.concatenate([np.flatnonzero(sizes == 0), outside])
+    if len(wrong):
+        raise ConfigError(
+            f"partition: client {wrong.min()} must hold at least one sample, each between 0 and {samples - 1}"
+        )
+
+
+def check_output(module: nn.Module, name: str, data: Data, device: torch.device) -> None:
+    """Can the model read a sample, and does it answer with a number for each class?"""
+    # A copy: a module may write into its inputs.
+    x, classes = data.train_x[:2].to(device, copy=True), data.classes
+    was_training = module.training
+    module.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng([]):
+            out = module(x)
+    except Exception as error:
+        raise ConfigError(
+            f"model: {name} cannot read samples of shape {[*x.shape[1:]]}: {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        module.train(was_training)
+    if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(x) or out.shape[1] < classes:
+        found = f"shape {[*out.shape]}" if isinstance(out, Tensor) else type(out).__name__
+        raise ConfigError(
+            f"model: {name} must return a tensor of shape [{len(x)}, {classes}] "
+            f"for {len(x)} samples of {classes} classes, got {found}"
+        )

@@ -1,0 +1,81 @@
+"""The quantities of the theory, which only a simulation can see: it can train the clients that are missing.
+
+Nothing here reaches the run: models are trained again from the same draws, for the diagnosis alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from safari.aggregation import Outcome
+from safari.engine.world import World
+
+# Models `[clients, size]` and masks `[clients or 1, size]` of these clients, as an engine trains them.
+Everyone = Callable[[Sequence[int]], tuple[Tensor, Tensor]]
+
+Diagnosis = dict[str, float | None]
+
+
+def due(world: World, t: int) -> bool:
+    """Does the config ask for a diagnosis of round t?"""
+    every = world.config.diagnostics.every
+    return every > 0 and (t + 1) % every == 0
+
+
+def diagnose(
+    world: World, x: Tensor, after: Tensor, cohort: Sequence[int], outcome: Outcome, everyone: Everyone
+) -> Diagnosis:
+    """What a round did, against what it would have done had everything arrived. Parameters only, no buffers.
+
+    error: ‖x' − x*‖² / ‖x* − x‖², with x' the new model and x* the one that a perfect network would have
+    given. phi: Σ_j w_j ‖ŷ_j − Δ_j‖² / Σ_j w_j ‖Δ_j‖² over the missing for whom the rule named stand-ins, with
+    ŷ_j the mean update of those (the term φ of Lemma 2, relative). delta: ‖x − x ⊙ M_i‖ / ‖x‖, mean over the
+    clients. dissimilarity: Σ_i w_i ‖Δ_i − Δ̄‖² / ‖Δ̄‖². None for what cannot be said.
+    """
+    parameters = world.layout.parameters
+    models, masks = everyone(cohort)
+    before = x[:parameters].double()
+    updates = models[:, :parameters].double() - before
+    weights = _weights(world, cohort).to(x.device)
+    full = weights @ updates
+    step = after[:parameters].double() - before
+    cut = torch.where(masks[:, :parameters], 0.0, before)
+    return {
+        "error": _ratio((step - full).square().sum(), full.square().sum()),
+        "phi": _phi(updates, weights, cohort, outcome),
+        "delta": _finite(cut.norm(dim=1).mean() / before.norm()),
+        "dissimilarity": _ratio(weights @ (updates - full).square().sum(1), full.square().sum()),
+    }
+
+
+def _weights(world: World, cohort: Sequence[int]) -> Tensor:
+    everybody = world.client_weights or [1.0] * len(world.parts)
+    found = torch.tensor([everybody[client] for client in cohort], dtype=torch.float64)
+    return found / found.sum()
+
+
+def _phi(updates: Tensor, weights: Tensor, cohort: Sequence[int], outcome: Outcome) -> float | None:
+    row = {client: k for k, client in enumerate(cohort)}
+    wrong, right = updates.new_zeros(()), updates.new_zeros(())
+    for missing, named in outcome.stand_ins.items():
+        # A rule may also name what it remembers of somebody: that is no update of this round.
+        who = [row[client] for client in named if client in outcome.arrived]
+        if who:
+            k = row[missing]
+            given = updates[who].mean(0)
+            wrong = wrong + weights[k] * (given - updates[k]).square().sum()
+            right = right + weights[k] * updates[k].square().sum()
+    return _ratio(wrong, right)
+
+
+def _ratio(above: Tensor, below: Tensor) -> float | None:
+    return _finite(above / below)
+
+
+def _finite(value: Tensor) -> float | None:
+    number = float(value)
+    return number if math.isfinite(number) else None

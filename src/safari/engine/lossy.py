@@ -1,0 +1,94 @@
+"""What a server decodes from lossy uploads, worked out where the models are, for many clients at once.
+
+Bit for bit what `safari.wire` gives back from its own bytes: the numbers are rounded in the same order and
+precision. So a run feels a lossy format in every round, and encodes only where bytes are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from safari.wire import Lossy, WireLayout
+from safari.wire.values import INTEGER, MOST_STEPS, levels_of
+
+# Differences from here on have no scale that is a number; nobody decodes them, and the server refuses them.
+TOO_LARGE = 1e38
+
+
+def encodable(models: Tensor, x: Tensor) -> Tensor:
+    """`bool[clients]`: which models a lossy format can write."""
+    return (models - x).abs().amax(dim=1) < TOO_LARGE
+
+
+def seen(
+    models: Tensor, masks: Tensor, x: Tensor, layout: WireLayout, values: str, choices: Sequence[Lossy]
+) -> Tensor:
+    """`models` (`float32[clients, d]`) as they come back from frames with these values, relative to `x`.
+
+    `masks` is `bool[clients, d]`, or `bool[1, d]` where all have the same; `choices` has an item a client.
+    """
+    kept = masks.expand(len(models), -1)
+    target = torch.where(kept, models.double() - x.double(), 0.0)
+    if values in INTEGER:
+        change = _multiples(target, masks, layout, values, choices)
+    else:
+        narrow = target.float()
+        change = (narrow.bfloat16() if values == "bf16" else narrow.half()).double()
+    return torch.where(kept, x.double() + change, 0.0).float()
+
+
+def _multiples(
+    target: Tensor, masks: Tensor, layout: WireLayout, values: str, choices: Sequence[Lossy]
+) -> Tensor:
+    if values == "step":
+        scales, most = _quantum(target, masks, layout, choices[0].step), MOST_STEPS
+    else:
+        most = levels_of(values, choices[0].bits)
+        entry = torch.repeat_interleave(
+            torch.arange(len(layout.sizes), device=target.device),
+            torch.tensor(layout.sizes, device=target.device),
+        ).expand(len(target), -1)
+        largest = target.new_zeros(len(target), len(layout.sizes))
+        largest = largest.scatter_reduce(1, entry, target.abs(), "amax")
+        scales = upward(largest / most).gather(1, entry).double()
+    exact = torch.where(scales > 0, target / scales, 0.0)
+    whole = (exact + _draws(masks, layout, choices)).floor() if values == "qsgd" else exact.round()
+    # Adding 0 makes a plus of the minus that rounding leaves on a zero.
+    return (whole.clamp(-most, most) + 0.0) * scales
+
+
+def _quantum(target: Tensor, masks: Tensor, layout: WireLayout, step: float) -> Tensor:
+    """`float64[clients, 1]`: what one step is."""
+    flags = torch.tensor(layout.prunable, device=target.device)
+    sizes = torch.tensor(layout.sizes, device=target.device)
+    steering = masks & torch.repeat_interleave(flags, sizes)
+    # With nothing prunable kept, everything sets the step.
+    steering = torch.where(steering.any(dim=1, keepdim=True), steering, masks)
+    squares = torch.where(steering, target, 0.0).square().sum(dim=1, keepdim=True)
+    count = steering.sum(dim=1, keepdim=True).clamp(min=1)
+    nearest = (step * (squares / count).sqrt()).float().bfloat16().double()
+    least = upward(target.abs().amax(dim=1, keepdim=True) / MOST_STEPS).double()
+    return torch.maximum(nearest, least)
+
+
+def _draws(masks: Tensor, layout: WireLayout, choices: Sequence[Lossy]) -> Tensor:
+    """The random numbers that round, each at the place for which the encoder would draw it."""
+    out = np.zeros((len(choices), layout.d))
+    places = [layout.places(np.flatnonzero(layout.to_wire(mask))) for mask in masks.cpu().numpy()]
+    for row, choice in enumerate(choices):
+        if choice.rng is not None:
+            here = places[row % len(places)]
+            out[row, here] = choice.rng.random(here.size)
+    return torch.from_numpy(out).to(masks.device)
+
+
+def upward(numbers: Tensor) -> Tensor:
+    """The smallest bfloat16, as float32, that is at least the number; see `safari.wire.values.upward`."""
+    near = numbers.float()
+    above = torch.where(near.double() < numbers, near.nextafter(near.new_tensor(float("inf"))), near)
+    bits = above.view(torch.int32).long()
+    return (((bits + 0xFFFF) >> 16) << 16).int().view(torch.float32)

@@ -1,0 +1,23 @@
+"""What is worth its price: compiling kernels takes a while, and pays only in a long run."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from safari.config import Config
+
+# Rounds of all arms. A first compilation takes some seconds to a minute, and saves tens of milliseconds a
+# round; afterwards Triton keeps the kernels on disk.
+ROUNDS_WORTH_COMPILING = 200
+
+FORECAST = "compiling kernels for this model; that is done once, and the first round waits for it"
+
+
+def compiles(config: Config, device: str) -> bool:
+    """Will this run compile kernels of its own? They exist for bfloat16 on CUDA, through Triton."""
+    engine = config.engine
+    if engine.compile == "never" or engine.precision != "bfloat16" or device != "cuda":
+        return False
+    if find_spec("triton") is None:
+        return False
+    return engine.compile == "always" or config.rounds * len(config.arms) >= ROUNDS_WORTH_COMPILING

@@ -1,0 +1,19 @@
+"""The paper's claims, re-run: experiment files, the work they ask for, the numbers, a page."""
+
+from safari.evidence.book import Book
+from safari.evidence.plan import Case, Experiment, find, read, shipped
+from safari.evidence.work import Audience, Ending, Unit, execute, units_of
+
+__all__ = [
+    "Audience",
+    "Book",
+    "Case",
+    "Ending",
+    "Experiment",
+    "Unit",
+    "execute",
+    "find",
+    "read",
+    "shipped",
+    "units_of",
+]

@@ -1,0 +1,126 @@
+"""What one trial came to, small enough to keep: final numbers, the evaluations, who stood in for whom."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from safari.config import Arm, Config
+from safari.errors import RunError
+from safari.runs import Trial, read_checkpoint, read_lines, summarise_trial
+from safari.runs.files import write_atomically
+
+# The file beside a trial's records.
+NUMBERS = "numbers.json"
+# Columns of a trial that are compared, and whether more is better.
+COLUMNS: dict[str, bool] = {
+    "top1": True,
+    "top5": True,
+    "loss": False,
+    "top1_within": False,
+    "rounds_to_target": False,
+    "rounds_to_stay": False,
+    "lost_updates": False,
+    "bytes_up": False,
+    "right_group": True,
+    "error": False,
+    "phi": False,
+}
+_WINDOWS = 20
+_DIGITS = 5
+
+Numbers = dict[str, Any]
+
+
+def write_numbers(trial: Trial, config: Config) -> Numbers:
+    """Put a finished trial's numbers beside its records."""
+    numbers = trial_numbers(list(read_lines(trial.rounds)), config, group_of(config))
+    numbers["rule"] = rule_of_arm(next(arm for arm in config.arms if arm.name == trial.arm))
+    numbers["seconds"] = round(_seconds(trial), 3)
+    similarity = read_checkpoint(trial.checkpoint).tensors.get("rule.similarity")
+    if similarity is not None and similarity.ndim == 2:
+        numbers["similarity"] = [[_rounded(v) for v in row] for row in similarity.tolist()]
+    write_atomically(trial.path / NUMBERS, (json.dumps(numbers) + "\n").encode())
+    return numbers
+
+
+def read_numbers(path: Path, arm: Arm) -> Numbers | None:
+    """The numbers in a trial's folder, if it is finished and was made by the rule that the arm has now."""
+    file = path / NUMBERS
+    if not file.exists():
+        return None
+    try:
+        numbers: Numbers = json.loads(file.read_text(encoding="utf-8"))
+        return numbers if numbers["rule"] == rule_of_arm(arm) else None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{file} does not hold a trial's numbers: {error!r}; remove it") from error
+
+
+def rule_of_arm(arm: Arm) -> dict[str, Any]:
+    """A rule and its options, as a table."""
+    return {"name": arm.rule.name, **arm.rule.options}
+
+
+def trial_numbers(
+    records: Sequence[Mapping[str, Any]], config: Config, groups: Sequence[int] | None
+) -> Numbers:
+    """The summary of a trial, its curve, and how often the first stand-in was of the missing one's group."""
+    summary = summarise_trial(records, config)
+    evaluated = [r for r in records if r["top1"] is not None]
+    curve = {key: [_rounded(r[key]) for r in evaluated] for key in ("round", "top1", "top5", "loss")}
+    numbers = {**summary, "curve": curve, "right_group": None, "error": None, "phi": None}
+    if groups is not None:
+        numbers |= _right_groups(records, groups)
+    diagnosed = [r for r in records if r.get("diagnosis")]
+    if diagnosed:
+        keys = ("error", "phi", "delta", "dissimilarity")
+        series = {key: [_rounded(r["diagnosis"][key]) for r in diagnosed] for key in keys}
+        numbers["diagnosis"] = {"round": [r["round"] for r in diagnosed], **series}
+        for key in ("error", "phi"):
+            known = [value for value in series[key] if value is not None]
+            numbers[key] = fmean(known) if known else None
+    return numbers
+
+
+def group_of(config: Config) -> list[int] | None:
+    """The group of each client in the paper's partition; None where there are no groups."""
+    if config.partition.name != "groups":
+        return None
+    blocks = np.array_split(np.arange(config.clients), int(config.partition.options.get("groups", 2)))
+    return [group for group, block in enumerate(blocks) for _ in block]
+
+
+def _right_groups(records: Sequence[Mapping[str, Any]], groups: Sequence[int]) -> Numbers:
+    """The share of missing clients whose first stand-in was of their group: overall, and by windows."""
+    hits = [
+        (record["round"], groups[int(client)] == groups[who[0]])
+        for record in records
+        for client, who in record["stand_ins"].items()
+        if who
+    ]
+    if not hits:
+        return {}
+    edges = np.linspace(0, records[-1]["round"], min(_WINDOWS, len(records)) + 1)
+    window = np.clip(np.searchsorted(edges, [r for r, _ in hits], side="left") - 1, 0, len(edges) - 2)
+    right, rounds, share = np.array([hit for _, hit in hits]), [], []
+    for k in np.unique(window):
+        rounds.append(_rounded(float((edges[k] + edges[k + 1]) / 2)))
+        share.append(_rounded(float(right[window == k].mean())))
+    return {"right_group": float(right.mean()), "groups": {"round": rounds, "share": share}}
+
+
+def _seconds(trial: Trial) -> float:
+    return math.fsum(v for line in read_lines(trial.timings) for key, v in line.items() if key != "round")
+
+
+def _rounded(value: float | int | None) -> float | int | None:
+    """Five digits are more than a figure shows, and a third of the space."""
+    if value is None or value != value:
+        return None
+    return value if isinstance(value, int) else float(f"{value:.{_DIGITS}g}")

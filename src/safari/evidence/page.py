@@ -1,0 +1,179 @@
+"""The page of a reproduction: the paper's words beside our figures, as HTML and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from safari.errors import MissingExtraError
+from safari.evidence.blocks import Block, Figure, Heading, Note, Quote, Table, to_html, to_markdown
+from safari.evidence.book import Book, column
+from safari.evidence.compare import cells, judge, paired, reference_of, scale
+from safari.evidence.numbers import Numbers
+from safari.evidence.pictures import Picture, pictures
+from safari.evidence.plan import Case, Experiment
+from safari.report.style import render, styled
+from safari.runs.files import making, write_atomically
+
+TITLE = "The paper's claims, run again"
+NOTHING = "–"
+_COLUMNS = {
+    "top1": "top-1 %",
+    "top1_within": "wobble",
+    "top5": "top-5 %",
+    "loss": "loss",
+    "rounds_to_target": "rounds to target",
+    "rounds_to_stay": "to stay there",
+    "right_group": "right group %",
+    "phi": "φ",
+    "error": "error",
+    "lost_updates": "lost %",
+}
+
+
+def write_page(experiments: Sequence[Experiment], book: Book, out: Path) -> Path:
+    """Write report.html, report.md and the figures under `out`; returns the page.
+
+    Without Matplotlib the page has the tables, and says how to get the figures.
+    """
+    blocks = list(_page(experiments, book))
+    with making(out / "figures"):
+        for block in blocks:
+            if isinstance(block, Figure):
+                for kind in ("svg", "png"):
+                    path = out / "figures" / f"{block.name}.{kind}"
+                    write_atomically(path, render(block.figure, kind))
+    write_atomically(out / "report.md", to_markdown(TITLE, blocks).encode())
+    write_atomically(out / "report.html", to_html(TITLE, blocks).encode())
+    return out / "report.html"
+
+
+def _page(experiments: Sequence[Experiment], book: Book) -> Iterator[Block]:
+    yield Note(_progress(experiments, book))
+    for made_with in book.environments:
+        parts = [f"{key} {value}" for key, value in made_with.items() if value is not None]
+        yield Note("Made with " + ", ".join(parts) + ".")
+    yield from _claims(experiments, book)
+    for experiment in experiments:
+        yield from _section(experiment, book)
+
+
+def _progress(experiments: Sequence[Experiment], book: Book) -> str:
+    pairs = [
+        (case, arm)
+        for e in experiments
+        for case in e.cases
+        for arm in case.config.arms
+        if case.home(arm) is case
+    ]
+    done = sum(len(book.arm(case, arm)) for case, arm in pairs)
+    asked = sum(case.config.seeds for case, _ in pairs)
+    if done == asked:
+        return f"All {asked} trials are finished."
+    return f"{done} of {asked} trials are finished; what follows is of those alone."
+
+
+def _claims(experiments: Sequence[Experiment], book: Book) -> Iterator[Block]:
+    rows = []
+    for experiment in experiments:
+        for check in experiment.checks:
+            verdict = judge(check, experiment, book)
+            ours = "; ".join(f"{case}: {text}" for case, text in verdict.ours.items()) or NOTHING
+            rows.append([experiment.name, check.says, verdict.status, ours])
+    if rows:
+        yield Heading("Claim by claim")
+        yield Table(
+            ["experiment", "claim", "verdict", "our figures"],
+            rows,
+            "A difference is ours minus the other, seed by seed: mean ± standard error.",
+            numbers=False,
+        )
+
+
+def _section(experiment: Experiment, book: Book) -> Iterator[Block]:
+    yield Heading(f"{experiment.name}: {experiment.title}")
+    yield Quote(experiment.claim)
+    if experiment.finding:
+        yield Note(experiment.finding)
+    if "matrix" in experiment.show:
+        yield _matrix(experiment, book)
+    yield _table(experiment, book, folded="matrix" in experiment.show)
+    try:
+        with styled():
+            for picture in pictures(experiment, book):
+                yield _figure(experiment, picture)
+    except MissingExtraError as error:
+        yield Note(str(error))
+
+
+def _figure(experiment: Experiment, picture: Picture) -> Figure:
+    return Figure(f"{experiment.name}-{picture.name}", picture.title, picture.caption, picture.figure)
+
+
+def _matrix(experiment: Experiment, book: Book) -> Table:
+    arms = list(dict.fromkeys(arm.name for case in experiment.cases for arm in case.config.arms))
+    columns = [cells(case, book, unranked=experiment.unranked) for case in experiment.cases]
+    rows = []
+    for arm in arms:
+        texts = []
+        for found in columns:
+            cell = found.get(arm)
+            if cell is None:
+                texts.append(NOTHING)
+                continue
+            spread = f"{100 * cell.mean:.1f}" + ("" if cell.std is None else f" ± {100 * cell.std:.1f}")
+            texts.append({"best": f"**{spread}**", "tied": f"*{spread}*", "": spread}[cell.mark])
+        rows.append([arm, *texts])
+    unranked = ", ".join(experiment.unranked)
+    return Table(
+        ["top-1 %", *(case.name.replace(".", " · ") for case in experiment.cases)],
+        rows,
+        "Bold: the best. Italic: behind it by at most one standard error of the difference, by paired seeds. "
+        f"Not ranked: {unranked}.",
+    )
+
+
+def _table(experiment: Experiment, book: Book, folded: bool) -> Table:
+    found: list[tuple[Case, str, dict[int, Numbers], str]] = []
+    for case in experiment.cases:
+        reference = reference_of(case)
+        for arm in case.config.arms:
+            trials = book.arm(case, arm)
+            gap = (
+                paired(trials, book.arm(case, reference), "top1") if reference and arm != reference else None
+            )
+            error = "" if gap is None or gap.error is None else f" ± {100 * gap.error:.1f}"
+            found.append(
+                (case, arm.name, trials, NOTHING if gap is None else f"{100 * gap.mean:+.1f}{error}")
+            )
+    rows = []
+    for case, name, trials, gap_text in found:
+        texts = [_spread(trials, column_name) for column_name in _COLUMNS]
+        seeds = f"{len(trials)} of {case.config.seeds}"
+        rows.append([case.name, name, texts[0], gap_text, *texts[1:], seeds])
+    titles = list(_COLUMNS.values())
+    header = ["case", "arm", titles[0], "minus perfect", *titles[1:], "seeds"]
+    kept = [k for k in range(len(header)) if k < 3 or any(row[k] != NOTHING for row in rows)]
+    case = experiment.cases[0]
+    note = (
+        f"{case.config.rounds} rounds; scores are means over the evaluations of the last "
+        f"{case.config.evaluation.last} rounds, then mean ± standard deviation over seeds. Wobble: standard "
+        "deviation of top-1 within those rounds, in points. Minus perfect: points, seed by seed, ± standard "
+        f"error. Target: {100 * case.config.evaluation.target:g} % top-1."
+    )
+    return Table(
+        [header[k] for k in kept], [[row[k] for k in kept] for row in rows], note, folded=folded, names=2
+    )
+
+
+def _spread(trials: dict[int, Numbers], name: str) -> str:
+    spread = column(trials, name)
+    if spread["mean"] is None:
+        return NOTHING
+    factor, _ = scale(name)
+    digits = 0 if name.startswith("rounds") else 3 if name in ("loss", "phi", "error") else 1
+    text = f"{factor * spread['mean']:.{digits}f}"
+    if spread["std"] is not None and name not in ("top1_within", "lost_updates"):
+        text += f" ± {factor * spread['std']:.{digits}f}"
+    short = f" ({spread['n']} of {len(trials)})" if spread["n"] < len(trials) else ""
+    return text + short

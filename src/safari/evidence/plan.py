@@ -1,0 +1,375 @@
+"""An experiment file: the paper's words, a base config, and the cases that are compared.
+
+title = "Accuracy against rounds"
+claim = "what the paper says, in its words"
+base  = "base/cifar10.toml"          # a plain config, relative to this file
+show  = ["curves"]                   # which figures the report has
+
+[set]                                # changes for every case
+rounds = 1000
+
+[axes.pruner]                        # one axis: its values are the cases; several: all combinations
+mag     = { pruning.pruner = "mag" }
+synflow = { pruning.pruner = "synflow" }
+
+[cost]                               # seconds a round of one trial takes, for the estimate beforehand
+gpu = 0.016
+
+[quick]                              # what `--quick` puts in the place of the above: base, set, axes, cost
+
+[[checks]]                           # what the numbers must come to for the claim to hold
+says = "SAFARI converges like a perfect network"
+arm = "safari"
+against = "perfect"
+margin = 0.01
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safari.config import Arm, Config, Plug, examine, override
+from safari.engine import KINDS, Problems, check_names, rule_of
+from safari.errors import ConfigError, one_of
+from safari.evidence.fields import fitting, known, misfits
+from safari.evidence.numbers import COLUMNS
+from safari.plugins import fits, options_of, resolve
+from safari.toml import read_toml
+
+FIGURES = ("curves", "loss", "top5", "sweep", "matrix", "similarity", "groups", "diagnosis")
+# What changes where or how fast a run is computed, or what it is called, and not what it comes to. Arms and
+# seeds are left out because each trial stands alone: another arm is added to a case and begins nothing anew.
+_NOT_THE_SETTING = ("name", "seed", "seeds", "arms", "checkpoint", "track")
+_MACHINE = {"engine": ("device", "threads", "graph"), "data": ("root", "download")}
+
+
+@dataclass(frozen=True)
+class Check:
+    """A claim as arithmetic: a column of an arm, alone or seed by seed against another arm.
+
+    `at_least`: the mean reaches this. `margin`: the mean is at most so far below that of `against`. `times`:
+    the mean is at most so many times that of `against`. Every case (or those of `cases`) must pass.
+    """
+
+    says: str
+    arm: str
+    column: str = "top1"
+    against: str = ""
+    at_least: float | None = None
+    margin: float | None = None
+    times: float | None = None
+    cases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds that a round of one trial takes, with one process, as measured once."""
+
+    gpu: float = 0.02
+    cpu: float = 0.5
+
+
+@dataclass(frozen=True)
+class Case:
+    """One setting of an experiment, with all its arms and seeds. `values` has a name for each axis.
+
+    `lender` is an earlier case of the experiment that differs by its links alone: an arm in which nothing is
+    ever lost comes out the same there, and is taken from there.
+    """
+
+    experiment: str
+    name: str
+    values: tuple[str, ...]
+    config: Config
+    lender: Case | None = None
+
+    @property
+    def folder(self) -> str:
+        """The name of its run's folder: two cases have the same one if and only if they are the same."""
+        return f"{self.name}-{digest(self.config)[:12]}"
+
+    @property
+    def trials(self) -> int:
+        """Arms times seeds, without those that another case lends."""
+        return sum(self.home(arm) is self for arm in self.config.arms) * self.config.seeds
+
+    def home(self, arm: Arm) -> Case:
+        """The case whose trials an arm's numbers come from."""
+        if self.lender is None or arm not in self.lender.config.arms:
+            return self
+        return self.lender if rule_of(arm.rule).overrides_network else self
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A claim and the cases that test it. `axes` has the names of each axis' values."""
+
+    name: str
+    title: str
+    claim: str
+    finding: str
+    show: tuple[str, ...]
+    axes: Mapping[str, tuple[str, ...]]
+    cases: tuple[Case, ...]
+    checks: tuple[Check, ...]
+    # Arms that take no part in the contest: they know what a server cannot.
+    unranked: tuple[str, ...]
+    cost: Cost
+
+
+@dataclass(frozen=True)
+class _File:
+    """The fields of an experiment file."""
+
+    title: str
+    claim: str
+    base: str
+    finding: str = ""
+    show: Sequence[str] = ("curves",)
+    unranked: Sequence[str] = ("perfect",)
+    set: Mapping[str, Any] = field(default_factory=dict)
+    axes: Mapping[str, Any] = field(default_factory=dict)
+    cost: Mapping[str, Any] = field(default_factory=dict)
+    quick: Mapping[str, Any] = field(default_factory=dict)
+    checks: Sequence[Any] = ()
+
+
+_QUICK = ("base", "set", "axes", "cost")
+
+
+def find(folder: Path, names: Sequence[str] = ()) -> list[Path]:
+    """The experiment files of a folder, or those with these names; ConfigError for one that is not there."""
+    files = {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    if not files:
+        raise ConfigError(f"no experiments (*.toml) in {folder}; --from names another folder")
+    unknown = [one_of("NAME", name, files) for name in names if name not in files]
+    if unknown:
+        raise ConfigError(unknown)
+    return [files[name] for name in dict.fromkeys(names)] if names else list(files.values())
+
+
+def shipped() -> Path:
+    """The folder of experiments that comes with the package, or that of the source tree it runs from."""
+    inside = Path(__file__).parent / "experiments"
+    return inside if inside.is_dir() else Path(__file__).parents[3] / "experiments"
+
+
+def read(
+    files: Sequence[Path], settings: Sequence[tuple[str, Any]] = (), *, quick: bool = False
+) -> list[Experiment]:
+    """The experiments of these files, each case with `settings` on top. ConfigError lists every problem.
+
+    With `quick`, only those that have a `[quick]` table, in that form. A plug-in's option (`data.root`) goes
+    to the cases whose plug-in takes it. When `rounds` is changed and `evaluation.every` and `evaluation.last`
+    are not, they keep their proportion to it.
+    """
+    problems: list[str] = []
+    found, used = [], {key: False for key, _ in settings}
+    for path in files:
+        table = read_toml(path)
+        if quick and not isinstance(table.get("quick"), Mapping):
+            continue
+        experiment = _experiment(path, table, settings, quick, used, problems)
+        if experiment is not None:
+            found.append(experiment)
+    if not problems:
+        problems += [f"--set {key}: no plug-in of these cases takes it" for key, at in used.items() if not at]
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
+    return found
+
+
+def digest(config: Config) -> str:
+    """A hash of the setting: of all that a trial's numbers follow from, except its arm and seed.
+
+    What has its default is left out, so that a field that a later version adds changes no name.
+    """
+    defaults = Config().to_dict()
+    table: dict[str, Any] = {}
+    for key, value in config.to_dict().items():
+        if key in _NOT_THE_SETTING:
+            continue
+        if isinstance(value, Mapping) and not isinstance(getattr(config, key), Plug):
+            value = {k: v for k, v in value.items() if v != defaults[key][k]}
+        if isinstance(value, Mapping):
+            value = {k: v for k, v in value.items() if k not in _MACHINE.get(key, ())}
+        if value not in ({}, defaults[key]):
+            table[key] = value
+    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+
+
+def _without_links(config: Config) -> dict[str, Any]:
+    table = config.to_dict()
+    return {key: value for key, value in table.items() if key not in ("name", "arms", "uplink", "downlink")}
+
+
+def flatten(table: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Nested tables as settings.
+
+    >>> flatten({"rounds": 5, "uplink": {"name": "sine", "p": [1, 0.3]}})
+    [('rounds', 5), ('uplink.name', 'sine'), ('uplink.p', [1, 0.3])]
+    """
+    found: list[tuple[str, Any]] = []
+    for key, value in table.items():
+        found += (
+            [(f"{key}.{k}", v) for k, v in value.items()] if isinstance(value, Mapping) else [(key, value)]
+        )
+    return found
+
+
+def _experiment(
+    path: Path,
+    table: Mapping[str, Any],
+    settings: Sequence[tuple[str, Any]],
+    quick: bool,
+    used: dict[str, bool],
+    problems: list[str],
+) -> Experiment | None:
+    name, own = path.stem, list[str]()
+    fields = fitting(_File, table, "", own)
+    replaced = known(fields.pop("quick", {}), _QUICK, "quick.", own)
+    checks = [_check(item, k, own) for k, item in enumerate(fields.pop("checks", ()))]
+    if quick:
+        own += misfits(_File, replaced, "quick.")
+        fields |= replaced
+    cost = fitting(Cost, fields.get("cost", {}), "cost.", own)
+    own += [one_of("show", item, FIGURES) for item in fields.get("show", ()) if item not in FIGURES]
+    axes = _axes(fields.get("axes", {}), own)
+    if own:
+        problems += [f"{path}: {problem}" for problem in own]
+        return None
+    base = override(read_toml(path.parent / fields["base"]), flatten(fields.get("set", {})))
+    cases = list[Case]()
+    for values in itertools.product(*axes.values()):
+        changes = [
+            pair for axis, value in zip(axes, values, strict=True) for pair in flatten(axes[axis][value])
+        ]
+        case, wrong = _case(name, values, override(base, changes), settings, used)
+        problems += [f"{path}, case {case.name}: {problem}" for problem in wrong]
+        lender = next((c for c in cases if _without_links(c.config) == _without_links(case.config)), None)
+        cases.append(dataclasses.replace(case, lender=lender))
+    experiment = Experiment(
+        name=name,
+        title=fields["title"],
+        claim=fields["claim"].strip(),
+        finding=fields.get("finding", "").strip(),
+        show=tuple(fields.get("show", _File.show)),
+        axes={axis: tuple(values) for axis, values in axes.items()},
+        cases=tuple(cases),
+        checks=tuple(check for check in checks if check is not None),
+        unranked=tuple(fields.get("unranked", _File.unranked)),
+        cost=Cost(**cost),
+    )
+    problems += [f"{path}: {problem}" for problem in _wrong_checks(experiment)]
+    return experiment
+
+
+def _case(
+    experiment: str,
+    values: tuple[str, ...],
+    table: Mapping[str, Any],
+    settings: Sequence[tuple[str, Any]],
+    used: dict[str, bool],
+) -> tuple[Case, list[str]]:
+    changes = list[tuple[str, Any]]()
+    for key, value in settings:
+        if _takes(override(table, changes), key):
+            used[key] = True
+            changes.append((key, value))
+    changed = override(table, changes)
+    given = dict(changes)
+    if "rounds" in given and fits(given["rounds"], int) and given["rounds"] >= 1:
+        changed = _in_proportion(table, changed, given)
+    case_name = ".".join(values) or "main"
+    changed["name"] = f"{experiment}.{case_name}"
+    config, wrong = examine(changed)
+    found = Problems()
+    check_names(config, found)
+    return Case(experiment, case_name, values, config), wrong + [line for line in found.lines if not wrong]
+
+
+def _in_proportion(
+    before: Mapping[str, Any], after: Mapping[str, Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    old, problems = examine(before)
+    if problems:
+        return dict(after)
+    share = given["rounds"] / old.rounds
+    evaluation = dataclasses.asdict(old.evaluation)
+    scaled = [
+        (f"evaluation.{key}", max(1, round(evaluation[key] * share)))
+        for key in ("every", "last")
+        if f"evaluation.{key}" not in given
+    ]
+    return override(after, scaled)
+
+
+def _takes(table: Mapping[str, Any], key: str) -> bool:
+    """Whether a setting is meant for this case: all are, but an option of a plug-in that it does not have."""
+    head, _, option = key.partition(".")
+    kind = next((kind for kind, (_, where) in KINDS.items() if f"{head}.name" in where.split(", ")), None)
+    default = getattr(Config(), head, None)
+    if kind is None or option in ("", "name") or not isinstance(default, Plug):
+        return True
+    section = table.get(head, {})
+    name = section.get("name", default.name) if isinstance(section, Mapping) else default.name
+    try:
+        return option in {o.name for o in options_of(resolve(kind, head, name, KINDS[kind][0]))}
+    except ConfigError:
+        return True  # what is wrong with the name is told where the case is checked
+
+
+def _axes(table: Mapping[str, Any], problems: list[str]) -> dict[str, dict[str, Mapping[str, Any]]]:
+    axes = {}
+    for axis, values in table.items():
+        if not isinstance(values, Mapping) or not values:
+            problems.append(f"axes.{axis} must be a table of cases, got {values!r}")
+            continue
+        for value, changes in values.items():
+            if not isinstance(changes, Mapping):
+                problems.append(f"axes.{axis}.{value} must be a table of changes, got {changes!r}")
+            if not value.replace("-", "").replace("_", "").replace(".", "").isalnum() or not value.isascii():
+                problems.append(
+                    f"axes.{axis}: a name may hold letters, digits, and . _ - only, got {value!r}"
+                )
+        axes[axis] = dict(values)
+    return axes
+
+
+def _check(item: object, number: int, problems: list[str]) -> Check | None:
+    where = f"checks[{number}]"
+    if not isinstance(item, Mapping):
+        problems.append(f"{where} must be a table, got {item!r}")
+        return None
+    before = len(problems)
+    fields = fitting(Check, item, f"{where}.", problems)
+    bounds = [key for key in ("at_least", "margin", "times") if key in fields]
+    if len(problems) == before and len(bounds) != 1:
+        problems.append(
+            f"{where} must have one of at_least, margin and times, got {', '.join(bounds) or 'none'}"
+        )
+    if len(problems) == before and (bounds != ["at_least"]) != bool(fields.get("against")):
+        problems.append(f"{where}: margin and times need against, at_least does without")
+    if fields.get("column", "top1") not in COLUMNS:
+        problems.append(one_of(f"{where}.column", fields["column"], COLUMNS))
+    if len(problems) > before:
+        return None
+    return Check(**{**fields, "cases": tuple(fields.get("cases", ()))})
+
+
+def _wrong_checks(experiment: Experiment) -> list[str]:
+    """Cases that no check can name, because there is none so called; arms may be chosen by --set."""
+    names = {case.name for case in experiment.cases}
+    return [
+        one_of(f"checks[{k}].cases", name, names)
+        for k, check in enumerate(experiment.checks)
+        for name in check.cases
+        if name not in names
+    ]

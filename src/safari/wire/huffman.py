@@ -1,0 +1,178 @@
+"""Short rows of bytes under Huffman codes that follow from a few numbers, so that no code table travels."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from safari.errors import WireError
+from safari.wire.bits import Bytes8, Reader, Words, field_bytes, pack_fields
+
+LONGEST = 15
+# Such rows are for packets; a decoder, which takes one word after another, need not read long ones.
+MOST_BYTES = 1 << 15
+# Weights a table can state, by the four bits that state them; the last is a symbol that does not occur.
+LEVELS = (65536, 46341, 32768, 23170, 16384, 11585, 8192, 5793, 4096, 2896, 1448, 724, 362, 181, 64, 0)
+ABSENT = 15
+
+
+@dataclass(frozen=True, eq=False)
+class Code:
+    """For each of 256 bytes the length of its code word (0: it has none), and the word, first bit lowest."""
+
+    lengths: Bytes8
+    words: Words
+
+    @cached_property
+    def table(self) -> tuple[Bytes8, Bytes8]:
+        """For each 15 bits the symbol whose word they begin with and how long that is; 0 where none does."""
+        used = np.flatnonzero(self.lengths)
+        order = used[np.argsort(self.lengths[used], kind="stable")]
+        lengths = self.lengths[order]
+        # In the order of the words read from their first bit, each word fills a run.
+        runs = 1 << (LONGEST - lengths.astype(np.int64))
+        symbols, steps = np.zeros((2, 1 << LONGEST), np.uint8)
+        symbols[: runs.sum()] = np.repeat(order, runs)
+        steps[: runs.sum()] = np.repeat(lengths, runs)
+        return symbols.take(_reversed()), steps.take(_reversed())
+
+    def bits(self, counts: npt.NDArray[np.integer]) -> int:
+        """How long a row is in which the bytes occur that often; each of them must have a word."""
+        return int(counts @ self.lengths.astype(np.int64))
+
+
+def code_of(weights: Sequence[int]) -> Code:
+    """The canonical Huffman code of 256 weights, none of its words longer than 15 bits.
+
+    >>> code_of([5, 1, 1, 0, 2] + [0] * 251).lengths[:5].tolist()
+    [1, 3, 3, 0, 2]
+    """
+    used = [s for s, weight in enumerate(weights) if weight]
+    floor = max(1, sum(weights) >> LONGEST)
+    while max(lengths := _lengths([max(weights[s], floor) for s in used])) > LONGEST:
+        floor *= 2
+    out, words = np.zeros(256, np.uint8), np.zeros(256, np.uint32)
+    word = before = 0
+    for length, symbol in sorted(zip(lengths, used, strict=True)):
+        word <<= length - before
+        out[symbol], before = length, length
+        words[symbol] = int(f"{word:0{length}b}"[::-1], 2)
+        word += 1
+    return Code(out, words)
+
+
+def _lengths(weights: list[int]) -> list[int]:
+    """Depths in the tree that joins the two lightest nodes again and again; of equals, the earlier made."""
+    if len(weights) == 1:
+        return [1]
+    heap = [(weight, number) for number, weight in enumerate(weights)]
+    heapq.heapify(heap)
+    parents = [0] * (2 * len(weights) - 1)
+    for number in range(len(weights), len(parents)):
+        first, a = heapq.heappop(heap)
+        second, b = heap[0]
+        parents[a] = parents[b] = number
+        heapq.heapreplace(heap, (first + second, number))
+    depths = [0] * len(parents)
+    for number in range(len(parents) - 2, -1, -1):
+        depths[number] = depths[parents[number]] + 1
+    return depths[: len(weights)]
+
+
+@lru_cache(128)
+def sparse_code(density: int, blanks: int) -> Code:
+    """The code for eight mask bits at a time: a byte is 0 in `blanks` of 64 cases; otherwise each of its
+    bits is set in `density` of 128."""
+    by_count = [(64 - blanks) * density**k * (128 - density) ** (8 - k) for k in range(9)]
+    weights = [by_count[byte.bit_count()] for byte in range(256)]
+    weights[0] += blanks << 56
+    return code_of(weights)
+
+
+@lru_cache(64)
+def listed_code(first: int, levels: tuple[int, ...]) -> Code:
+    """The code of symbols from `first` on that have these levels."""
+    weights = [0] * 256
+    weights[first : first + len(levels)] = [LEVELS[level] for level in levels]
+    return code_of(weights)
+
+
+@lru_cache(64)
+def paired_code(levels: tuple[int, ...]) -> Code:
+    """The code of bytes whose two halves are independent and have these 16 levels."""
+    w = [LEVELS[level] for level in levels]
+    return code_of([w[byte & 15] * w[byte >> 4] for byte in range(256)])
+
+
+def levels_of(counts: npt.NDArray[np.integer]) -> tuple[int, ...]:
+    """The level of each symbol that fits how often it occurs best.
+
+    >>> levels_of(np.array([100, 50, 0, 1]))
+    (0, 2, 15, 11)
+    """
+    seen = np.maximum(counts, 1e-9)
+    logs = np.log2(np.array(LEVELS[:ABSENT]))
+    away = np.abs(logs[:, None] - logs[0] - np.log2(seen / seen.max()))
+    return tuple(np.where(counts > 0, away.argmin(axis=0), ABSENT).tolist())
+
+
+def encode_rows(rows: Sequence[Bytes8], codes: Sequence[Code]) -> bytes:
+    """Rows one after another, each under its own code, padded to a whole byte."""
+    words = np.concatenate([code.words.take(row) for row, code in zip(rows, codes, strict=True)])
+    widths = np.concatenate([code.lengths.take(row) for row, code in zip(rows, codes, strict=True)])
+    return pack_fields(words, widths)
+
+
+def decode_rows(reader: Reader, sizes: Sequence[int], codes: Sequence[Code], what: str) -> list[Bytes8]:
+    """The inverse of `encode_rows`."""
+    at, total = reader.at, sum(sizes)
+    if total > MOST_BYTES:
+        raise WireError(f"{what} must be at most {MOST_BYTES} bytes under such a code, got {total}", at)
+    window = reader.data[at : at + field_bytes(LONGEST * total)]
+    ahead = _ahead(window)
+    bit = 0
+    rows = []
+    for size, code in zip(sizes, codes, strict=True):
+        symbols, steps = code.table
+        near = ahead[bit : bit + LONGEST * size]
+        places = _follow(steps.take(near).tolist(), size)
+        if places is None or bit + places[-1] > 8 * len(window):
+            raise WireError(f"{what} must hold {total} code words", at)
+        rows.append(symbols.take(near.take(places[:-1])))
+        bit += places[-1]
+    used = field_bytes(bit)
+    if bit & 7 and window[used - 1] >> (bit & 7):
+        raise WireError(f"{what} must end in 0 bits", at + used - 1)
+    reader.take(used, what)
+    return rows
+
+
+def _follow(steps: list[int], size: int) -> list[int] | None:
+    """Where each of `size` words begins and the last one ends; None where bits begin no word or run out."""
+    places = [0]
+    place = 0
+    for _ in range(min(size, len(steps))):
+        if place >= len(steps) or not steps[place]:
+            return None
+        place += steps[place]
+        places.append(place)
+    return places if len(places) == size + 1 else None
+
+
+def _ahead(data: memoryview) -> npt.NDArray[np.int32]:
+    """For each bit the number that it and the 14 after it make, with 0 after the end."""
+    padded = np.frombuffer(bytes(data) + bytes(2), np.uint8).astype(np.int32)
+    three = padded[:-2] | padded[1:-1] << 8 | padded[2:] << 16
+    return ((three[:, None] >> np.arange(8, dtype=np.int32)) & ((1 << LONGEST) - 1)).reshape(-1)
+
+
+@cache
+def _reversed() -> npt.NDArray[np.int32]:
+    """Every number of 15 bits read from its other end."""
+    numbers = np.arange(1 << LONGEST, dtype=np.int32)
+    return sum((((numbers >> bit) & 1) << (LONGEST - 1 - bit) for bit in range(LONGEST)), start=0 * numbers)

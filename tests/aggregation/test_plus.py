@@ -1,0 +1,164 @@
+"""safari+: the blend against a solver written another way, and what the rule does in situations we know."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from safari.aggregation import RULES, Server
+from safari.aggregation.blend import blend
+
+SIZE = 400
+
+
+def cost(among: np.ndarray, to: np.ndarray, c: np.ndarray) -> float:
+    return float(c @ among @ c - 2 * to @ c)
+
+
+def slow_blend(among: np.ndarray, to: np.ndarray, whole: bool) -> np.ndarray:
+    """The same problem by brute force: every choice of who takes part, each solved by its conditions."""
+    count = len(to)
+    best, found = (np.inf, np.zeros(count)) if whole else (0.0, np.zeros(count))
+    for bits in range(1, 2**count):
+        part = [i for i in range(count) if bits >> i & 1]
+        inner = among[np.ix_(part, part)]
+        tries = [] if whole else [np.linalg.solve(inner, to[part])]
+        border = np.block([[inner, np.ones((len(part), 1))], [np.ones((1, len(part))), np.zeros((1, 1))]])
+        tries.append(np.linalg.solve(border, np.append(to[part], 1.0))[:-1])
+        for values in tries:
+            if (values >= -1e-9).all() and values.sum() <= 1 + 1e-9:
+                c = np.zeros(count)
+                c[part] = values
+                if cost(among, to, c) < best:
+                    best, found = cost(among, to, c), c
+    return found
+
+
+@settings(deadline=None, max_examples=80)
+@given(seed=st.integers(0, 10**6), known=st.integers(1, 5), whole=st.booleans())
+def test_the_blend_is_nearly_the_best_and_always_allowed(seed: int, known: int, whole: bool) -> None:
+    rng = np.random.default_rng(seed)
+    vectors = rng.normal(size=(known + 1, 8)) + rng.normal(size=8) * rng.uniform(0, 2)
+    products = vectors @ vectors.T / 8 + 0.1 * np.eye(known + 1)
+    among, to = products[1:, 1:] + 1e-3 * np.eye(known), products[0, 1:]
+    got = blend(
+        torch.from_numpy(products[1:, 1:]),
+        torch.from_numpy(to)[None],
+        torch.ones(1, known, dtype=torch.bool),
+        whole=whole,
+    )[0].numpy()
+    assert (got >= 0).all()
+    assert got.sum() <= 1 + 1e-9
+    if whole:
+        assert got.sum() == pytest.approx(1)
+    best = cost(among, to, slow_blend(among, to, whole))
+    nothing = cost(among, to, np.full(known, 1 / known)) if whole else 0.0
+    # Leaving somebody out for good may miss the very best, never by much of what can be gained.
+    assert cost(among, to, got) <= best + 0.1 * max(nothing - best, 0.05)
+
+
+def test_a_blend_that_may_use_nobody_is_nothing() -> None:
+    among = torch.eye(2, dtype=torch.float64)
+    to = torch.ones(2, 2, dtype=torch.float64)
+    allowed = torch.tensor([[False, False], [True, False]])
+    assert blend(among, to, allowed)[0].tolist() == [0, 0]
+    assert blend(among, to, allowed)[1].tolist() == pytest.approx([1, 0], abs=2e-3)
+
+
+class Clients:
+    """Four clients in two groups that pull in opposite directions, with noise of their own."""
+
+    def __init__(self, noise: float = 0.3, seed: int = 0):
+        self.draw = torch.Generator().manual_seed(seed)
+        pull = torch.randn(SIZE, generator=self.draw)
+        self.pulls = [pull, pull, -pull, -pull]
+        self.noise = noise
+
+    def send(self, x: Tensor, ids: list[int]) -> dict[int, Tensor]:
+        return {
+            i: x + 0.01 * (self.pulls[i] + self.noise * torch.randn(SIZE, generator=self.draw)) for i in ids
+        }
+
+
+def play(arrivals: list[list[int]], clients: Clients, **options: object) -> tuple[Server, list[dict]]:
+    server = Server.start(torch.randn(SIZE, generator=clients.draw), 4, RULES["safari+"](**options))
+    names = []
+    for ids in arrivals:
+        server, outcome = server.step(clients.send(server.model, ids))
+        names.append(dict(outcome.stand_ins))
+    return server, names
+
+
+def test_the_right_group_stands_in() -> None:
+    _, names = play([[0, 1, 2, 3]] * 4 + [[0, 2], [1, 2], [0, 3]], Clients(), memory=False)
+    assert names[4:] == [{1: (0,), 3: (2,)}, {0: (1,), 3: (2,)}, {1: (0,), 2: (3,)}]
+
+
+def test_nobody_stands_in_for_a_group_that_pulls_the_other_way() -> None:
+    """One friend would push the model away from the silent group; the rule lets it stay instead."""
+    clients = Clients()
+    server, names = play([[0, 1, 2, 3]] * 4, clients, memory=False)
+    x = server.model
+    server, outcome = server.step(clients.send(x, [0, 1]))
+    assert outcome.stand_ins == {}
+    moved = (server.model - x) @ clients.pulls[0] / (clients.pulls[0] @ clients.pulls[0])
+    assert float(moved) == pytest.approx(0.005, rel=0.1), "half of the clients moved by 0.01"
+    assert names[-1] == {}
+
+
+def test_memory_speaks_for_the_silent_group_and_fades() -> None:
+    clients = Clients(noise=0.05)
+    server, _ = play([[0, 1, 2, 3]] * 6 + [[0, 1]] * 1, clients)
+    x = server.model
+    for _ in range(3):
+        before, server = server.model, server.step(clients.send(server.model, [0, 1]))[0]
+        moved = float((server.model - before) @ clients.pulls[0] / (clients.pulls[0] @ clients.pulls[0]))
+        assert 0 <= moved < 0.005, "the other group's memory pulls back"
+    for _ in range(60):
+        before, server = server.model, server.step(clients.send(server.model, [0, 1]))[0]
+    moved = float((server.model - before) @ clients.pulls[0] / (clients.pulls[0] @ clients.pulls[0]))
+    assert moved == pytest.approx(0.005, rel=0.15), "what was said long ago no longer counts"
+    assert not torch.equal(server.model, x)
+
+
+def test_the_seldom_heard_speak_louder() -> None:
+    """1 comes every second round, 0 always; when both speak for 2, 1 has more to say."""
+    draw = torch.Generator().manual_seed(1)
+    pull = torch.randn(SIZE, generator=draw)
+    rounds = [[0, 1, 2], [0, 2]] * 10 + [[0, 1]]
+
+    def last(**options: object) -> tuple[Tensor, dict[int, Tensor], Tensor]:
+        server = Server.start(torch.ones(SIZE), 3, RULES["safari+"](memory=False, **options))
+        generator = torch.Generator().manual_seed(2)
+        x, sent = server.model, {}
+        for ids in rounds:
+            x = server.model
+            sent = {i: x + 0.01 * (pull + torch.randn(SIZE, generator=generator)) for i in ids}
+            server, _ = server.step(sent)
+        return x, sent, server.model
+
+    def weight_of_1(x: Tensor, sent: dict[int, Tensor], after: Tensor) -> float:
+        basis = torch.stack([sent[0] - x, sent[1] - x], 1).double()
+        return float(torch.linalg.lstsq(basis, (after - x).double()[:, None]).solution[1])
+
+    even, balanced = weight_of_1(*last(balance=False)), weight_of_1(*last())
+    assert even == pytest.approx(0.5, abs=0.05)
+    assert balanced > even + 0.03
+
+
+@pytest.mark.parametrize("mixture", ["blend", "best", "mean"])
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_weight_that_all_cut_is_cut_whatever_is_remembered(mixture: str, memory: bool) -> None:
+    draw = torch.Generator().manual_seed(0)
+    server = Server.start(torch.ones(6), 3, RULES["safari+"](mixture=mixture, memory=memory))
+    for ids in ([0, 1, 2], [0], [1, 2], [], [2]):
+        sent = {i: torch.randn(6, generator=draw) for i in ids}
+        for model in sent.values():
+            model[[1, 4]] = 0
+        server, _ = server.step(sent)
+        assert server.model[[1, 4]].tolist() == [0, 0]
+        assert (server.model[[0, 2, 3, 5]] != 0).all()

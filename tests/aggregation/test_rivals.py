@@ -1,0 +1,142 @@
+"""Each rival against its published formula, worked out by hand on three clients and two numbers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from aggregation.samples import vector
+from safari.aggregation import RULES, Server
+from safari.errors import ConfigError
+
+
+def begin(rule: str, **options: object) -> Server:
+    return Server.start(vector(1, 1), 3, RULES[rule](**options))
+
+
+# Round 1, from x = (1, 1): updates (3, 0), (0, 3), (-3, 3); mean (0, 2), so that x becomes (1, 3).
+FIRST = {0: vector(4, 1), 1: vector(1, 4), 2: vector(-2, 4)}
+
+
+def after_first(rule: str, **options: object) -> Server:
+    server, _ = begin(rule, **options).step(FIRST)
+    torch.testing.assert_close(server.model, vector(1, 3))
+    return server
+
+
+def test_stale_sends_the_last_model_again() -> None:
+    server, outcome = after_first("stale").step({0: vector(7, 3)})
+    # (7, 3), and the old (1, 4) and (-2, 4): their mean.
+    torch.testing.assert_close(server.model, vector(2, 11 / 3))
+    assert outcome.stand_ins == {}
+
+
+def test_stale_shares_the_weight_of_one_never_heard() -> None:
+    server, _ = begin("stale").step({0: vector(4, 1), 1: vector(1, 4)})
+    torch.testing.assert_close(server.model, vector(2.5, 2.5))
+
+
+def test_mifa_repeats_the_last_update() -> None:
+    server, _ = after_first("mifa").step({0: vector(7, 3)})
+    # x + ((6, 0) + (0, 3) + (-3, 3)) / 3
+    torch.testing.assert_close(server.model, vector(1 + 1, 3 + 2))
+    server, _ = server.step({1: vector(2, 8)})
+    # x = (2, 5) + ((6, 0) + (0, 3) + (-3, 3)) / 3: the latest of each.
+    torch.testing.assert_close(server.model, vector(3, 7))
+
+
+def test_mifa_adds_nothing_for_one_never_heard() -> None:
+    server, _ = begin("mifa").step({0: vector(4, 1)})
+    torch.testing.assert_close(server.model, vector(2, 1))
+
+
+def test_fedvarp_corrects_the_memory_by_what_arrived() -> None:
+    server, _ = after_first("fedvarp").step({0: vector(7, 3), 1: vector(1, 6)})
+    # Arrivals changed by (6, 0) - (3, 0) and (0, 3) - (0, 3): mean (1.5, 0). Memories' mean: (0, 2).
+    torch.testing.assert_close(server.model, vector(1 + 1.5, 3 + 2))
+
+
+def test_cluster_fedvarp_has_one_memory_a_cluster() -> None:
+    # Clusters {0, 1} and {2}: memories ((3, 0) + (0, 3)) / 2 = (1.5, 1.5), and (-3, 3).
+    server, _ = after_first("cluster-fedvarp", clusters=2).step({0: vector(7, 3)})
+    # (6, 0) - (1.5, 1.5) = (4.5, -1.5); memories' mean over clients (3 - 3, 3 + 3) / 3 = (0, 2).
+    torch.testing.assert_close(server.model, vector(1 + 4.5, 3 - 1.5 + 2))
+    # The first cluster now remembers (6, 0), the second (-3, 3); client 1 arrives with (0, 0.5).
+    server, _ = server.step({1: vector(5.5, 4)})
+    torch.testing.assert_close(server.model, vector(5.5 + (0 - 6) + (6 + 6 - 3) / 3, 3.5 + 0.5 - 0 + 3 / 3))
+
+
+def test_fdms_takes_the_friend_with_the_highest_mean_cosine() -> None:
+    server = begin("fdms")
+    # cos(0, 1) = 0 and cos(0, 2) = -1/√2, then cos(0, 1) = 1 and cos(0, 2) = 0: means 0.5 and -0.35.
+    server, _ = server.step(FIRST)
+    server, _ = server.step({0: server.model + 1, 1: server.model + 2, 2: server.model + vector(1, -1)})
+    mean = server.state["similarity"] / server.state["met"]
+    assert mean[0, 1].item() == pytest.approx(0.5 * (1 + (0 + 1) / 2))
+    assert mean[0, 2].item() == pytest.approx(0.5 * (1 + (-math.sqrt(0.5) + 0) / 2))
+    x = server.model
+    server, outcome = server.step({1: x + vector(3, 0), 2: x + vector(0, 3)})
+    assert outcome.stand_ins == {0: (1,)}
+    torch.testing.assert_close(server.model, x + vector(2, 1))
+
+
+def test_fedau_weighs_by_the_mean_gap() -> None:
+    server = begin("fedau", cutoff=3)
+    # Nobody has a gap behind them: plain sums over m.
+    server, _ = server.step({0: vector(4, 1)})
+    torch.testing.assert_close(server.model, vector(2, 1))
+    server, _ = server.step({0: vector(5, 1)})
+    torch.testing.assert_close(server.model, vector(3, 1))
+    # Client 1 arrives after a gap of 3, of which it knows only now: its weight is still 1.
+    server, _ = server.step({1: vector(3, 4)})
+    torch.testing.assert_close(server.model, vector(3, 2))
+    # Now it is 3. Client 0's gaps were 1 and 1.
+    server, _ = server.step({0: vector(6, 2), 1: vector(3, 3)})
+    torch.testing.assert_close(server.model, vector(3 + 1, 2 + 3 / 3))
+    # Client 2 was cut off at 3 rounds, client 1 had gaps 3 and 1, client 0 1, 1 and 2.
+    assert server.state["omega"].tolist() == pytest.approx([4 / 3, 2, 3])
+
+
+def test_known_p_divides_by_the_probability() -> None:
+    server, _ = begin("known-p", p=[1, 0.5, 0.25]).step({0: vector(4, 1), 2: vector(1, 2)})
+    torch.testing.assert_close(server.model, vector(1 + 3 / 3, 1 + 1 / 0.25 / 3))
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "text"),
+    [
+        ("known-p", {"p": 0.0}, "p must lie above 0 and be at most 1, got 0.0"),
+        ("known-p", {"p": []}, "p must hold at least one number, got an empty list"),
+        (
+            "known-p",
+            {"p": [1, 0.5]},
+            "p must hold one number or a list whose length divides the 3 clients; got 2 numbers",
+        ),
+        ("fedau", {"cutoff": 0}, "cutoff must be at least 1, got 0"),
+        ("cluster-fedvarp", {"clusters": 0}, "clusters must be at least 1, got 0"),
+        ("cluster-fedvarp", {"clusters": 4}, "clusters must be at most the 3 clients, got 4"),
+        ("safari+", {"mixture": "all"}, "mixture must be one of best, blend, mean; got 'all'"),
+        ("safari+", {"patience": 0.5}, "patience must be at least 1, got 0.5"),
+        ("safari+", {"keep": 0.0}, "keep must lie above 0 and be at most 1, got 0.0"),
+    ],
+)
+def test_options_out_of_bounds(rule: str, options: dict[str, object], text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        begin(rule, **options)
+    assert str(error.value) == text
+
+
+@pytest.mark.parametrize("rule", ["stale", "mifa", "fedvarp", "cluster-fedvarp", "safari+"])
+def test_a_memory_that_would_not_fit(rule: str) -> None:
+    with pytest.raises(ConfigError, match=r"clients × model size must be at most 2000000000 .* got [23] × 2"):
+        RULES[rule]().init(3, 2 * 10**9, torch.device("meta"))
+
+
+def test_a_memory_stays_inside_the_mask_that_the_client_had() -> None:
+    """Client 1 cut the second weight; when it is missing, what it is taken to send has it cut as well."""
+    server, _ = begin("mifa").step({0: vector(4, 1), 1: vector(4, 0), 2: vector(1, 4)})
+    torch.testing.assert_close(server.model, vector(3, 5 / 3))
+    server, _ = server.step({0: vector(3, 5 / 3), 2: vector(3, 5 / 3)})
+    torch.testing.assert_close(server.model, vector(3 + 3 / 3, 2 / 3 * 5 / 3))

@@ -1,0 +1,64 @@
+"""What the engine says a server decodes is what it decodes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from safari.engine.lossy import encodable, seen, upward
+from safari.wire import Shared, decode, encode
+from safari.wire.values import upward as wire_upward
+from wire.samples import LOSSY_MODES, lossy, models, same_bits, small_layout, small_model
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+def decoded(vector, mask, reference, layout, values, choices):
+    shared = Shared(layout, reference)
+    return decode(encode(vector, mask, shared, values=values, lossy=choices), shared).vector
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@given(model=models(finite=True), values=st.sampled_from(LOSSY_MODES), seed=st.integers(0, 99))
+def test_a_client_is_seen_as_its_frame_decodes(device, model, values, seed):
+    layout, vector, mask, reference, _ = model
+    expected = decoded(vector, mask, reference, layout, values, lossy(seed, bits=3, step=0.7))
+    arrays = [torch.from_numpy(a).to(device) for a in (vector[None], mask[None], reference)]
+    if not layout.d:
+        return
+    got = seen(*arrays, layout, values, [lossy(seed, bits=3, step=0.7)])
+    assert same_bits(got[0].cpu().numpy(), expected)
+
+
+@pytest.mark.parametrize("values", LOSSY_MODES)
+@pytest.mark.parametrize("own", [False, True])
+def test_many_clients_are_seen_as_each_of_them_alone(values, own):
+    layout = small_layout()
+    several = [small_model(layout, seed) for seed in range(4)]
+    reference = several[0][2]
+    # Zeros of both signs, and an entry in which nothing moved.
+    reference[:3] = [0.0, -0.0, -0.0]
+    masks = np.stack([m[1] for m in several] if own else [several[0][1]])
+    kept = np.broadcast_to(masks, (4, layout.d))
+    vectors = np.where(kept, np.stack([m[0] + reference for m in several]), np.float32(0))
+    vectors[1, :220] = np.where(kept[1, :220], reference[:220], 0)
+    arrays = [torch.from_numpy(a) for a in (vectors, masks, reference)]
+    got = seen(*arrays, layout, values, [lossy(seed) for seed in range(4)])
+    for row in range(4):
+        expected = decoded(vectors[row], kept[row].copy(), reference, layout, values, lossy(row))
+        assert same_bits(got[row].numpy(), expected)
+
+
+@given(st.lists(st.floats(0, 3e38), min_size=1, max_size=20))
+def test_scales_are_those_of_the_wire(numbers):
+    numbers = np.array(numbers)
+    assert same_bits(upward(torch.from_numpy(numbers)).numpy(), wire_upward(numbers))
+
+
+def test_what_has_no_scale_cannot_be_encoded():
+    x = torch.zeros(2)
+    rows = torch.tensor([[0.0, 1e37], [0.0, 2e38], [float("nan"), 0.0], [0.0, float("-inf")]])
+    assert encodable(rows, x).tolist() == [True, False, False, False]

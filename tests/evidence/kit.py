@@ -1,0 +1,59 @@
+"""What the tests of the evidence share: experiment files that take a second."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+BASE = """
+name = "tiny"
+rounds = 4
+seeds = 2
+clients = 4
+arms = ["perfect", "drop", "safari"]
+[model]
+name = "mlp"
+hidden = [8]
+[local]
+steps = 2
+batch = 8
+[uplink]
+name = "bernoulli"
+p = [1, 0.5]
+[evaluation]
+every = 1
+last = 2
+target = 0.1
+[wire]
+every = 0
+[checkpoint]
+every = 2
+"""
+
+TINY = """
+title = "Tiny"
+claim = "words of the paper"
+base = "base/tiny.toml"
+show = ["curves", "loss", "similarity", "groups"]
+
+[axes.pruner]
+mag = { pruning.pruner = "mag" }
+rand = { pruning.pruner = "rand" }
+
+[quick]
+set = { rounds = 2 }
+
+[[checks]]
+says = "SAFARI ends near the perfect network"
+arm = "safari"
+against = "perfect"
+margin = 1.0
+"""
+
+
+def write(folder: Path, **files: str) -> Path:
+    """A folder of experiments: `tiny` where none is named."""
+    (folder / "base").mkdir(parents=True, exist_ok=True)
+    (folder / "base/tiny.toml").write_text(BASE)
+    for name, text in (files or {"tiny": TINY}).items():
+        (folder / f"{name}.toml").write_text(text)
+    return folder

@@ -1,0 +1,70 @@
+"""A trial in few numbers: by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from report.made_up import record
+from safari.config import parse
+from safari.evidence.numbers import group_of, trial_numbers
+
+CONFIG = parse({"rounds": 4, "clients": 3, "evaluation": {"last": 2, "target": 0.5}})
+
+
+def test_the_curve_has_the_evaluations_and_final_numbers_are_of_the_last_rounds() -> None:
+    scores = [0.1, None, 0.5, 0.75]
+    records = [record(t, top1=s, loss=None if s is None else 2.0 - s) for t, s in enumerate(scores, 1)]
+    found = trial_numbers(records, CONFIG, None)
+    assert found["curve"]["round"] == [1, 3, 4]
+    assert found["curve"]["top1"] == [0.1, 0.5, 0.75]
+    assert (found["top1"], found["top1_within"]) == (0.625, 0.125)
+    assert (found["rounds_to_target"], found["rounds_to_stay"]) == (3, 3)
+    assert found["finished"] is True
+    assert found["right_group"] is None
+    assert "groups" not in found
+
+
+def test_the_right_group_is_that_of_the_first_stand_in() -> None:
+    # Clients 0 and 2 are of one group, 1 is of another.
+    choices = [{"2": [0]}, {"2": [1, 0]}, {"2": [0, 1], "1": [0]}, {"2": []}]
+    records = [record(t, stand_ins=who) for t, who in enumerate(choices, 1)]
+    found = trial_numbers(records, CONFIG, [0, 1, 0])
+    assert found["right_group"] == pytest.approx(2 / 4)
+    # Four windows of a round each; the last has nobody.
+    assert found["groups"] == {"round": [0.5, 1.5, 2.5], "share": [1.0, 0.0, 0.5]}
+
+
+def test_a_rule_that_names_nobody_has_no_share() -> None:
+    found = trial_numbers([record(t, stand_ins={}) for t in range(1, 5)], CONFIG, [0, 1, 0])
+    assert found["right_group"] is None
+
+
+def test_diagnoses_are_kept_and_averaged() -> None:
+    given = [None, {"error": 0.5, "phi": None, "delta": 0.25, "dissimilarity": 3.0}] * 2
+    given[3] = {"error": 0.25, "phi": 0.5, "delta": 0.0, "dissimilarity": 1.0}
+    records = [record(t, diagnosis=d) for t, d in enumerate(given, 1)]
+    found = trial_numbers(records, CONFIG, None)
+    assert found["diagnosis"] == {
+        "round": [2, 4], "error": [0.5, 0.25], "phi": [None, 0.5], "delta": [0.25, 0.0],
+        "dissimilarity": [3.0, 1.0],
+    }  # fmt: skip
+    assert (found["error"], found["phi"]) == (0.375, 0.5)
+
+
+def test_groups_are_those_of_the_partition() -> None:
+    """As the partition cuts clients: contiguous, the first blocks larger by one."""
+    import numpy as np
+
+    from safari.data import PARTITIONS
+
+    for clients, groups in ((10, 2), (7, 3), (5, 5)):
+        config = parse({"clients": clients, "partition": {"name": "groups", "groups": groups}})
+        labels = np.repeat(np.arange(10), 20)
+        parts = PARTITIONS["groups"](labels, clients, np.random.default_rng(0), groups=groups)
+        held = [frozenset(labels[part].tolist()) for part in parts]
+        found = group_of(config)
+        assert found is not None
+        for a in range(clients):
+            for b in range(clients):
+                assert (found[a] == found[b]) == (held[a] == held[b])
+    assert group_of(parse({"partition": {"name": "iid"}})) is None

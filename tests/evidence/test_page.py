@@ -1,0 +1,172 @@
+"""The page: the paper's words beside our figures, whole or in part, and the command around it."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from evidence.kit import TINY, write
+from safari.cli import cli
+from safari.errors import ConfigError, RunError, SafariError
+
+MATRIX = """
+title = "A <matrix>"
+claim = "“all & everything”"
+finding = "We found out."
+base = "base/tiny.toml"
+show = ["matrix", "sweep"]
+[set]
+diagnostics = { every = 2 }
+[axes.p]
+"0.2" = { uplink.p = 0.2 }
+"0.9" = { uplink.p = 0.9 }
+"""
+
+
+def reproduce(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, ["reproduce", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write(tmp_path_factory.mktemp("evidence") / "experiments", tiny=TINY, matrix=MATRIX)
+    done = reproduce("--from", folder, "--out", folder.parent / "out")
+    assert done.exit_code == 0, done.output
+    assert done.stderr.splitlines()[-2:] == [
+        "22 of 22 trials are finished", f"report: {folder.parent / 'out/report.html'}"
+    ]  # fmt: skip
+    return folder.parent
+
+
+def test_the_page_has_the_claim_the_verdict_and_the_numbers(finished: Path) -> None:
+    text = (finished / "out/report.md").read_text()
+    assert "> words of the paper" in text
+    assert "\nWe found out.\n" in text
+    assert "| tiny | SAFARI ends near the perfect network | confirmed | mag: " in text
+    assert "All 22 trials are finished." in text
+    assert "| mag | safari | " in text
+    book = json.loads((finished / "out/results.json").read_text())
+    seeds = book["experiments"]["matrix"]["cases"]["0.2"]["arms"]["drop"]["seeds"]
+    mean = 50 * (seeds["0"]["top1"] + seeds["1"]["top1"])
+    row = next(line for line in text.splitlines() if line.startswith("| drop | "))
+    assert row.replace("*", "").split("|")[2].split()[0] == f"{mean:.1f}"
+    assert seeds["0"]["diagnosis"]["round"] == [2, 4]
+
+
+def test_the_arm_that_is_lent_has_its_numbers_in_every_case(finished: Path) -> None:
+    text = (finished / "out/report.md").read_text()
+    rows = {line.split(" | ")[0]: line for line in text.splitlines() if line.startswith("| 0.")}
+    assert set(rows) == {"| 0.2", "| 0.9"}
+    perfect = [line.split(" | ")[2] for line in text.splitlines() if re.match(r"\| 0\.\d \| perfect ", line)]
+    assert len(perfect) == 2
+    assert perfect[0] == perfect[1]
+
+
+def test_the_figures_are_files_and_in_the_page(finished: Path) -> None:
+    names = {path.name for path in (finished / "out/figures").iterdir()}
+    for stem in ("tiny-mag-top1", "tiny-rand-loss", "tiny-mag-similarity-safari", "matrix-sweep"):
+        assert {f"{stem}.svg", f"{stem}.png"} <= names
+    page = (finished / "out/report.html").read_text()
+    assert page.count("<figure") == len(names) / 2
+    linked = set(re.findall(r"\(figures/([^)]+)\)", (finished / "out/report.md").read_text()))
+    assert linked == {name for name in names if name.endswith(".svg")}
+
+
+def test_the_page_is_well_formed_and_fetches_nothing(finished: Path) -> None:
+    page = (finished / "out/report.html").read_text()
+
+    class Tags(HTMLParser):
+        def __init__(self) -> None:
+            super().__init__()
+            self.open: list[str] = []
+            self.wrong: list[str] = []
+
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            if tag not in ("meta", "path", "use", "image", "rect"):
+                self.open.append(tag)
+            self.wrong += [v for k, v in attrs if k in ("src", "href") and v and v.startswith("http")]
+
+        def handle_endtag(self, tag: str) -> None:
+            if tag in self.open and self.open.pop() != tag:
+                self.wrong.append(tag)
+
+    tags = Tags()
+    tags.feed(page)
+    assert tags.wrong == []
+    assert tags.open == []
+    assert "A &lt;matrix&gt;" in page
+    assert "“all &amp; everything”" in page
+    assert "<script" not in page
+
+
+def test_nothing_is_run_twice_and_the_page_comes_from_the_book_alone(finished: Path, tmp_path: Path) -> None:
+    again = reproduce("--from", finished / "experiments", "--out", finished / "out")
+    assert again.stderr.splitlines() == [
+        "22 of 22 trials are finished",
+        f"report: {finished}/out/report.html",
+    ]
+    (tmp_path / "results.json").write_text((finished / "out/results.json").read_text())
+    only = reproduce("--from", finished / "experiments", "--out", tmp_path, "--report-only")
+    assert only.exit_code == 0, only.output
+    assert (tmp_path / "report.md").read_text() == (finished / "out/report.md").read_text()
+
+
+def test_a_part_is_reported_as_a_part(tmp_path: Path) -> None:
+    folder = write(tmp_path / "experiments")
+    done = reproduce("tiny", "--from", folder, "--out", tmp_path / "out", "--report-only")
+    assert done.exit_code == 0, done.output
+    assert (
+        "0 of 12 trials are finished; what follows is of those alone."
+        in (tmp_path / "out/report.md").read_text()
+    )
+    stopped = reproduce("tiny", "--from", folder, "--out", tmp_path / "out", "--within", "0")
+    assert stopped.exit_code == 0
+    assert "0 of 12 trials are finished; the same command goes on with the rest" in stopped.stderr
+    some = reproduce(
+        "tiny", "--from", folder, "--out", tmp_path / "out", "--set", "arms=drop", "--seeds", "1"
+    )
+    assert some.exit_code == 0
+    text = (tmp_path / "out/report.md").read_text()
+    assert "| mag | drop | " in text
+    rest = reproduce("tiny", "--from", folder, "--out", tmp_path / "out", "--report-only", "--json")
+    assert json.loads(rest.stdout) == {"tiny": {"finished": 2, "trials": 12}}
+    text = (tmp_path / "out/report.md").read_text()
+    assert "2 of 12 trials are finished" in text
+    assert "1 of 2 |" in text
+    assert "| not finished |" in text
+
+
+def test_the_list_says_what_is_left_and_runs_nothing(finished: Path, tmp_path: Path) -> None:
+    folder = finished / "experiments"
+    fresh = reproduce("--list", "--from", folder, "--out", tmp_path / "out")
+    assert fresh.exit_code == 0, fresh.output
+    assert not (tmp_path / "out").exists()
+    lines = fresh.stdout.splitlines()
+    assert lines[0] == "matrix  A <matrix>"
+    assert "  2 cases, 10 trials: 10 not finished, about 20 s on one CPU with one process" in lines
+    assert "  words of the paper" in lines
+    done = reproduce("tiny", "--list", "--json", "--from", folder, "--out", finished / "out")
+    (row,) = json.loads(done.stdout)
+    assert (row["name"], row["cases"], row["trials"], row["trials_left"]) == ("tiny", ["mag", "rand"], 12, 0)
+
+
+def test_mistakes_are_told_and_make_no_folder(tmp_path: Path) -> None:
+    folder = write(tmp_path / "experiments")
+
+    def problem(*arguments: object) -> SafariError:
+        result = reproduce("--from", folder, "--out", tmp_path / "out", *arguments)
+        assert isinstance(result.exception, SafariError), result.output
+        return result.exception
+
+    assert isinstance(problem("tyni"), ConfigError)
+    assert "ronuds is not a field" in str(problem("--set", "ronuds=3"))
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/results.json").write_text('{"format": "other"}')
+    assert isinstance(problem(), RunError)
+    assert "format must be safari-evidence-1, got 'other'" in str(problem())

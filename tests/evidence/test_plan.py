@@ -1,0 +1,176 @@
+"""Experiment files: what they come to, and every way to get one wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evidence.kit import TINY, write
+from safari.config import parse
+from safari.errors import ConfigError
+from safari.evidence import find, read, shipped
+from safari.evidence.plan import digest
+
+TWO_AXES = """
+title = "Two axes"
+claim = "words"
+base = "base/tiny.toml"
+[set]
+rounds = 10
+[axes.partition]
+groups = {}
+iid = { partition = { name = "iid" } }
+[axes.link]
+even = { uplink.p = 0.5 }
+wave = { uplink = { name = "sine", p = 0.4 } }
+"""
+
+
+def problems(folder: Path, text: str, **more: object) -> list[str]:
+    with pytest.raises(ConfigError) as error:
+        read(find(write(folder, tiny=text)), **more)  # type: ignore[arg-type]
+    return [line.replace(f"{folder}/tiny.toml", "FILE") for line in error.value.problems]
+
+
+def test_cases_are_all_combinations_on_top_of_the_base(tmp_path: Path) -> None:
+    (experiment,) = read(find(write(tmp_path, two=TWO_AXES)))
+    assert [case.name for case in experiment.cases] == ["groups.even", "groups.wave", "iid.even", "iid.wave"]
+    assert experiment.axes == {"partition": ("groups", "iid"), "link": ("even", "wave")}
+    last = experiment.cases[-1].config
+    assert (last.name, last.rounds, last.seeds, last.partition.name) == ("two.iid.wave", 10, 2, "iid")
+    assert (last.uplink.name, dict(last.uplink.options)) == ("sine", {"p": 0.4})
+    assert experiment.cases[0].config.uplink.options == {"p": 0.5}
+
+
+def test_an_arm_that_loses_nothing_is_lent_between_cases_that_differ_by_links_alone(tmp_path: Path) -> None:
+    (experiment,) = read(find(write(tmp_path, two=TWO_AXES)))
+    groups_even, groups_wave, iid_even, iid_wave = experiment.cases
+    perfect, drop, _ = groups_wave.config.arms
+    assert groups_wave.home(perfect) is groups_even
+    assert groups_wave.home(drop) is groups_wave
+    assert groups_even.home(perfect) is groups_even
+    assert iid_even.home(perfect) is iid_even
+    assert iid_wave.home(perfect) is iid_even
+    assert [case.trials for case in experiment.cases] == [6, 4, 6, 4]
+
+
+def test_without_axes_there_is_one_case(tmp_path: Path) -> None:
+    text = 'title = "t"\nclaim = "c"\nbase = "base/tiny.toml"'
+    (experiment,) = read(find(write(tmp_path, one=text)))
+    assert [case.name for case in experiment.cases] == ["main"]
+
+
+def test_settings_go_on_top_of_everything(tmp_path: Path) -> None:
+    settings = [("pruning.pruner", "snip"), ("rounds", 8), ("seeds", 1)]
+    (experiment,) = read(find(write(tmp_path)), settings)
+    for case in experiment.cases:
+        assert (case.config.pruning.pruner, case.config.rounds, case.config.seeds) == ("snip", 8, 1)
+        # In proportion: 4 rounds had evaluations each round and the last 2.
+        assert (case.config.evaluation.every, case.config.evaluation.last) == (2, 4)
+
+
+def test_evaluations_that_are_set_stay_as_they_are_set(tmp_path: Path) -> None:
+    settings = [("rounds", 40), ("evaluation.every", 3)]
+    (experiment,) = read(find(write(tmp_path)), settings)
+    assert experiment.cases[0].config.evaluation.every == 3
+    assert experiment.cases[0].config.evaluation.last == 20
+
+
+def test_a_plug_ins_option_goes_where_the_plug_in_takes_it(tmp_path: Path) -> None:
+    (experiment,) = read(find(write(tmp_path, two=TWO_AXES)), [("uplink.period", 7)])
+    options = {case.name: dict(case.config.uplink.options) for case in experiment.cases}
+    assert options["iid.wave"] == {"p": 0.4, "period": 7}
+    assert options["iid.even"] == {"p": 0.5}
+    with pytest.raises(ConfigError, match=r"^--set data.root: no plug-in of these cases takes it$"):
+        read(find(tmp_path), [("data.root", "x")])
+
+
+def test_quick_is_for_those_that_have_it(tmp_path: Path) -> None:
+    write(tmp_path, tiny=TINY, two=TWO_AXES)
+    (experiment,) = read(find(tmp_path), quick=True)
+    assert experiment.name == "tiny"
+    assert experiment.cases[0].config.rounds == 2
+
+
+def test_the_folders_name_follows_from_the_setting_alone(tmp_path: Path) -> None:
+    def of(**changes: object) -> str:
+        return digest(parse({"clients": 4, **changes}))
+
+    same = [
+        {"arms": ["drop"]},
+        {"seeds": 5, "seed": 3},
+        {"name": "other"},
+        {"engine": {"device": "cpu", "threads": 3}},
+        {"checkpoint": {"every": 3}},
+    ]
+    others = [
+        {"rounds": 7},
+        {"uplink": {"p": 0.5}},
+        {"engine": {"name": "reference"}},
+        {"evaluation": {"every": 2}},
+    ]
+    assert {of(**changes) for changes in same} == {of()}
+    assert len({of(), *(of(**changes) for changes in others)}) == len(others) + 1
+    here, there = (parse({"data": {"name": "cifar10", "root": root}}) for root in ("here", "there"))
+    assert digest(here) == digest(there)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ('titel = "t"\nclaim = "c"\nbase = "base/tiny.toml"',
+         ["FILE: titel is not a field (did you mean 'title'?)", "FILE: title is required"]),
+        ('title = 3\nclaim = "c"\nbase = "base/tiny.toml"', ["FILE: title must be a text, got 3"]),
+        (TINY + "[set]\nronuds = 3",
+         ["FILE, case mag: ronuds is not a field (did you mean 'rounds'?)",
+          "FILE, case rand: ronuds is not a field (did you mean 'rounds'?)"]),
+        (TINY.replace('"rand" }', '"rnad" }'),
+         ["FILE, case rand: pruning.pruner must be one of grasp, mag, rand, snip, synflow; got 'rnad' "
+          "(did you mean 'rand'?); your own goes in as file.py:name or package.module:name"]),
+        (TINY.replace('"loss"', '"los"'),
+         ["FILE: show must be one of curves, diagnosis, groups, loss, matrix, similarity, sweep, top5; "
+          "got 'los' (did you mean 'loss'?)"]),
+        (TINY.replace("set = {", "rounds = {"), ["FILE: quick.rounds is not a field"]),
+        (TINY + "[cost]\ngpu = 'cheap'", ["FILE: cost.gpu must be a number, got 'cheap'"]),
+        (TINY + "[axes.empty]", ["FILE: axes.empty must be a table of cases, got {}"]),
+        (TINY + "[axes.p]\nlow = 0.1", ["FILE: axes.p.low must be a table of changes, got 0.1"]),
+        (TINY + "[axes.p]\n'a b' = {}",
+         ["FILE: axes.p: a name may hold letters, digits, and . _ - only, got 'a b'"]),
+        (TINY.replace("margin = 1.0", ""),
+         ["FILE: checks[0] must have one of at_least, margin and times, got none"]),
+        (TINY.replace('against = "perfect"', ""),
+         ["FILE: checks[0]: margin and times need against, at_least does without"]),
+        (TINY.replace("margin = 1.0", 'margin = 1.0\ncolumn = "top2"'),
+         ["FILE: checks[0].column must be one of bytes_up, error, loss, lost_updates, phi, right_group, "
+          "rounds_to_stay, rounds_to_target, top1, top1_within, top5; got 'top2' (did you mean 'top5'?)"]),
+        (TINY.replace("margin = 1.0", 'margin = 1.0\ncases = ["mga"]'),
+         ["FILE: checks[0].cases must be one of mag, rand; got 'mga' (did you mean 'mag'?)"]),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_told_by_file_case_and_field(tmp_path: Path, text: str, wanted: list[str]) -> None:
+    assert problems(tmp_path, text) == wanted
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"^no experiments \(\*.toml\) in {tmp_path}; --from names"):
+        find(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"^NAME must be one of tiny; got 'tinny' \(did you mean 'tiny'\?\)$"
+    ):
+        find(write(tmp_path), ["tinny"])
+    with pytest.raises(ConfigError, match=r"cannot read .*nothing\.toml"):
+        read(find(write(tmp_path, tiny=TINY.replace("tiny.toml", "nothing.toml"))))
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_the_experiments_that_come_with_the_package_are_valid(quick: bool) -> None:
+    experiments = {e.name: e for e in read(find(shipped()), quick=quick)}
+    assert {"accuracy", "pruners", "probability", "sparsity", "table", "robustness", "digits"} <= set(
+        experiments
+    )
+    for experiment in experiments.values():
+        assert {check.arm for check in experiment.checks} <= {"safari", "safari+", "perfect"}
+        data = {case.config.data.name for case in experiment.cases}
+        assert data == ({"digits"} if quick or experiment.name == "digits" else {"cifar10"})
+        assert all(case.config.clients == 10 for case in experiment.cases)

@@ -1,0 +1,165 @@
+"""Doing the work: nothing twice, interrupted work goes on, processes or none, failures stay alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from evidence.kit import TINY, write
+from safari.errors import RunError
+from safari.evidence import Book, Ending, Experiment, Unit, execute, find, read, units_of
+from safari.runs import RunFolder
+
+
+class Listener:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.ended: list[tuple[str, str]] = []
+        self.rounds: dict[str, int] = {}
+
+    def begin(self, worker: int, unit: Unit) -> None:
+        assert unit.label not in dict(self.ended)
+
+    def at(self, worker: int, unit: Unit, rounds: int, text: str) -> None:
+        self.rounds[unit.label] = rounds
+
+    def end(self, worker: int, unit: Unit, problem: str) -> None:
+        self.ended.append((unit.label, problem))
+
+
+def tiny(folder: Path, text: str = TINY, **settings: object) -> Experiment:
+    (experiment,) = read(find(write(folder, tiny=text)), list(settings.items()))
+    return experiment
+
+
+def todo(experiment: Experiment, out: Path, book: Book | None = None) -> list[Unit]:
+    return [u for c in experiment.cases for u in units_of(c, out, book or Book({}, []), weight=1.0)]
+
+
+def done(experiment: Experiment, out: Path) -> Book:
+    book = Book.open(out)
+    book.gather(experiment, out)
+    book.save(out)
+    return book
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_all_trials_are_done_once_and_into_runs(tmp_path: Path, jobs: int) -> None:
+    experiment, out, heard = tiny(tmp_path), tmp_path / "out", Listener()
+    units = todo(experiment, out)
+    assert [(u.label, u.rounds) for u in units] == [
+        ("tiny/mag seed 0", 12), ("tiny/mag seed 1", 12), ("tiny/rand seed 0", 12), ("tiny/rand seed 1", 12)
+    ]  # fmt: skip
+    assert execute(units, out, heard, jobs=jobs) == Ending({}, False)
+    assert sorted(heard.ended) == [(u.label, "") for u in units]
+    assert heard.rounds == {u.label: 12 for u in units}
+    assert todo(experiment, out) == []
+    for case in experiment.cases:
+        run = RunFolder.open(out / "tiny" / case.folder)
+        assert run.config == case.config
+        summary = json.loads((run.path / "summary.json").read_text())
+        assert all(arm["seeds"]["1"]["finished"] for arm in summary["arms"].values())
+    book = done(experiment, out)
+    assert execute(todo(experiment, out), out, heard, jobs=jobs) == Ending({}, False)
+    case = experiment.cases[0]
+    for arm in case.config.arms:
+        records = RunFolder.open(out / "tiny" / case.folder).trial(arm.name, 1).records()
+        numbers = book.arm(case, arm)[1]
+        assert numbers["top1"] == pytest.approx((records[2]["top1"] + records[3]["top1"]) / 2)
+        assert numbers["curve"]["round"] == [1, 2, 3, 4]
+
+
+def test_processes_and_none_come_to_the_same(tmp_path: Path) -> None:
+    experiment = tiny(tmp_path)
+    for jobs in (1, 2):
+        execute(todo(experiment, tmp_path / str(jobs)), tmp_path / str(jobs), Listener(), jobs=jobs)
+    one, two = (sorted((tmp_path / str(jobs)).rglob("rounds.jsonl")) for jobs in (1, 2))
+    assert [p.read_text() for p in one] == [p.read_text() for p in two]
+    assert len(one) == 12
+
+
+def test_the_book_alone_is_enough(tmp_path: Path) -> None:
+    experiment, out = tiny(tmp_path), tmp_path / "out"
+    execute(todo(experiment, out), out, Listener())
+    done(experiment, out)
+    new = tmp_path / "new"
+    new.mkdir()
+    (new / "results.json").write_text((out / "results.json").read_text())
+    assert todo(experiment, new, Book.open(new)) == []
+    more = tiny(tmp_path, seeds=3)
+    assert [(u.label, sorted(u.done)) for u in todo(more, new, Book.open(new))] == [
+        (f"tiny/{name} seed 2", ["drop", "perfect", "safari"]) for name in ("mag", "rand")
+    ]
+
+
+def test_another_arm_is_added_and_the_others_stay(tmp_path: Path) -> None:
+    out, first = tmp_path / "out", tiny(tmp_path, arms=["drop"], seeds=1)
+    execute(todo(first, out), out, Listener())
+    before = {p: p.stat().st_mtime_ns for p in out.rglob("drop/**/rounds.jsonl")}
+    both = tiny(tmp_path, arms=["drop", "safari"], seeds=1)
+    assert [dict(unit.done) for unit in todo(both, out)] == [{"safari": 0}] * 2
+    execute(todo(both, out), out, Listener())
+    assert before == {p: p.stat().st_mtime_ns for p in out.rglob("drop/**/rounds.jsonl")}
+    assert todo(both, out) == []
+
+
+def test_an_arm_with_other_options_is_not_the_same(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from safari.aggregation import RULES\ndef rule(*, k: int = 1): return RULES['drop']()\n"
+    )
+    out = tmp_path / "out"
+
+    def arm(k: int) -> Experiment:
+        return tiny(tmp_path, arms=[{"name": "mine", "rule": f"{tmp_path}/mine.py:rule", "k": k}], seeds=1)
+
+    execute(todo(arm(1), out), out, Listener())
+    assert todo(arm(1), out) == []
+    assert len(todo(arm(2), out)) == 2
+    heard = Listener()
+    failed = execute(todo(arm(2), out), out, heard).failed
+    assert "was made under another config: rule.k was 1 and is 2" in failed["tiny/mag seed 0"]
+
+
+def test_the_time_is_up_and_the_same_call_goes_on(tmp_path: Path) -> None:
+    experiment, out = tiny(tmp_path, seeds=1), tmp_path / "out"
+    ticks = iter(range(10**6))
+    # One look at the clock a round: after seven of them the time is up.
+    ending = execute(todo(experiment, out), out, Listener(), within=8, clock=lambda: next(ticks))
+    assert ending == Ending({}, True)
+    left = todo(experiment, out)
+    assert sum(unit.rounds for unit in left) < 24
+    assert execute(left, out, Listener()) == Ending({}, False)
+    straight = tmp_path / "straight"
+    execute(todo(experiment, straight), straight, Listener())
+    for path in straight.rglob("rounds.jsonl"):
+        assert (out / path.relative_to(straight)).read_text() == path.read_text()
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_case_that_fails_leaves_the_others_alone(tmp_path: Path, jobs: int) -> None:
+    (tmp_path / "bad.py").write_text(
+        "from safari.aggregation import Compensation\n"
+        "def rule():\n"
+        "    def apply(state, round):\n"
+        "        raise ValueError('boom')\n"
+        "    return Compensation(lambda clients, size, device: {}, apply)\n"
+    )
+    text = TINY.replace("rand = {", f'rand = {{ arms = ["{tmp_path}/bad.py:rule"],')
+    experiment, out = tiny(tmp_path, text, seeds=1), tmp_path / "out"
+    heard = Listener()
+    ending = execute(todo(experiment, out), out, heard, jobs=jobs)
+    assert list(ending.failed) == ["tiny/rand seed 0"]
+    assert "ValueError: boom" in ending.failed["tiny/rand seed 0"]
+    assert ("tiny/mag seed 0", "") in heard.ended
+    assert [unit.label for unit in todo(experiment, out)] == ["tiny/rand seed 0"]
+
+
+def test_a_folder_that_is_being_written_is_refused(tmp_path: Path) -> None:
+    experiment, out = tiny(tmp_path), tmp_path / "out"
+    path = out / "tiny" / experiment.cases[0].folder
+    busy = RunFolder.create(path, experiment.cases[0].config).writing()
+    with busy, pytest.raises(RunError, match="is being written by another process"):
+        execute(todo(experiment, out), out, Listener())

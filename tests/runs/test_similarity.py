@@ -97,8 +97,9 @@ def test_a_rule_says_by_name_how_alike_it_holds_clients_for(state, expected):
         assert [[None if np.isnan(v) else float(v) for v in row] for row in found] == expected
 
 
-def test_rules_that_keep_running_sums_have_pictures_of_means(tmp_path):
-    safari.run({**TINY, "arms": [{"name": "mean", "rule": "fl-fdms"}]}, tmp_path / "run")
+@pytest.mark.parametrize("rule", ["fdms", "safari+"])
+def test_rules_that_keep_running_sums_have_pictures_of_means(tmp_path, rule):
+    safari.run({**TINY, "rounds": 20, "arms": [{"name": "mean", "rule": rule}]}, tmp_path / "run")
     trial = RunFolder.open(tmp_path / "run").trial("mean", 0)
     last = from_line(list(read_lines(trial.similarity))[-1])
     assert np.nanmax(np.abs(last)) <= 1.0, "a cosine, not a sum of them"

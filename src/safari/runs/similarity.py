@@ -39,8 +39,8 @@ def due(round: int) -> bool:
 def matrix_of(state: Mapping[str, NDArray[Any]], clients: int) -> NDArray[np.float32] | None:
     """How alike a rule holds each pair for, by the names of its state; None for a rule that does not say.
 
-    `similarity` or `cosine`, clients × clients; running sums of them where there is also `met`, how often each
-    pair was seen.
+    `similarity` or `cosine`, clients × clients; running sums of them where there is also `met`, how often
+    each pair was seen.
 
     >>> matrix_of({"cosine": np.float64([[3, 1], [1, 0]]), "met": np.float64([[4, 2], [2, 0]])}, 2).tolist()
     [[0.75, 0.5], [0.5, nan]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 
@@ -48,7 +49,11 @@ class Pictures:
         return "This rule keeps no similarity matrix, or none was written yet."
 
     def poll(self) -> None:
-        """Look for more."""
+        """Look for more; a folder that goes away meanwhile has no more."""
+        with contextlib.suppress(OSError):
+            self._poll()
+
+    def _poll(self) -> None:
         path = self._trial.similarity
         size = path.stat().st_size if path.exists() else 0
         if size < self._offset:
@@ -65,12 +70,11 @@ class Pictures:
         """The matrix after a round; RunError where there is none."""
         if round in self._places:
             offset, length = self._places[round]
-            with self._trial.similarity.open("rb") as handle:
-                handle.seek(offset)
-                raw = handle.read(length)
             try:
-                return from_line(json.loads(raw))
-            except ValueError as error:
+                with self._trial.similarity.open("rb") as handle:
+                    handle.seek(offset)
+                    return from_line(json.loads(handle.read(length)))
+            except (OSError, ValueError) as error:
                 raise RunError(f"similarity.jsonl has changed: {error}") from error
         if round == self._from_checkpoint and not self._places:
             return _checkpoint_matrix(self._trial, self._clients)

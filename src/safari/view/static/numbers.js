@@ -53,7 +53,8 @@ export function ticks(low, high, wanted, whole = false) {
   for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9 * span; k += 1) {
     out.push(Number((k * step).toPrecision(12)));
   }
-  return out;
+  // One alone says nothing about the scale.
+  return out.length > 1 || (whole && step === 1) ? out : ticks(low, high, 2 * wanted, whole);
 }
 
 // Texts of ticks: as many decimals as the step needs.

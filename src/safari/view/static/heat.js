@@ -170,7 +170,7 @@ export class LayerMap extends RoundChart {
   }
 
   caption() {
-    return this.about;
+    return `${this.about} Of ${this.page.whose()}.`;
   }
 
   row() {

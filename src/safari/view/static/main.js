@@ -55,6 +55,13 @@ class Page {
     return this.store.trials.get(this.selected()) ?? null;
   }
 
+  // The same in words.
+  whose() {
+    const trial = this.trial();
+    const arm = this.store.arms().find((a) => a.trials.includes(trial));
+    return arm ? `${arm.label}, seed ${trial.seed}` : "";
+  }
+
   run() {
     return this.store.runs[this.trial()?.run] ?? null;
   }

@@ -22,7 +22,7 @@ export class TimeChart extends RoundChart {
   }
 
   caption() {
-    return "Seconds by part, stacked: the mean of the rounds that fall on one place.";
+    return `Seconds by part, stacked: the mean of the rounds that fall on one place. Of ${this.page.whose()}.`;
   }
 
   legend() {

@@ -1,7 +1,7 @@
 """How fast is a round? Ratios to the plain sequential PyTorch loop, measured in one run.
 
     python benchmarks/engine.py --out results/engine-gpu.json            # on a GPU
-    python benchmarks/engine.py --device cpu --out results/engine-cpu.json
+    python benchmarks/engine.py --cpu --out results/engine/cpu-2core.json   # the demo and ResNet-20
 
 The data are random pictures of CIFAR-10's size: speed does not depend on what they show.
 """
@@ -181,7 +181,18 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--precision", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--cpu", nargs="*", metavar="SETTING", help="demo and resnet20 on the CPU, in turns")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads of each contestant")
+    parser.add_argument("--patience", type=float, default=300.0, help="seconds to wait for an idle machine")
     args = parser.parse_args()
+    if args.cpu is not None:
+        import cpu
+
+        found = cpu.benchmark(args.cpu or list(cpu.SETTINGS), args.threads, args.repeats, args.patience)
+        if args.out:
+            args.out.parent.mkdir(parents=True, exist_ok=True)
+            args.out.write_text(json.dumps(found, indent=2) + "\n")
+        return
     data = random_pictures(50_000, 10_000)
     name = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor()
     result: dict[str, object] = {"device": name, "torch": torch.__version__, "rows": [], "rounds": []}

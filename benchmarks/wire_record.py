@@ -3,7 +3,7 @@
     python benchmarks/wire_record.py OUT --set data.root=WHERE-CIFAR-10-IS
 
 For each pruner (SynFlow: the server knows the mask; SNIP: every client has its own) and each sparsity one
-run of experiments/cifar10-synflow.toml with lossy links; after the given rounds one client's next upload is
+run of experiments/base/cifar10.toml with lossy links; after the given rounds one client's next upload is
 written as OUT/<pruner><sparsity>-<round>-<client>.npz, with the global model of the round before as
 `previous`. On one H200 the eight runs take little more than a minute; on a CPU use --rounds 3 10.
 """
@@ -20,7 +20,7 @@ from safari.engine.sample import save_upload, upload_of
 from safari.engine.state import initial
 from safari.engine.world import assemble, load_data, rule_of
 
-SETTING = Path(__file__).parents[1] / "experiments" / "cifar10-synflow.toml"
+SETTING = Path(__file__).parents[1] / "experiments" / "base" / "cifar10.toml"
 
 
 def record(config, data, rounds, clients, prefix: Path) -> None:

@@ -117,7 +117,6 @@ def test_known_p_divides_by_the_probability() -> None:
         ("fedau", {"cutoff": 0}, "cutoff must be at least 1, got 0"),
         ("cluster-fedvarp", {"clusters": 0}, "clusters must be at least 1, got 0"),
         ("cluster-fedvarp", {"clusters": 4}, "clusters must be at most the 3 clients, got 4"),
-        ("safari+", {"mixture": "all"}, "mixture must be one of best, blend, mean; got 'all'"),
         ("safari+", {"patience": 0.5}, "patience must be at least 1, got 0.5"),
         ("safari+", {"keep": 0.0}, "keep must lie above 0 and be at most 1, got 0.0"),
     ],

@@ -99,7 +99,7 @@ def test_nobody_arrived(rule: str) -> None:
     assert outcome.lost
     assert after.round == 2
     # A memory grows older and a gap longer; what is known of clients stays.
-    known = [name for name in before if name not in ("age", "gap", "heard")]
+    known = [name for name in before if name not in ("age", "gap")]
     assert all(torch.equal(after.state[name].nan_to_num(), before[name].nan_to_num()) for name in known)
 
 

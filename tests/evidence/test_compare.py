@@ -113,6 +113,22 @@ def test_a_check_is_arithmetic(tmp_path: Path, check: str, status: str, figure: 
     assert verdict.ours == ({} if figure is None else {"mag": figure, "rand": figure})
 
 
+@pytest.mark.parametrize(
+    ("drop", "status", "figure"),
+    [
+        ([0.4, 0.4], "confirmed", "first"),
+        # Ahead by 0.02 and behind by 0.01: 0.005 on average, with a standard error of 0.015.
+        ([0.52, 0.61], "confirmed", "-0.5 ± 1.5 points to drop"),
+        ([0.52, 0.65], "not confirmed", "-2.5 ± 0.5 points to drop"),
+    ],
+)
+def test_first_is_best_or_level_with_it(tmp_path: Path, drop: list[float], status: str, figure: str) -> None:
+    experiment = experiment_with(tmp_path, "first = true")
+    book = book_of(experiment, perfect=[0.9, 0.9], drop=drop, safari=[0.5, 0.62])
+    verdict = judge(experiment.checks[0], experiment, book)
+    assert (verdict.status, verdict.ours) == (status, {"mag": figure, "rand": figure})
+
+
 def test_a_claim_is_not_confirmed_before_every_seed_is_there(tmp_path: Path) -> None:
     experiment = experiment_with(tmp_path, "at_least = 0.5")
     good, bad = book_of(experiment, safari=[0.9]), book_of(experiment, safari=[0.1])

@@ -164,6 +164,10 @@ def test_mistakes_are_told_and_make_no_folder(tmp_path: Path) -> None:
         return result.exception
 
     assert isinstance(problem("tyni"), ConfigError)
+    (folder / "slow.toml").write_text(MATRIX)
+    text = "slow has no [quick] version; leave out --quick, or the name"
+    assert str(problem("slow", "--quick")) == text
+    (folder / "slow.toml").unlink()
     assert "ronuds is not a field" in str(problem("--set", "ronuds=3"))
     assert not (tmp_path / "out").exists()
     (tmp_path / "out").mkdir()

@@ -138,9 +138,9 @@ def test_the_folders_name_follows_from_the_setting_alone(tmp_path: Path) -> None
         (TINY + "[axes.p]\n'a b' = {}",
          ["FILE: axes.p: a name may hold letters, digits, and . _ - only, got 'a b'"]),
         (TINY.replace("margin = 1.0", ""),
-         ["FILE: checks[0] must have one of at_least, margin and times, got none"]),
+         ["FILE: checks[0] must have one of at_least, margin, times and first, got none"]),
         (TINY.replace('against = "perfect"', ""),
-         ["FILE: checks[0]: margin and times need against, at_least does without"]),
+         ["FILE: checks[0]: margin and times need against, the others do without"]),
         (TINY.replace("margin = 1.0", 'margin = 1.0\ncolumn = "top2"'),
          ["FILE: checks[0].column must be one of bytes_up, error, loss, lost_updates, phi, right_group, "
           "rounds_to_stay, rounds_to_target, top1, top1_within, top5; got 'top2' (did you mean 'top5'?)"]),
@@ -173,4 +173,3 @@ def test_the_experiments_that_come_with_the_package_are_valid(quick: bool) -> No
         assert {check.arm for check in experiment.checks} <= {"safari", "safari+", "perfect"}
         data = {case.config.data.name for case in experiment.cases}
         assert data == ({"digits"} if quick or experiment.name == "digits" else {"cifar10"})
-        assert all(case.config.clients == 10 for case in experiment.cases)

@@ -86,7 +86,7 @@ def test_loading_cuts_the_pictures_back_to_the_checkpoint(tmp_path):
         ({"similarity": np.zeros((3, 3))}, None),
         ({"similarity": np.full((2, 2), -1.5)}, [[-1.5, -1.5]] * 2),
         ({"similarity": np.full((2, 2), 6.0), "met": np.full((2, 2), 4.0)}, [[1.5, 1.5]] * 2),
-        ({"cosine": np.full((2, 2), 1.0), "met": np.zeros((2, 2))}, [[None, None]] * 2),
+        ({"alike": np.full((2, 2), 1.0), "met": np.zeros((2, 2))}, [[None, None]] * 2),
     ],
 )
 def test_a_rule_says_by_name_how_alike_it_holds_clients_for(state, expected):
@@ -97,9 +97,13 @@ def test_a_rule_says_by_name_how_alike_it_holds_clients_for(state, expected):
         assert [[None if np.isnan(v) else float(v) for v in row] for row in found] == expected
 
 
-@pytest.mark.parametrize("rule", ["fdms", "safari+"])
-def test_rules_that_keep_running_sums_have_pictures_of_means(tmp_path, rule):
+@pytest.mark.parametrize(("rule", "name"), [("fdms", "similarity"), ("safari+", "alike")])
+def test_rules_that_keep_running_sums_have_pictures_of_means(tmp_path, rule, name):
     safari.run({**TINY, "rounds": 20, "arms": [{"name": "mean", "rule": rule}]}, tmp_path / "run")
     trial = RunFolder.open(tmp_path / "run").trial("mean", 0)
     last = from_line(list(read_lines(trial.similarity))[-1])
-    assert np.nanmax(np.abs(last)) <= 1.0, "a cosine, not a sum of them"
+    known = read_checkpoint(trial.checkpoint).tensors
+    sums, met = known[f"rule.{name}"].numpy(), known["rule.met"].numpy()
+    pairs = ~np.eye(4, dtype=bool) & (met > 0)
+    assert pairs.any()
+    assert last[pairs] == pytest.approx(sums[pairs] / met[pairs], rel=1e-6)

@@ -23,7 +23,9 @@ def blend(among: Tensor, to: Tensor, allowed: Tensor, *, whole: bool = False) ->
     [[0.5, 0.5, 0.0], [0.0, 0.0, 0.6]]
     """
     eye = torch.eye(len(among), dtype=among.dtype, device=among.device)
-    known = among + _RIDGE * eye
+    # Products that were estimated pair by pair need not fit together: as much noise as makes them.
+    least = torch.linalg.eigvalsh(among)[:1].clamp(max=0.0)
+    known = among + (_RIDGE - least) * eye
     c = torch.zeros_like(to)
     # Each pass leaves somebody out, or is the last.
     for _ in range(len(among) + 1):
@@ -32,7 +34,7 @@ def blend(among: Tensor, to: Tensor, allowed: Tensor, *, whole: bool = False) ->
         sides = torch.stack([to * inside, inside], 2)
         free, level = torch.linalg.solve(matrix, sides).unbind(2)
         total, over = level.sum(1, keepdim=True), 1 - free.sum(1, keepdim=True)
-        bound = free + level * over / torch.where(total > 0, total, 1.0)
+        bound = free + level * over / total.clamp(min=1e-30)
         c = (bound if whole else torch.where(over < 0, bound, free)) * inside
         worst = c.min(1, keepdim=True).values
         if not bool((worst < 0).any()):

@@ -26,22 +26,20 @@ def blank(clients: int, size: int, device: torch.device) -> State:
     }
 
 
-def remember(state: State, round: Round, rate: float = 1.0) -> State:
-    """The memory after a round: arrivals replace their rows (or move them by `rate`), the others age.
+def remember(state: State, round: Round) -> State:
+    """The memory after a round: arrivals replace their rows, the others age.
 
     An update is taken inside the client's own mask, x_i - x where x_i is kept: a rule that was written for
-    dense models is the same on them, and adds nothing to a weight that its client cut.
+    dense models is the same on them, and adds nothing to a weight that its client cut. Buffers are remembered
+    as they were: what changed a running variance, done again and again, would make it negative.
     """
-    ids = round.arrived
+    ids, parameters = round.arrived, round.parameters
     kept = round.models != 0
-    fresh = (round.models - round.global_model) * kept
-    known = (state["age"][ids] >= 0)[:, None]
-    if rate != 1.0:
-        old = state["updates"][ids]
-        fresh = torch.where(known, (old + rate * (fresh - old)) * kept, fresh)
+    fresh = round.models.clone()
+    fresh[:, :parameters] -= round.global_model[:parameters]
     age = torch.where(state["age"] >= 0, state["age"] + 1, state["age"])
     return {
-        "updates": state["updates"].index_copy(0, ids, fresh),
+        "updates": state["updates"].index_copy(0, ids, fresh * kept),
         "kept": state["kept"].index_copy(0, ids, kept),
         "age": age.index_fill(0, ids, 0),
     }
@@ -53,10 +51,8 @@ def recall(state: State, round: Round, clients: Tensor) -> Tensor:
     Somebody never heard is taken to have changed nothing that the arrivals kept.
     """
     x = round.global_model
-    kept = state["kept"][clients]
-    if len(round.models):
-        never = (state["age"][clients] < 0)[:, None]
-        kept = torch.where(never, (round.models != 0).any(0), kept)
-    else:
-        kept = kept | (state["age"][clients] < 0)[:, None]
-    return (x + state["updates"][clients]) * kept
+    base = x.clone()
+    base[round.parameters :] = 0
+    recalled = (base + state["updates"][clients]) * state["kept"][clients]
+    never = (state["age"][clients] < 0)[:, None]
+    return torch.where(never, x * (round.models != 0).any(0) if len(round.models) else x, recalled)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from safari.cli.options import json_option, quiet_option, set_option
-from safari.errors import RunError
+from safari.errors import ConfigError, RunError
 from safari.toml import parse_setting
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 )
 @click.option("--list", "only_list", is_flag=True, help="Only show what there is, and what it would cost.")
 @click.option("--report-only", is_flag=True, help="Run nothing; write the page again.")
+@click.option("--no-report", is_flag=True, help="Leave the page for later: only runs and results.json.")
 @click.option(
     "--from",
     "folder",
@@ -64,6 +65,7 @@ def reproduce(
     within: float | None,
     only_list: bool,
     report_only: bool,
+    no_report: bool,
     folder: Path | None,
     as_json: bool,
     quiet: bool,
@@ -86,6 +88,9 @@ def reproduce(
 
     changes = [parse_setting(text) for text in settings] + ([("seeds", seeds)] if seeds is not None else [])
     experiments = read(find(folder or shipped(), names), changes, quick=quick)
+    for name in names:
+        if name not in {e.name for e in experiments}:
+            raise ConfigError(f"{name} has no [quick] version; leave out --quick, or the name")
     book = Book.open(out)
     device = _device()
     units = {
@@ -116,14 +121,14 @@ def reproduce(
     for experiment in experiments:
         book.gather(experiment, out)
     book.save(out)
-    page = write_page(experiments, book, out)
+    page = None if no_report else write_page(experiments, book, out)
     if as_json:
         click.echo(json.dumps(_progress(experiments, book), indent=2))
     elif not quiet:
         done, asked = _counts(experiments, book)
         rest = "" if done == asked else "; the same command goes on with the rest"
         click.echo(f"{done} of {asked} trials are finished{rest}", err=True)
-        click.echo(f"report: {page}", err=True)
+        click.echo(f"report: {page}" if page else f"numbers: {out / 'results.json'}", err=True)
     if interrupted:
         raise KeyboardInterrupt
     if ending is not None and ending.failed:

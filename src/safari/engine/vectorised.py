@@ -6,8 +6,10 @@ arrive is not trained: nobody would ever see what it learned.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import TypeVar
 
@@ -19,6 +21,8 @@ from safari.engine.diagnosis import diagnose, due
 from safari.engine.mail import Mail
 from safari.engine.record import MaskCount, Record, Stopwatch, record_of
 from safari.engine.reference import network, train
+from safari.engine.stack.cpu import Tester, crew_for, keep_freed_memory, stacked_at_once
+from safari.engine.stack.crew import Crew, threads
 from safari.engine.stack.draws import Draws
 from safari.engine.stack.effort import FORECAST, compiles
 from safari.engine.stack.flat import Flat
@@ -33,8 +37,6 @@ from safari.engine.world import World
 
 # Samples that try out a way of stacking: enough for batch norm's statistics, and an even number.
 _TRIAL_SAMPLES = 8
-# On the CPU more clients at once only leave the cache.
-_CPU_CHUNK = 16
 
 T = TypeVar("T")
 
@@ -67,7 +69,16 @@ class Vectorised:
         example = world.data.train_x[torch.from_numpy(pick)].to(world.device)
         self._compiled = compiles(world.config, world.device.type)
         self.stack = stack(world.module, world.layout, example, fuse=self._compiled)
-        self.chunk = len(world.parts) if world.device.type == "cuda" else _CPU_CHUNK
+        self.chunk = len(world.parts)
+        self._stacked = stacked_at_once(world.config.local.batch * math.prod(world.data.input_shape))
+        self._crew: Crew | None = None
+        self._tester: Tester | None = None
+        if world.device.type == "cpu":
+            keep_freed_memory()
+            self._crew = crew_for(self.stack)
+            self.chunk = self._stacked * (self._crew.size if self._crew else 1)
+            if self.stack.way == "layers":
+                self._tester = Tester(world.module, self._crew, example)
         self._frozen = {name for name, p in world.module.named_parameters() if not p.requires_grad}
         self._test_format = picture_format(world.module, example)
         self._recorded: dict[tuple[int, ...], Recorded] = {}
@@ -88,6 +99,11 @@ class Vectorised:
 
     def __call__(self, state: State) -> tuple[State, Record, dict[str, float]]:
         """One round; see `reference.run_round`, whose steps these are."""
+        # torch's own threads go on spinning for a while, on the cores that the crew needs next.
+        with threads(1) if self._crew else nullcontext():
+            return self._round(state)
+
+    def _round(self, state: State) -> tuple[State, Record, dict[str, float]]:
         world, t, x = self.world, state.round, state.server.model
         watch, masks = Stopwatch(world.device), MaskCount(world.layout)
         mail = Mail(world, x, t, state.residual)
@@ -119,7 +135,7 @@ class Vectorised:
 
         server, outcome = state.server.step_stacked(arriving, models, cohort)
         watch.lap("aggregate")
-        scores = world.scores(server.model, t, self._test_format)
+        scores = world.scores(server.model, t, self._test_format, self._tester)
         watch.lap("evaluate")
         diagnosis = None
         if due(world, t):
@@ -228,6 +244,24 @@ class Vectorised:
 
     def _train(self, x: Tensor, masks: Tensor, group: Sequence[int], t: int) -> tuple[Tensor, Tensor]:
         """The group's models after their local steps, and their mean losses."""
+        if self._crew is None:
+            return self._train_stacked(x, masks, group, t)
+        self._training_draws(group, t)  # here, so that no two threads do it
+        shares = self._crew.split(range(len(group)), self._stacked)
+        if len(shares) == 1:
+            # A client by itself: torch's own threads help where its kernels are long.
+            with threads(self._crew.size if self._stacked == 1 else 1):
+                return self._train_stacked(x, masks, group, t)
+        found = self._crew.map(
+            lambda share: self._train_stacked(
+                x, masks if len(masks) == 1 else masks[list(share)], [group[i] for i in share], t
+            ),
+            shares,
+        )
+        models, losses = zip(*found, strict=True)
+        return torch.cat(models), torch.cat(losses)
+
+    def _train_stacked(self, x: Tensor, masks: Tensor, group: Sequence[int], t: int) -> tuple[Tensor, Tensor]:
         world = self.world
         if self.stack.way == "loop":
             return self._train_one_by_one(x, masks, group, t)

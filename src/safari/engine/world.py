@@ -120,15 +120,28 @@ class World:
         return local.steps
 
     def scores(
-        self, model: Tensor, t: int, memory_format: torch.memory_format = torch.preserve_format
+        self,
+        model: Tensor,
+        t: int,
+        memory_format: torch.memory_format = torch.preserve_format,
+        tester: nn.Module | None = None,
     ) -> dict[str, float] | None:
-        """The test of a model after round t, or None where the config asks for none."""
+        """The test of a model after round t, or None where the config asks for none.
+
+        `tester`: what runs the module in a way of its own.
+        """
         evaluation = self.config.evaluation
         if (t + 1) % evaluation.every and t + 1 != self.config.rounds:
             return None
         self.layout.write(self.module, model)
-        x, y = self.data.test_x, self.data.test_y
-        return evaluate(self.fresh_module(), x, y, evaluation.batch, memory_format)
+        module = self.fresh_module()
+        return evaluate(
+            module if tester is None else tester,
+            self.data.test_x,
+            self.data.test_y,
+            evaluation.batch,
+            memory_format,
+        )
 
     def cohort(self, t: int) -> list[int]:
         """Who is asked in round t, ascending."""

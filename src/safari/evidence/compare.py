@@ -109,7 +109,11 @@ def judge(check: Check, experiment: Experiment, book: Book) -> Verdict:
         names = {arm.name: arm for arm in case.config.arms}
         needed = [name for name in (check.arm, check.against) if name]
         trials = {name: book.arm(case, names[name]) if name in names else {} for name in needed}
-        result = _apply(check, trials)
+        if check.first:
+            trials = {arm.name: book.arm(case, arm) for arm in case.config.arms}
+            result = _stands(check, trials, experiment.unranked)
+        else:
+            result = _apply(check, trials)
         if result is not None:
             ours[case.name] = result[0]
         whole = all(len(found) == case.config.seeds for found in trials.values())
@@ -138,6 +142,23 @@ def _apply(check: Check, trials: Mapping[str, Mapping[int, Numbers]]) -> tuple[s
     error = "" if gap.error is None else f" ± {factor * gap.error:.1f}"
     towards = gap.mean if COLUMNS[check.column] else -gap.mean
     return f"{factor * gap.mean:+.1f}{error}{' points' if unit else ''}", towards >= -check.margin
+
+
+def _stands(
+    check: Check, trials: Mapping[str, Mapping[int, Numbers]], unranked: tuple[str, ...]
+) -> tuple[str, bool] | None:
+    """Whether an arm is the best or level with it; None while it is not among those that are ranked."""
+    marked = marks(trials, check.column, unranked)
+    best = next((arm for arm, mark in marked.items() if mark == "best"), None)
+    if best is None or not trials.get(check.arm):
+        return None
+    gap = paired(trials[check.arm], trials[best], check.column)
+    if best == check.arm or gap is None:
+        return "first", best == check.arm
+    factor, unit = scale(check.column)
+    error = "" if gap.error is None else f" ± {factor * gap.error:.1f}"
+    words = f"{factor * gap.mean:+.1f}{error}{' points' if unit else ''} to {best}"
+    return words, marked[check.arm] == "tied"
 
 
 def scale(name: str) -> tuple[float, str]:

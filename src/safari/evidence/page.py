@@ -8,7 +8,7 @@ from pathlib import Path
 from safari.errors import MissingExtraError
 from safari.evidence.blocks import Block, Figure, Heading, Note, Quote, Table, to_html, to_markdown
 from safari.evidence.book import Book, column
-from safari.evidence.compare import cells, judge, paired, reference_of, scale
+from safari.evidence.compare import Cell, cells, judge, paired, reference_of, scale
 from safari.evidence.numbers import Numbers
 from safari.evidence.pictures import Picture, pictures
 from safari.evidence.plan import Case, Experiment
@@ -96,7 +96,7 @@ def _section(experiment: Experiment, book: Book) -> Iterator[Block]:
     if experiment.finding:
         yield Note(experiment.finding)
     if "matrix" in experiment.show:
-        yield _matrix(experiment, book)
+        yield from _matrices(experiment, book)
     yield _table(experiment, book, folded="matrix" in experiment.show)
     try:
         with styled():
@@ -110,27 +110,29 @@ def _figure(experiment: Experiment, picture: Picture) -> Figure:
     return Figure(f"{experiment.name}-{picture.name}", picture.title, picture.caption, picture.figure)
 
 
-def _matrix(experiment: Experiment, book: Book) -> Table:
+def _matrices(experiment: Experiment, book: Book) -> Iterator[Table]:
+    """A table for each value of all axes but the last, whose values are the columns: arms are the rows."""
+    parts: dict[tuple[str, ...], list[Case]] = {}
+    for case in experiment.cases:
+        parts.setdefault(case.values[:-1], []).append(case)
     arms = list(dict.fromkeys(arm.name for case in experiment.cases for arm in case.config.arms))
-    columns = [cells(case, book, unranked=experiment.unranked) for case in experiment.cases]
-    rows = []
-    for arm in arms:
-        texts = []
-        for found in columns:
-            cell = found.get(arm)
-            if cell is None:
-                texts.append(NOTHING)
-                continue
-            spread = f"{100 * cell.mean:.1f}" + ("" if cell.std is None else f" ± {100 * cell.std:.1f}")
-            texts.append({"best": f"**{spread}**", "tied": f"*{spread}*", "": spread}[cell.mark])
-        rows.append([arm, *texts])
-    unranked = ", ".join(experiment.unranked)
-    return Table(
-        ["top-1 %", *(case.name.replace(".", " · ") for case in experiment.cases)],
-        rows,
-        "Bold: the best. Italic: behind it by at most one standard error of the difference, by paired seeds. "
-        f"Not ranked: {unranked}.",
+    unranked = ", ".join(name for name in experiment.unranked if name in arms)
+    note = (
+        "Top-1 in per cent. Bold: the best. Italic: behind it by at most one standard error of the "
+        "difference, by paired seeds." + (f" Not ranked: {unranked}." if unranked else "")
     )
+    for k, (values, cases) in enumerate(parts.items(), 1):
+        columns = [cells(case, book, unranked=experiment.unranked) for case in cases]
+        rows = [[arm, *(_cell(found.get(arm)) for found in columns)] for arm in arms]
+        header = [" · ".join(values), *(case.values[-1] if case.values else case.name for case in cases)]
+        yield Table(header, rows, note if k == len(parts) else "")
+
+
+def _cell(cell: Cell | None) -> str:
+    if cell is None:
+        return NOTHING
+    spread = f"{100 * cell.mean:.1f}" + ("" if cell.std is None else f" ± {100 * cell.std:.1f}")
+    return {"best": f"**{spread}**", "tied": f"*{spread}*", "": spread}[cell.mark]
 
 
 def _table(experiment: Experiment, book: Book, folded: bool) -> Table:

@@ -55,7 +55,8 @@ class Check:
     """A claim as arithmetic: a column of an arm, alone or seed by seed against another arm.
 
     `at_least`: the mean reaches this. `margin`: the mean is at most so far below that of `against`. `times`:
-    the mean is at most so many times that of `against`. Every case (or those of `cases`) must pass.
+    the mean is at most so many times that of `against`. `first`: of all ranked arms it is the best, or within
+    one standard error of it. Every case (or those of `cases`) must pass.
     """
 
     says: str
@@ -65,6 +66,7 @@ class Check:
     at_least: float | None = None
     margin: float | None = None
     times: float | None = None
+    first: bool | None = None
     cases: tuple[str, ...] = ()
 
 
@@ -350,13 +352,13 @@ def _check(item: object, number: int, problems: list[str]) -> Check | None:
         return None
     before = len(problems)
     fields = fitting(Check, item, f"{where}.", problems)
-    bounds = [key for key in ("at_least", "margin", "times") if key in fields]
+    bounds = [key for key in ("at_least", "margin", "times", "first") if key in fields]
     if len(problems) == before and len(bounds) != 1:
         problems.append(
-            f"{where} must have one of at_least, margin and times, got {', '.join(bounds) or 'none'}"
+            f"{where} must have one of at_least, margin, times and first, got {', '.join(bounds) or 'none'}"
         )
-    if len(problems) == before and (bounds != ["at_least"]) != bool(fields.get("against")):
-        problems.append(f"{where}: margin and times need against, at_least does without")
+    if len(problems) == before and (bounds[0] in ("margin", "times")) != bool(fields.get("against")):
+        problems.append(f"{where}: margin and times need against, the others do without")
     if fields.get("column", "top1") not in COLUMNS:
         problems.append(one_of(f"{where}.column", fields["column"], COLUMNS))
     if len(problems) > before:

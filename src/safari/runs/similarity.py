@@ -21,7 +21,7 @@ MOST_CLIENTS = 256
 # All of the first rounds, then so many between a round and its double: 147 up to round 5,000.
 PER_OCTAVE = 16
 # What a rule's state may call it, and the counts that go with running sums.
-MATRICES = ("similarity", "cosine", "met")
+MATRICES = ("similarity", "alike", "met")
 
 
 def due(round: int) -> bool:
@@ -39,13 +39,13 @@ def due(round: int) -> bool:
 def matrix_of(state: Mapping[str, NDArray[Any]], clients: int) -> NDArray[np.float32] | None:
     """How alike a rule holds each pair for, by the names of its state; None for a rule that does not say.
 
-    `similarity` or `cosine`, clients × clients; running sums of them where there is also `met`, how often
+    `similarity` or `alike`, clients × clients; running sums of them where there is also `met`, how often
     each pair was seen.
 
-    >>> matrix_of({"cosine": np.float64([[3, 1], [1, 0]]), "met": np.float64([[4, 2], [2, 0]])}, 2).tolist()
+    >>> matrix_of({"alike": np.float64([[3, 1], [1, 0]]), "met": np.float64([[4, 2], [2, 0]])}, 2).tolist()
     [[0.75, 0.5], [0.5, nan]]
     """
-    sums, met = state.get("similarity", state.get("cosine")), state.get("met")
+    sums, met = state.get("similarity", state.get("alike")), state.get("met")
     if sums is None or sums.shape != (clients, clients):
         return None
     if met is None or met.shape != sums.shape:

@@ -74,6 +74,9 @@ ARITHMETIC: dict[str, Callable[[Tensor], Tensor]] = {
     "unpacked shape": lambda x: x.view(x.shape[0], x.shape[1], -1).view(x.size()),
     "not contiguous": lambda x: x.permute(0, 1, 3, 2),
     "softmax": lambda x: x.softmax(1),
+    "relu, and what it was made of": lambda x: F.relu(x) - x,
+    "relu of a sum, and its parts": lambda x: torch.relu(x + x.tanh()) * x,
+    "relu of a sum, and the sum": lambda x: (lambda y: F.relu(y) * y)(x + 1),
 }
 
 CASES: dict[str, Case] = {

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from safari.engine.stack.flat import Flat
 from safari.engine.stack.forward import by_layers
+from safari.engine.stack.kept import Kept
 from safari.engine.stack.luck import Luck
 from safari.engine.stack.train import adam_, train_stacked
 from safari.models import Layout
@@ -40,12 +41,34 @@ def test_adam_is_torchs_own_to_the_last_bits(seed, steps, scale, lr):
     gradients = [scale * torch.randn(40, generator=draw) for _ in range(steps)]
     kept = torch.rand(40, generator=draw) < 0.6
     p, first, second = start.clone(), torch.zeros(40), torch.zeros(40)
+    alone = start.clone()
+    step_kept = Kept(alone, kept, optimiser="adam", lr=lr, steps=steps)
     for step, g in enumerate(gradients, 1):
         adam_(p, g.clone(), first, second, kept, step, lr)
+        step_kept(g)
     expected = steps_of_torch(start, gradients, kept, lr)
-    # Eight units in the last place of numbers around 1.
-    torch.testing.assert_close(p, expected, rtol=0, atol=8 * 2**-23)
-    assert torch.equal(p[~kept], start[~kept])
+    for found in (p, alone):
+        # Eight units in the last place of numbers around 1.
+        torch.testing.assert_close(found, expected, rtol=0, atol=8 * 2**-23)
+        assert torch.equal(found[~kept], start[~kept])
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_steps_of_the_kept_weights_are_those_of_torch(optimiser, share):
+    draw = torch.Generator().manual_seed(0)
+    start, kept = torch.randn(30, generator=draw), torch.rand(30, generator=draw) < share
+    gradients = [torch.randn(30, generator=draw) for _ in range(4)]
+    p = nn.Parameter(start.clone())
+    theirs = torch.optim.Adam([p], lr=0.1) if optimiser == "adam" else torch.optim.SGD([p], lr=0.1 / 4)
+    ours = start.clone()
+    step = Kept(ours, kept, optimiser=optimiser, lr=0.1, steps=4)
+    for g in gradients:
+        p.grad = g.masked_fill(~kept, 0.0)
+        theirs.step()
+        step(g.masked_fill(~kept, torch.nan))
+    torch.testing.assert_close(ours, p.detach(), rtol=0, atol=8 * 2**-23)
+    assert torch.equal(ours[~kept], start[~kept]), "what is cut was touched"
 
 
 def clients(seed: int = 0, steps: int = 4) -> tuple[nn.Module, Layout, Tensor, Tensor, list]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -24,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.func import functional_call
 
-from safari.engine.stack.fusion import Fusion, find_fusions
+from safari.engine.stack.fusion import Fusion, find_fusions, find_in_place
 from safari.engine.stack.luck import Forward, Luck, seeded_by
 from safari.engine.stack.ops import LAYERS, Stacked, Tensors, Value, refuses
 from safari.engine.stack.shared import Folded, find_folded, shared_layers
@@ -128,38 +129,45 @@ def by_layers(module: nn.Module, training: bool, fuse: bool = False) -> Forward:
     with _mode(module, training):
         graph = fx.Tracer().trace(module)
         modules = dict(module.named_modules())
-        # A module may keep some of its layers in eval mode, whatever it is told.
-        modes = {name: layer.training for name, layer in modules.items()}
         _check_graph(graph, module, modules)
         fusions: Mapping[fx.Node, Fusion | Folded] = find_fusions(graph, modules) if fuse and training else {}
         if not training:
             fusions = find_folded(graph, modules, fuse)
+        # Copies stay in this mode, whatever another thread does; a module may keep some layers in eval mode.
+        modules = {name: copy(layer) for name, layer in modules.items()}
     inner = {node for fusion in fusions.values() for node in fusion.inner}
+    nodes = [node for node in graph.nodes if node not in inner]
     tied = _tied(module)
+    # Most take one value and nothing else; looking for more takes as long as a small layer.
+    chained = {n for n in graph.nodes if len(n.args) == 1 and isinstance(n.args[0], fx.Node) and not n.kwargs}
+    in_place = find_in_place(graph, modules)
     layers = LAYERS if training else shared_layers(fuse)
 
     def forward(tensors: Tensors, x: Tensor, luck: Luck) -> Tensor:
         clients = next(iter(tensors.values())).shape[0]
         tensors = {**tensors, **{name: tensors[first] for name, first in tied.items()}}
         values: dict[fx.Node, Any] = {}
-        for node in graph.nodes:
-            if node in inner:
-                continue
+        for node in nodes:
             if node in fusions:
                 values[node] = fusions[node].run(values, tensors)
                 continue
-            args = fx.node.map_arg(node.args, values.__getitem__)
-            kwargs = fx.node.map_arg(node.kwargs, values.__getitem__)
+            if node in chained:
+                args, kwargs = (values[node.args[0]],), {}
+            else:
+                args = fx.node.map_arg(node.args, values.__getitem__)
+                kwargs = fx.node.map_arg(node.kwargs, values.__getitem__)
             if node.op == "placeholder":
                 values[node] = Value(x, clients)
             elif node.op == "get_attr":
                 values[node] = operator.attrgetter(node.target)(module)
+            elif node in in_place and args[0].tensor._base is None:
+                values[node] = args[0].like(args[0].tensor.relu_())
             elif node.op == "output":
                 return _unwrap(args[0])  # type: ignore[no-any-return]
             elif node.op == "call_module":
-                layer = modules[node.target]
-                layer.training = modes[node.target]
-                values[node] = _call_module(layer, node.target, args, kwargs, tensors, luck, layers)
+                values[node] = _call_module(
+                    modules[node.target], node.target, args, kwargs, tensors, luck, layers
+                )
             else:
                 values[node] = _call(node, args, kwargs, clients, luck)
         raise CannotStack("the graph has no output")
@@ -280,7 +288,7 @@ def _call_module(
     if isinstance(layer, nn.modules.dropout._DropoutNd):
         return luck.each(layer, x) if layer.training else x
     if isinstance(layer, _BY_CHANNEL_MODULES):
-        return x.like(layer(x.tensor))
+        return x.like(layer.forward(x.tensor))
     return _wrap(layer(*_unwrap(args), **_unwrap(kwargs)), x.clients)
 
 

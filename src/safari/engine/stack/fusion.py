@@ -93,6 +93,20 @@ def _fusion_at(node: fx.Node, modules: Mapping[str, nn.Module]) -> tuple[fx.Node
     return last, Fusion(conv, norm, str(node.target), str(after.target), source, residual, relu, tuple(inner))
 
 
+def find_in_place(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> set[fx.Node]:
+    """The ReLUs that may write over their input: made by a layer that does not need it again, and read by
+    nobody else."""
+    return {node for node in graph.nodes if _is_relu(node, modules) and _is_free(node.args[0], modules)}
+
+
+def _is_free(node: object, modules: Mapping[str, nn.Module]) -> bool:
+    if not isinstance(node, fx.Node) or len(node.users) > 1:
+        return False
+    if node.op == "call_module":
+        return type(modules[str(node.target)]) in (nn.Conv2d, nn.BatchNorm2d)
+    return node.op == "call_function" and node.target is operator.add
+
+
 def _plain(conv: nn.Conv2d) -> bool:
     return (
         conv.kernel_size == (3, 3)

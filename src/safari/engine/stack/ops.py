@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,14 +30,17 @@ class Value:
         """`[clients · n, ...]`."""
         if not self.by_channel:
             return self.tensor
-        return _split(self.tensor, 1, self.clients).transpose(0, 1).flatten(0, 1)
+        x = self.tensor
+        if x.ndim == 4 and x.requires_grad and x.device.type == "cpu":
+            x = _GradientInOrder.apply(x)  # type: ignore[no-untyped-call]
+        return _split(x, 1, self.clients).transpose(0, 1).flatten(0, 1)
 
     def channel(self) -> Tensor:
         """`[n, clients · channels, ...]`."""
         if self.by_channel:
             return self.tensor
         x = _split(self.tensor, 0, self.clients).transpose(0, 1).flatten(1, 2)
-        return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+        return by_pixel(x) if x.ndim == 4 else x
 
     @property
     def channels(self) -> int:
@@ -52,9 +56,35 @@ class Value:
         return _split(self.batch(), 0, self.clients)
 
 
+def by_pixel(x: Tensor) -> Tensor:
+    """Pictures by pixel. With one channel both orders are the same, and torch takes the other one, in which
+    pooling is slow, unless the strides say it."""
+    _, channels, height, width = x.shape
+    if channels > 1:
+        return x.contiguous(memory_format=torch.channels_last)
+    return x.contiguous().as_strided(x.shape, (height * width, 1, width, 1))
+
+
+class _GradientInOrder(torch.autograd.Function):
+    """Nothing forward; backward the gradient gets the memory order of what it belongs to.
+
+    The gradient comes from another layout as a view of it. Pooling would go back through it in an order
+    that costs two copies of the whole input.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """x as it is."""
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        """The gradient, channels last."""
+        return grad.contiguous(memory_format=torch.channels_last)
+
+
 def _split(x: Tensor, dim: int, parts: int) -> Tensor:
-    out: Tensor = x.unflatten(dim, (parts, x.shape[dim] // parts))
-    return out
+    return x.view(*x.shape[:dim], parts, x.shape[dim] // parts, *x.shape[dim + 1 :])
 
 
 def linear(layer: nn.Linear, name: str, x: Value, p: Tensors) -> Value:
@@ -67,8 +97,9 @@ def linear(layer: nn.Linear, name: str, x: Value, p: Tensors) -> Value:
         if layer.bias is None
         else torch.baddbmm(p[f"{name}bias"].unsqueeze(1), flat, weight)
     )
-    shaped = out.unflatten(1, inputs.shape[1:-1]) if inputs.ndim > 2 else out.squeeze(1)
-    return Value(shaped.flatten(0, 1), x.clients)
+    if inputs.ndim != 3:
+        out = out.unflatten(1, inputs.shape[1:-1]) if inputs.ndim > 3 else out.squeeze(1)
+    return Value(out.flatten(0, 1), x.clients)
 
 
 def conv2d(layer: nn.Conv2d, name: str, x: Value, p: Tensors) -> Value:

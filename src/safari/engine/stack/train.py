@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from safari.engine.stack.flat import Flat
+from safari.engine.stack.kept import BETA1, BETA2, EPS, Kept
 from safari.engine.stack.luck import Forward, Luck
 from safari.pruning import Batch
-
-# torch.optim.Adam's own constants, which the reference uses.
-BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
 
 def train_stacked(
@@ -41,13 +39,18 @@ def train_stacked(
     parameters = begin[: flat.parameters].clone()
     buffers = begin[flat.parameters :].clone()
     kept = mask[: flat.parameters]
-    size = flat.parameters if optimiser == "adam" else 0
+    on_cpu = parameters.device.type == "cpu"
+    step_kept = Kept(parameters, kept, optimiser=optimiser, lr=lr, steps=steps) if on_cpu else None
+    size = flat.parameters if optimiser == "adam" and not on_cpu else 0
     moments = (parameters.new_zeros(size), parameters.new_zeros(size))
+    tensors, wanted = _leaves(flat, parameters, buffers, frozen)
     losses = []
     for step, (x, y) in enumerate(batches, 1):
-        gradient, loss = gradients(forward, flat, parameters, buffers, x, y, luck, frozen)
+        gradient, loss = _gradients(forward, flat, tensors, wanted, x, y, luck)
         losses.append(loss)
-        if optimiser == "adam":
+        if step_kept is not None:
+            step_kept(gradient)
+        elif optimiser == "adam":
             adam_(parameters, gradient, *moments, kept, step, lr, compiled)
         else:
             parameters.add_(gradient.masked_fill_(~kept, 0.0), alpha=-lr / steps)
@@ -68,19 +71,39 @@ def gradients(
 
     The gradient of what is frozen, or does not matter to the loss, is 0.
     """
+    return _gradients(forward, flat, *_leaves(flat, parameters, buffers, frozen), x, y, luck)
+
+
+def _leaves(
+    flat: Flat, parameters: Tensor, buffers: Tensor, frozen: Collection[str]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Every tensor of the clients as a view that follows all steps, and those whose gradients are wanted."""
     tensors = flat.views(parameters.detach(), buffers)
-    entries = [e for e in flat.layout.entries if e.kind != "buffer"]
-    wanted = {e.name: tensors[e.name].requires_grad_() for e in entries if e.name not in frozen}
+    names = [e.name for e in flat.layout.entries if e.kind != "buffer" and e.name not in frozen]
+    return tensors, {name: tensors[name].requires_grad_() for name in names}
+
+
+def _gradients(
+    forward: Forward,
+    flat: Flat,
+    tensors: Mapping[str, Tensor],
+    wanted: Mapping[str, Tensor],
+    x: Tensor,
+    y: Tensor,
+    luck: Luck,
+) -> tuple[Tensor, Tensor]:
     with torch.enable_grad():
-        logits = forward(tensors, x, luck)
-        each = F.cross_entropy(logits.float(), y, reduction="none").view(flat.clients, -1).mean(1)
-        found = torch.autograd.grad(each.sum(), list(wanted.values()), allow_unused=True)
+        each = F.cross_entropy(forward(tensors, x, luck).float(), y, reduction="none")
+    # The gradient of each client's mean.
+    share = torch.full_like(each, flat.clients / len(y))
+    found = torch.autograd.grad(each, list(wanted.values()), share, allow_unused=True)
     known = dict(zip(wanted, found, strict=True))
     parts = []
-    for e in entries:
-        gradient = known.get(e.name)
-        parts.append((torch.zeros_like(tensors[e.name]) if gradient is None else gradient).reshape(-1))
-    return torch.cat(parts), each.detach()
+    for e in flat.layout.entries:
+        if e.kind != "buffer":
+            gradient = known.get(e.name)
+            parts.append((torch.zeros_like(tensors[e.name]) if gradient is None else gradient).reshape(-1))
+    return torch.cat(parts), each.detach().view(flat.clients, -1).mean(1)
 
 
 def adam_(

@@ -42,26 +42,39 @@ function remaining(run, trials, left) {
   return recent.length ? mean(recent) * left : null;
 }
 
-// A tile an arm: its newest numbers; pressed when it is shown.
+// A tile an arm: its newest numbers; pressed when it is shown. Tiles stay what they are while their numbers
+// change: a click may last longer than a round.
 export function drawTiles(page, node) {
+  const arms = page.store.arms();
+  const key = JSON.stringify(arms.map((arm) => [arm.id, arm.label]));
+  if (node.dataset.shown !== key) {
+    node.dataset.shown = key;
+    fill(node, arms.map((arm) => tile(page, arm)));
+  }
   const off = new Set(page.state.get("off"));
   const scores = new Map(page.store.lines("top1").map((line) => [line.id, line]));
   const losses = new Map(page.store.lines("loss").map((line) => [line.id, line]));
-  const tiles = page.store.arms().map((arm) => {
-    const about = arm.run.arms.find((a) => a.name === arm.id.slice(arm.id.indexOf("/") + 1));
-    const shown = !off.has(arm.id);
-    const toggle = () => page.state.set({ off: shown ? [...off, arm.id] : [...off].filter((id) => id !== arm.id) });
-    return el(
-      "button",
-      { type: "button", class: "tile", "aria-pressed": String(shown), "data-arm": arm.id, title: about.about, onclick: toggle, style: { "--line": lineName(arm.index) } },
-      el("span", { class: "name" }, swatch(arm.index), arm.label),
-      el("span", { class: "big" }, ...score(scores.get(arm.id))),
-      el("span", { class: "small" }, words(arm, losses.get(arm.id))),
-    );
+  arms.forEach((arm, k) => {
+    const [, big, small] = node.children[k].children;
+    node.children[k].setAttribute("aria-pressed", String(!off.has(arm.id)));
+    fill(big, score(scores.get(arm.id)));
+    small.textContent = words(arm, losses.get(arm.id));
   });
-  const focused = document.activeElement?.dataset?.arm;
-  fill(node, tiles);
-  tiles.find((tile) => tile.dataset.arm === focused)?.focus();
+}
+
+function tile(page, arm) {
+  const toggle = () => {
+    const off = new Set(page.state.get("off"));
+    if (!off.delete(arm.id)) off.add(arm.id);
+    page.state.set({ off: [...off] });
+  };
+  return el(
+    "button",
+    { type: "button", class: "tile", title: arm.own.about, onclick: toggle },
+    el("span", { class: "name" }, swatch(arm.index), arm.label),
+    el("span", { class: "big" }),
+    el("span", { class: "small" }),
+  );
 }
 
 function swatch(index) {
@@ -122,9 +135,8 @@ export function drawConfig(page, node) {
 
 function rules(page) {
   const rows = page.store.arms().map((arm) => {
-    const { name, rule, options, about } = arm.run.arms.find((a) => arm.id.endsWith(`/${a.name}`));
-    const label = page.store.runs.length > 1 ? arm.label : name;
-    return el("tr", {}, el("th", { scope: "row" }, swatch(arm.index), label), el("td", {}, options ? `${rule} (${options})` : rule), el("td", {}, about));
+    const { rule, options, about } = arm.own;
+    return el("tr", {}, el("th", { scope: "row" }, swatch(arm.index), arm.label), el("td", {}, options ? `${rule} (${options})` : rule), el("td", {}, about));
   });
   return scroll("Rules", el("table", {}, el("thead", {}, headings("arm", "rule", "what it does")), el("tbody", {}, rows)));
 }

@@ -94,11 +94,12 @@ export class Store {
     const several = this.runs.length > 1;
     const out = [];
     this.runs.forEach((run, number) => {
-      for (const { name } of run.arms) {
+      for (const own of run.arms) {
+        const { name } = own;
         const trials = [...this.trials.values()]
           .filter((t) => t.run === number && t.arm === name && run.seeds.includes(t.seed))
           .sort((a, b) => a.seed - b.seed);
-        out.push({ id: `${number}/${name}`, label: several ? `${run.name}/${name}` : name, run, trials, index: out.length });
+        out.push({ id: `${number}/${name}`, label: several ? `${run.name}/${name}` : name, own, trials, index: out.length });
       }
     });
     return out;

@@ -57,7 +57,7 @@ def __getattr__(name: str) -> Any:
     for home, names in _HOMES.items():
         if name in names:
             return getattr(importlib.import_module(f"safari.{home}"), name)
-    if name in {*_HOMES, "report", "runs", "training", "wire"}:
+    if name in {*_HOMES, "flower", "report", "runs", "training", "wire"}:
         return importlib.import_module(f"safari.{name}")
     raise AttributeError(f"module 'safari' has no attribute {name!r}")
 

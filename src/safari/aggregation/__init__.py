@@ -5,6 +5,7 @@ from safari.aggregation.registry import RULES
 from safari.aggregation.rules import stand_in
 from safari.aggregation.server import Outcome, Server
 from safari.aggregation.similarity import observe, unknown
+from safari.aggregation.store import to_tensors, with_tensors
 
 __all__ = [
     "RULES",
@@ -16,5 +17,7 @@ __all__ = [
     "combine",
     "observe",
     "stand_in",
+    "to_tensors",
     "unknown",
+    "with_tensors",
 ]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from safari.aggregation import Compensation, Server
+from safari.aggregation import Compensation, Server, to_tensors, with_tensors
 from safari.config import Config
 from safari.engine.world import World
 from safari.errors import RunError
@@ -67,13 +67,12 @@ def initial(world: World, rule: Compensation) -> State:
 
 def to_saved(state: State, world: World, trial: Trial) -> Saved:
     """The state as a checkpoint."""
-    tensors = {"model": state.server.model}
-    tensors |= {f"rule.{name}": tensor for name, tensor in state.server.state.items()}
+    tensors = to_tensors(state.server)
     for direction, link in (("uplink", state.uplink), ("downlink", state.downlink)):
         tensors |= {f"{direction}.{name}": torch.from_numpy(array) for name, array in link.items()}
     if state.residual is not None:
         tensors["wire.residual"] = state.residual
-    facts = {"layout": world.layout.digest, "config": _meaning(world.config, trial.arm)}
+    facts = {"layout": world.layout.digest, "config": meaning(world.config, trial.arm)}
     return Saved(state.round, tensors, facts)
 
 
@@ -94,33 +93,32 @@ def from_saved(saved: Saved, world: World, rule: Compensation, trial: Trial) -> 
         raise RunError(
             f"{trial.checkpoint} is of another model: names, shapes or kinds of its tensors differ"
         )
-    changes = _changes(saved.facts.get("config", {}), _meaning(world.config, trial.arm))
-    if changes:
-        raise RunError(
-            f"{trial.checkpoint} was made under another config: {'; '.join(changes)}. "
-            "Put that back into config.toml, or begin a new run"
-        )
+    refuse_changes(saved, world.config, trial)
     state = initial(world, rule)
 
     def part(name: str) -> dict[str, torch.Tensor]:
         return {k.removeprefix(name): v for k, v in saved.tensors.items() if k.startswith(name)}
 
-    server = replace(
-        state.server,
-        model=model.to(world.device),
-        round=saved.round,
-        state={name: tensor.to(world.device) for name, tensor in part("rule.").items()},
-    )
     residual = saved.tensors.get("wire.residual")
     return State(
-        server=server,
+        server=with_tensors(state.server, saved.round, saved.tensors),
         uplink={name: tensor.numpy() for name, tensor in part("uplink.").items()},
         downlink={name: tensor.numpy() for name, tensor in part("downlink.").items()},
         residual=state.residual if residual is None else residual.to(world.device),
     )
 
 
-def _meaning(config: Config, arm: str) -> dict[str, Any]:
+def refuse_changes(saved: Saved, config: Config, trial: Trial) -> None:
+    """RunError when a checkpoint's numbers follow from another config; it names what differs."""
+    changes = _changes(saved.facts.get("config", {}), meaning(config, trial.arm))
+    if changes:
+        raise RunError(
+            f"{trial.checkpoint} was made under another config: {'; '.join(changes)}. "
+            "Put that back into config.toml, or begin a new run"
+        )
+
+
+def meaning(config: Config, arm: str) -> dict[str, Any]:
     """What a trial's numbers follow from. How long it runs, how often it is tested and where is left out:
     that may change between two processes."""
     table = config.to_dict()

@@ -1,0 +1,33 @@
+"""SAFARI on Flower: a strategy, the client's side, and loss on demand (extra: flower)."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+from safari.errors import MissingExtraError, SafariError
+
+# The versions that the tests of this package have been run against.
+TESTED = (1, 41)
+
+
+def _check() -> None:
+    try:
+        found = version("flwr")
+    except PackageNotFoundError as error:
+        raise MissingExtraError("flwr", "flower", "Flower apps") from error
+    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
+    if numbers < TESTED:
+        raise SafariError(
+            f"safari.flower needs flwr {'.'.join(map(str, TESTED))} or later, found {found}: "
+            "pip install 'safari-fl[flower]'"
+        )
+
+
+_check()
+
+from safari.flower.client import masks_of, sparse, sparse_mod  # noqa: E402
+from safari.flower.loss import lossy  # noqa: E402
+from safari.flower.masked import masked  # noqa: E402
+from safari.flower.strategy import SafariStrategy  # noqa: E402
+
+__all__ = ["SafariStrategy", "lossy", "masked", "masks_of", "sparse", "sparse_mod"]

@@ -1,0 +1,123 @@
+"""Lossy downloads: one public model that all clients can follow, step by small step.
+
+A client that holds the public model of an earlier round gets the frames that lead from there to now; any
+other gets the model in full. Either way all hold the same numbers. What the frames leave out is kept and goes
+into the next one, so that nothing is lost for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, RecordDict
+from torch import Tensor
+
+from safari.aggregation import Server
+from safari.config import Config
+from safari.engine.mail import wire_layout
+from safari.errors import SafariError
+from safari.models import Layout
+from safari.seeds import generator
+from safari.wire import Lossy, Shared, WireLayout, decode, encode
+
+# Beyond this many frames the model in full is hardly longer, and a client that old rarely exists.
+LONGEST = 8
+MEMORY = "safari.model"
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The public model of a round, what it lacks, and the frames that led to it; the last leads from the
+    round before to this one."""
+
+    round: int
+    model: Tensor
+    residual: Tensor
+    frames: tuple[bytes, ...] = ()
+
+    @classmethod
+    def start(cls, model: Tensor, round: int) -> Chain:
+        """A chain that begins with a model as it is."""
+        return cls(round, model, torch.zeros_like(model))
+
+    def advance(self, x: Tensor, wire: WireLayout, prunable: Tensor, values: str, lossy: Lossy) -> Chain:
+        """The next public model: near x, few bytes away from this one."""
+        kept = (x != 0) | ~prunable
+        target = torch.where(kept, x + self.residual, 0.0)
+        shared = _shared(wire, self.model.numpy())
+        frame = encode(target.numpy(), kept.numpy(), shared, values=values, lossy=lossy)
+        model = torch.from_numpy(decode(frame, shared).vector)
+        residual = torch.where(kept, target - model, 0.0)
+        return Chain(self.round + 1, model, residual, (*self.frames, frame)[-LONGEST:])
+
+    def since(self, held: int | None) -> tuple[bytes, ...] | None:
+        """The frames from an earlier round's public model to this one; None where they do not reach back."""
+        steps = None if held is None else self.round - held
+        if steps is None or not 0 < steps <= len(self.frames):
+            return None
+        return self.frames[-steps:]
+
+
+@dataclass(frozen=True)
+class Downloads:
+    """How models go down by a lossy mode: the chain, and which round's model each client is known to hold."""
+
+    values: str
+    chain: Chain | None = None
+    held: Mapping[str, int] = field(default_factory=dict)
+
+    def publish(self, server: Server, layout: Layout, config: Config) -> tuple[Server, Downloads]:
+        """The server with the next public model in place of its own."""
+        if self.chain is None or self.chain.round + 1 != server.round:
+            return server, Downloads(self.values, Chain.start(server.model.cpu(), server.round))
+        luck = generator(config.seed, "download", server.round)
+        lossy = Lossy(config.wire.bits, config.wire.step, luck)
+        chain = self.chain.advance(
+            server.model.cpu(), wire_layout(layout), layout.prunable, self.values, lossy
+        )
+        public = replace(server, model=chain.model.to(server.model.device))
+        return public, replace(self, chain=chain)
+
+    def frames_for(self, name: str | None) -> tuple[bytes, ...] | None:
+        """The frames that a client needs; None: the model in full."""
+        return None if self.chain is None or name is None else self.chain.since(self.held.get(name))
+
+    def noted(self, round: int, arrived: Iterable[str], failed: Iterable[str]) -> Downloads:
+        """After a round: who has answered holds its model, who failed may hold nothing."""
+        failures = set(failed)
+        held = {name: t for name, t in self.held.items() if name not in failures}
+        return replace(self, held={**held, **dict.fromkeys(arrived, round)})
+
+
+def follow(frames: Sequence[bytes], wire: WireLayout, held: np.ndarray | None) -> np.ndarray:
+    """The client's side: the public model after these frames."""
+    if held is None:
+        raise SafariError(
+            "the message builds on a model that this client does not hold; it will get it in full"
+        )
+    for frame in frames:
+        held = decode(frame, _shared(wire, held)).vector
+    return held
+
+
+def remember(state: RecordDict, model: np.ndarray) -> None:
+    """Keep the public model for the next round, in the client's own state."""
+    state[MEMORY] = ArrayRecord({"model": Array(model)})
+
+
+def remembered(state: Mapping[str, object], size: int) -> np.ndarray | None:
+    """What the client kept; None where there is nothing, or something of another length."""
+    record = state.get(MEMORY)
+    if not isinstance(record, ArrayRecord) or "model" not in record:
+        return None
+    model = record["model"].numpy()
+    return model if model.shape == (size,) and model.dtype == np.float32 else None
+
+
+def _shared(wire: WireLayout, model: np.ndarray) -> Shared:
+    """Both ends hold the model before; its support is the mask that they expect."""
+    expected = (model != 0) | np.repeat(~np.array(wire.prunable, np.bool_), wire.sizes)
+    return Shared(wire, reference=model, predicted_mask=expected)

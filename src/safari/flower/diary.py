@@ -1,0 +1,145 @@
+"""What a Flower run leaves behind: our own run folder, with a checkpoint from which a new process goes on."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from safari.aggregation import Outcome, Server, to_tensors, with_tensors
+from safari.config import Config
+from safari.engine.experiment import environment
+from safari.engine.record import MaskCount, record_of
+from safari.engine.state import meaning, refuse_changes
+from safari.errors import RunError
+from safari.flower.broadcast import Broadcast
+from safari.flower.roster import Roster
+from safari.flower.verdict import Verdict
+from safari.models import Layout
+from safari.runs import RunFolder, Saved, Trial, summarise
+from safari.toml import to_toml
+
+Scores = Mapping[str, Any]
+_SCORES = {"loss": ("loss",), "top1": ("top1", "accuracy", "eval_acc"), "top5": ("top5",)}
+
+
+@dataclass(frozen=True)
+class Diary:
+    """A run's folder while it is being written."""
+
+    run: RunFolder
+    trial: Trial
+    layout: Layout
+
+    @classmethod
+    def open(cls, path: Path, config: Config, layout: Layout) -> Diary:
+        """The folder, new or as an earlier process left it."""
+        if not (path / "config.toml").exists():
+            run = RunFolder.create(path, config)
+            table = {**environment(torch.device("cpu")), "flwr": version("flwr")}
+            run.write("environment.json", json.dumps(table, indent=2) + "\n")
+        else:
+            run = RunFolder.open(path)
+            if run.config.rounds != config.rounds:
+                run.write("config.toml", to_toml(replace(run.config, rounds=config.rounds)))
+            run = replace(run, config=config)
+        return cls(run, run.trial(config.arms[0].name, config.seed), layout)
+
+    def load(self, server: Server, roster: Roster) -> tuple[Server, Roster]:
+        """Server and roster as of the last checkpoint; as they are where there is none."""
+        saved = self.trial.load()
+        if saved is None:
+            return server, roster
+        model = saved.tensors.get("model")
+        if saved.facts.get("layout") != self.layout.digest or model is None:
+            raise RunError(
+                f"{self.trial.checkpoint} is of another model: names, shapes or kinds of its tensors differ"
+            )
+        refuse_changes(saved, self.run.config, self.trial)
+        try:
+            known = Roster.from_json(saved.facts["roster"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise RunError(f"{self.trial.checkpoint} holds no readable roster: {error!r}") from error
+        return with_tensors(server, saved.round, saved.tensors), known
+
+    def write(self, record: Mapping[str, Any], seconds: Mapping[str, float]) -> None:
+        """Add a round's line."""
+        self.trial.append(record, seconds)
+
+    def save(self, server: Server, roster: Roster) -> None:
+        """Make a checkpoint of the round that is done."""
+        facts = {
+            "layout": self.layout.digest,
+            "config": meaning(self.run.config, self.trial.arm),
+            "roster": roster.to_json(),
+        }
+        self.trial.save(Saved(server.round, to_tensors(server), facts))
+
+    def close(self) -> None:
+        """Sum up what there is."""
+        self.run.write("summary.json", json.dumps(summarise(self.run), indent=2) + "\n")
+
+
+def line_of(
+    layout: Layout,
+    sent: Broadcast,
+    verdict: Verdict,
+    outcome: Outcome,
+    before: Tensor,
+    after: Tensor,
+    resumed: bool,
+) -> dict[str, Any]:
+    """A round's record, as our engines write it, and beside it what only a real network has.
+
+    `reasons` says why each of the missing is; `nodes` which node was which client; `ignored` names replies
+    that belong to nobody; `resumed` marks the first round of a process that found a checkpoint.
+    """
+    masks = MaskCount(layout)
+    arrived = [verdict.replies[seat] for seat in outcome.arrived]
+    for reply in arrived:
+        masks.add(reply.mask)
+    losses = [reply.loss for reply in arrived if reply.loss is not None]
+    sizes = {"up": _mean([r.size for r in arrived]), "down": float(sent.size)}
+    record = record_of(
+        layout,
+        sent.terms.round,
+        verdict.trained,
+        outcome,
+        scores=None,
+        losses=losses,
+        masks=masks,
+        sizes=sizes,
+        modes=dict(sorted(Counter(reply.mode for reply in arrived).items())),
+        before=before,
+        after=after,
+        diagnosis=None,
+    )
+    reasons = {**verdict.reasons, **outcome.refused}
+    return {
+        **record,
+        "reasons": {str(seat): reasons[seat] for seat in sorted(reasons)},
+        "nodes": {str(seat): str(node) for seat, node in verdict.nodes.items()},
+        "ignored": list(verdict.ignored),
+        "resumed": resumed,
+    }
+
+
+def with_scores(record: Mapping[str, Any], scores: Scores | None) -> dict[str, Any]:
+    """The record with what an evaluation found, under the names that are usual in Flower or here."""
+    found = dict(record)
+    for field, names in _SCORES.items():
+        values = [scores[name] for name in names if name in scores] if scores else []
+        if values and isinstance(values[0], int | float) and abs(values[0]) < float("inf"):
+            found[field] = float(values[0])
+    return found
+
+
+def _mean(values: Sequence[int]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,377 @@
+"""SAFARI as a Flower strategy: a thin adapter around `safari.aggregation`, with a memory on disk."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from torch import nn
+
+from safari.aggregation import Compensation, Server
+from safari.config import Config
+from safari.engine.world import rule_of
+from safari.errors import ConfigError, SafariError, one_of
+from safari.flower.broadcast import Broadcast, broadcast, numbers_of
+from safari.flower.chain import Downloads
+from safari.flower.diary import Diary, line_of, with_scores
+from safari.flower.exchange import exchange, wait_for_nodes
+from safari.flower.parcel import dense_record, dense_vector, others_of
+from safari.flower.roster import Roster
+from safari.flower.settings import settings
+from safari.flower.verdict import EXAMPLES, Question, Verdict, judge
+from safari.models import Layout
+from safari.seeds import generator
+from safari.wire import VALUE_MODES
+
+_log = logging.getLogger("flwr")
+# Lines of a round in the log; the records hold all.
+_MOST_TOLD = 10
+
+# Exact, for clients without our side, or lossy: the modes of the wire format that are.
+DOWNLOADS = ("frame", "dense", *(mode for mode in VALUE_MODES if mode not in ("absolute", "difference")))
+
+Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+class SafariStrategy(Strategy):
+    """Sparse training, compact messages, and stand-ins for the clients that did not answer.
+
+    `module` gives the names, shapes and kinds of the model's tensors; `clients` is how many there are in
+    all, connected or not. `rule` says what to do about the missing: a name, a table such as
+    `{"rule": "file.py:mine", "option": 1}`, or a Compensation. `config` holds whatever else of a `Config`
+    matters here, as plain tables: `pruning`, `wire` (of uploads), `aggregation.weights`, `cohort`, `seed`,
+    `checkpoint`, `name`; the rest is only recorded.
+
+    `run` is the folder for records and checkpoints: a new process that finds one there goes on after it.
+    `identify`: "name" believes the name that a client gives (`safari-id` or `partition-id` of its node's
+    config), "node" takes its node id, which is worth more where nodes authenticate with registered keys.
+    `patience`: after so many rounds of silence a client that is not connected is no longer counted among
+    the missing; None: it always is. `download`: "frame", which is exact; "dense" where some clients do not
+    use our client side; or a lossy mode of the wire format such as "step", for which clients remember a
+    model. `evaluate`: ask the clients to test each new model, too. `min_nodes`: how many the first round
+    waits for; later ones start with whoever is there, or comes before their deadline.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        clients: int,
+        rule: str | Mapping[str, Any] | Compensation = "safari",
+        *,
+        config: Config | Mapping[str, Any] | None = None,
+        run: str | Path | None = None,
+        identify: str = "name",
+        patience: int | None = None,
+        download: str = "frame",
+        evaluate: bool = False,
+        min_nodes: int = 1,
+    ):
+        if identify not in ("name", "node"):
+            raise ConfigError(one_of("identify", identify, ("name", "node")))
+        if download not in DOWNLOADS:
+            raise ConfigError(one_of("download", download, DOWNLOADS))
+        if patience is not None and patience < 0:
+            raise ConfigError(f"patience must be at least 0, got {patience}")
+        if not 1 <= min_nodes <= clients:
+            raise ConfigError(f"min_nodes must lie between 1 and clients ({clients}), got {min_nodes}")
+        self.config = settings(module, clients, rule, config)
+        self.rule = rule if isinstance(rule, Compensation) else rule_of(self.config.arms[0].rule)
+        if self.rule.overrides_network:
+            raise ConfigError("rule perfect overrides the network, which only our own engines can; use drop")
+        # A copy, because masks are worked out in it.
+        self.module, self.layout = copy.deepcopy(module).cpu(), Layout.of(module)
+        self._first = self.layout.read(self.module)
+        self.run = None if run is None else Path(run)
+        self.by_name, self.patience, self.download = identify == "name", patience, download
+        self.evaluate, self.min_nodes = evaluate, min_nodes
+        self.roster = Roster(clients)
+        self._server: Server | None = None
+        self._others = others_of(ArrayRecord(dict(module.state_dict())), self.layout)
+        self._sent: Broadcast | None = None
+        self._downloads = Downloads(download) if download in VALUE_MODES else None
+        self._messages: list[Message] = []
+        self._absent: tuple[int, ...] = ()
+        self._timeout = math.inf
+        self._started = False
+        self._resumed = False
+        self._line: dict[str, Any] = {}
+
+    @property
+    def server(self) -> Server:
+        """The aggregation's whole state."""
+        if self._server is None:
+            raise SafariError("the strategy has no model yet: call start, or configure_train with one")
+        return self._server
+
+    def summary(self) -> None:
+        """Log what the strategy was asked to do."""
+        c = self.config
+        _log.info("\t├──> SAFARI: %s clients, rule %s", c.clients, c.arms[0].name)
+        _log.info("\t├──> Masks: %s, %.0f %% of the weights cut", c.pruning.pruner, 100 * c.pruning.sparsity)
+        _log.info("\t├──> Uploads: %s; downloads: %s", c.wire.values, self.download)
+        _log.info("\t└──> Run folder: %s", self.run or "none (no records, no checkpoints)")
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Evaluate | None = None,
+    ) -> Result:
+        """All rounds, or those that an earlier process has not done; `timeout` is each round's deadline."""
+        result = Result()
+        self._timeout, self._started = timeout, False
+        _log.info("Starting SafariStrategy:")
+        self.summary()
+        with self._diary(initial_arrays, num_rounds) as diary:
+            if evaluate_fn is not None and self.server.round == 0:
+                _keep(result.evaluate_metrics_serverapp, 0, evaluate_fn(0, self.arrays))
+            while self.server.round < num_rounds:
+                seconds = self._round(
+                    grid, result, train_config or {}, evaluate_config or {}, evaluate_fn, num_rounds
+                )
+                if diary is not None:
+                    diary.write(self._line, seconds)
+                    if self.server.round % self.config.checkpoint.every == 0 or (
+                        self.server.round == num_rounds
+                    ):
+                        diary.save(self.server, self.roster)
+        result.arrays = self.arrays
+        return result
+
+    @property
+    def arrays(self) -> ArrayRecord:
+        """The global model as a state_dict's arrays."""
+        return dense_record(self.layout, self.server.model, self._others)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The round's messages. The model is the strategy's own; `arrays` matters only before the first."""
+        if self._server is None:
+            self._begin(arrays)
+        if self._started:
+            online = wait_for_nodes(grid, 1, self._timeout)
+        else:
+            online = wait_for_nodes(grid, self.min_nodes, math.inf)
+        self._started = True
+        nodes, self._absent = self._choose(online)
+        if self._downloads is not None:
+            self._server, self._downloads = self._downloads.publish(self.server, self.layout, self.config)
+        self._sent = self._broadcast()
+        self._messages, sizes = [], []
+        for frames, group in self._by_frames(nodes).items():
+            self._messages += self._to(
+                group, self._sent.content(config, server_round, frames), MessageType.TRAIN
+            )
+            sizes += [self._sent.size if frames is None else sum(map(len, frames))] * len(group)
+        self._sent = replace(self._sent, size=sum(sizes) // len(sizes) if sizes else self._sent.size)
+        _log.info(
+            "configure_train: asking %s nodes, %s bytes each; %s clients are not connected",
+            len(nodes),
+            self._sent.size,
+            len(self._absent),
+        )
+        return self._messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Judge the replies, let arrivals stand in for the missing, average."""
+        if self._sent is None:
+            raise SafariError("aggregate_train needs a round that configure_train has begun")
+        sent, before = self._sent, self.server.model
+        question = Question(
+            {m.metadata.message_id: m.metadata.dst_node_id for m in self._messages},
+            self._absent,
+            self._timeout,
+        )
+        verdict = judge(self.roster, question, replies, sent, by_name=self.by_name)
+        self.roster, self._messages, self._sent = verdict.roster, [], None
+        server = self.server
+        if self.config.aggregation.weights == "samples":
+            shares = server.weights.new_tensor(self.roster.shares())
+            server = replace(server, weights=shares)
+        # Nobody was there to be asked: the round is lost, and no client's fault.
+        cohort = verdict.cohort or tuple(range(self.config.clients))
+        self._note_downloads(verdict)
+        received = {seat: reply.vector for seat, reply in verdict.replies.items()}
+        self._server, outcome = server.step(received, cohort)
+        outcome = replace(outcome, refused={**verdict.refused, **outcome.refused})
+        self._line = line_of(
+            self.layout, sent, verdict, outcome, before.cpu(), self.server.model.cpu(), self._resumed
+        )
+        self._resumed = False
+        self._tell()
+        arrived = [verdict.replies[seat].metrics for seat in outcome.arrived]
+        return self.arrays, _weighted(arrived)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The new model to all that are connected, where `evaluate` is set."""
+        if not self.evaluate:
+            return []
+        content = self._broadcast().content(config, server_round)
+        return self._to(sorted(grid.get_node_ids()), content, MessageType.EVALUATE)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """The mean of the clients' metrics, weighted by "num-examples"."""
+        return _weighted([numbers_of(reply.content) for reply in replies if reply.has_content()])
+
+    def _round(
+        self,
+        grid: Grid,
+        result: Result,
+        train_config: Mapping[str, Any],
+        evaluate_config: Mapping[str, Any],
+        evaluate_fn: Evaluate | None,
+        num_rounds: int,
+    ) -> dict[str, float]:
+        """One round; returns the seconds of each part."""
+        number, watch = self.server.round + 1, _Watch()
+        _log.info("")
+        _log.info("[ROUND %s/%s]", number, num_rounds)
+        messages = list(self.configure_train(number, ArrayRecord(), ConfigRecord({**train_config}), grid))
+        watch.lap("wire")
+        replies = exchange(grid, messages, self._timeout)
+        watch.lap("train")
+        arrays, metrics = self.aggregate_train(number, replies)
+        watch.lap("aggregate")
+        _keep(result.train_metrics_clientapp, number, metrics)
+        asked = list(self.configure_evaluate(number, ArrayRecord(), ConfigRecord({**evaluate_config}), grid))
+        federated = self.aggregate_evaluate(number, exchange(grid, asked, self._timeout))
+        _keep(result.evaluate_metrics_clientapp, number, federated)
+        central = evaluate_fn(number, arrays or ArrayRecord()) if evaluate_fn is not None else None
+        _keep(result.evaluate_metrics_serverapp, number, central)
+        self._line = with_scores(self._line, central or federated)
+        watch.lap("evaluate")
+        return watch.seconds
+
+    @contextmanager
+    def _diary(self, initial: ArrayRecord | None, num_rounds: int) -> Iterator[Diary | None]:
+        """The run's folder, held for this process; the state is then what it was when the last one ended."""
+        self.config = replace(self.config, rounds=num_rounds)
+        self._begin(initial)
+        if self.run is None:
+            yield None
+            return
+        diary = Diary.open(self.run, self.config, self.layout)
+        with diary.run.writing():
+            self._server, self.roster = diary.load(self.server, self.roster)
+            self._resumed = self.server.round > 0
+            if self._resumed:
+                _log.info("Going on after round %s of %s", self.server.round, self.run)
+            try:
+                yield diary
+            finally:
+                diary.close()
+
+    def _begin(self, initial: ArrayRecord | None) -> None:
+        vector = self._first
+        if initial is not None and len(initial):
+            vector = dense_vector(initial, self.layout)
+            self._others = others_of(initial, self.layout)
+        self._server = Server.start(vector, self.config.clients, self.rule, parameters=self.layout.parameters)
+
+    def _choose(self, online: list[int]) -> tuple[list[int], tuple[int, ...]]:
+        """The nodes to ask, and the clients that would have been asked, had they been there."""
+        seats = self.roster.seats(online)
+        absent = self.roster.absent(online, self.server.round, self.patience)
+        cohort = self.config.cohort
+        everybody = sorted({*seats.values(), *absent})
+        if cohort and cohort < len(everybody):
+            rng = generator(self.config.seed, "cohort", self.server.round)
+            drawn = set(rng.choice(everybody, cohort, replace=False).tolist())
+            return [n for n in seats if seats[n] in drawn], tuple(s for s in absent if s in drawn)
+        return online, tuple(absent)
+
+    def _broadcast(self) -> Broadcast:
+        x, t = self.server.model, self.server.round
+        return broadcast(
+            self.module,
+            self.layout,
+            x,
+            t,
+            self.config,
+            dense=self._others if self.download == "dense" else None,
+            remember=self._downloads is not None,
+        )
+
+    def _by_frames(self, nodes: Iterable[int]) -> dict[tuple[bytes, ...] | None, list[int]]:
+        """Nodes by the frames that each needs; None: the model in full."""
+        groups: dict[tuple[bytes, ...] | None, list[int]] = {}
+        for node in nodes:
+            frames = self._downloads.frames_for(self.roster.nodes.get(node)) if self._downloads else None
+            groups.setdefault(frames, []).append(node)
+        return groups
+
+    def _note_downloads(self, verdict: Verdict) -> None:
+        if self._downloads is not None:
+            names = {seat: name for name, seat in self.roster.names.items()}
+            arrived = [reply.name for reply in verdict.replies.values()]
+            failed = [names[seat] for seat in verdict.failed if seat in names]
+            self._downloads = self._downloads.noted(self.server.round, arrived, failed)
+
+    def _to(self, nodes: Iterable[int], content: RecordDict, kind: str) -> list[Message]:
+        # Nobody should begin to work for a round that is over. A little longer than the round itself: a
+        # message that expires while it is waited for comes back as an error.
+        ttl = 1.1 * self._timeout + 5 if math.isfinite(self._timeout) else None
+        return [Message(content, dst_node_id=node, message_type=kind, ttl=ttl) for node in nodes]
+
+    def _tell(self) -> None:
+        line = self._line
+        _log.info("aggregate_train: %s arrived, %s missing", len(line["arrived"]), len(line["missing"]))
+        for seat, reason in islice(line["reasons"].items(), _MOST_TOLD):
+            who = ", ".join(map(str, line["stand_ins"].get(seat, ())[:_MOST_TOLD]))
+            _log.info("\t> client %s is missing: %s%s", seat, reason, who and f" (stood in for by {who})")
+        if len(line["reasons"]) > _MOST_TOLD:
+            _log.info("\t> and %s more", len(line["reasons"]) - _MOST_TOLD)
+        for reason in line["ignored"][:_MOST_TOLD]:
+            _log.warning("\t> ignored: %s", reason)
+
+
+class _Watch:
+    """Seconds by part."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, part: str) -> None:
+        """Charge the time since the last lap to `part`."""
+        now = time.perf_counter()
+        self.seconds[part], self._last = now - self._last, now
+
+
+def _keep(place: dict[int, MetricRecord], number: int, metrics: MetricRecord | None) -> None:
+    if metrics is not None:
+        place[number] = metrics
+
+
+def _weighted(found: list[Mapping[str, float]]) -> MetricRecord | None:
+    """Means of what all report, weighted by the number of examples where all report that."""
+    if not found:
+        return None
+    weights = [float(metrics.get(EXAMPLES, 0)) for metrics in found]
+    if not all(math.isfinite(w) and w > 0 for w in weights):
+        weights = [1.0] * len(found)
+    names = [n for n in found[0] if n != EXAMPLES and all(n in metrics for metrics in found)]
+    total = sum(weights)
+    return MetricRecord(
+        {n: sum(w * metrics[n] for w, metrics in zip(weights, found, strict=True)) / total for n in names}
+    )

@@ -1,0 +1,114 @@
+"""What the server says beside the model, and what a client says beside its own: small records, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from flwr.app import ConfigRecord, Context
+
+from safari.errors import SafariError, one_of
+from safari.pruning import PRUNERS
+from safari.wire import VALUE_MODES
+
+PROTOCOL = 1
+# The name of these records inside a message.
+SAFARI = "safari"
+CLIENT_ID = "safari-id"
+PARTITION_ID = "partition-id"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """A round's terms: all that a client needs beside the model to do the same as every other client.
+
+    `round` counts from 0; `layout` and `predicted` are the digests of the wire layout and of the mask that
+    the server expects, so that both ends know what they share before a frame relies on it. `remember`: the
+    next round may build on this one's model.
+    """
+
+    round: int
+    pruner: str
+    sparsity: float
+    seed: int
+    values: str
+    bits: int
+    step: float
+    layout: bytes
+    predicted: bytes
+    remember: bool
+
+    def record(self) -> ConfigRecord:
+        """The terms as they travel."""
+        return ConfigRecord({"protocol": PROTOCOL, **asdict(self)})
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any] | None) -> Terms:
+        """The terms in a message; SafariError names what is wrong with them."""
+        check_protocol(record, "the server")
+        values: dict[str, Any] = {}
+        for field in fields(cls):
+            value = (record or {}).get(field.name)
+            kind = {"int": int, "float": float, "str": str, "bytes": bytes, "bool": bool}[str(field.type)]
+            if type(value) is not kind:
+                raise SafariError(f"{SAFARI}.{field.name} must be {field.type}, got {value!r}")
+            values[field.name] = value
+        terms = cls(**values)
+        if terms.values not in ("auto", *VALUE_MODES):
+            raise SafariError(one_of("values", terms.values, ["auto", *VALUE_MODES]))
+        return terms
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a client says of itself in its reply."""
+
+    client: str
+
+    def record(self) -> ConfigRecord:
+        """The signature as it travels."""
+        return ConfigRecord({"protocol": PROTOCOL, "client": self.client})
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any]) -> Signature:
+        """The signature in a reply; SafariError names what is wrong with it."""
+        check_protocol(record, "the client")
+        client = record.get("client")
+        if not isinstance(client, str) or not 0 < len(client) <= 200:
+            raise SafariError(f"{SAFARI}.client must be a text of 1 to 200 characters, got {client!r}")
+        return cls(client)
+
+
+def check_protocol(record: Mapping[str, Any] | None, who: str) -> None:
+    """Raise unless the other end speaks this version."""
+    if record is None:
+        raise SafariError(f"the message has no record {SAFARI!r}: {who} does not use safari.flower")
+    if record.get("protocol") != PROTOCOL:
+        raise SafariError(
+            f"{SAFARI}.protocol must be {PROTOCOL}, {who} has {record.get('protocol')!r}: "
+            "install the same safari-fl on both ends"
+        )
+
+
+def known_pruner(name: str) -> None:
+    """Raise unless the name is a built-in's: no name that came over a network is ever imported."""
+    if name not in PRUNERS:
+        raise SafariError(one_of("pruner", name, PRUNERS) + "; your own goes into sparse(..., pruner=)")
+
+
+def identity(context: Context) -> str:
+    """The name under which a client is known in all rounds, runs and restarts.
+
+    `safari-id` of the node's config where there is one, else its `partition-id`, else the node's id, which
+    lasts only where node keys are registered.
+    """
+    for name in (CLIENT_ID, PARTITION_ID):
+        if name in context.node_config:
+            return str(context.node_config[name])
+    return node_name(context.node_id)
+
+
+def node_name(node: int) -> str:
+    """The name of a node that gave none."""
+    return f"node-{node}"

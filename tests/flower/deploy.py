@@ -1,0 +1,295 @@
+"""A real federation on this machine: SuperLink and SuperNodes as processes, TLS, registered node keys."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import ipaddress
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+BIN = Path(sys.executable).parent
+EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-safari"
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+class TimeUpError(AssertionError):
+    """Something that had to happen did not, within its bound."""
+
+
+def wait_until(what: str, done: Callable[[], Any], seconds: float, pause: float = 0.2) -> Any:
+    """Poll until `done()` is true; returns what it said."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := done():
+            return found
+        time.sleep(pause)
+    raise TimeUpError(f"{what}: not within {seconds:g} s")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on, all different."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for s in sockets:
+            s.bind(("127.0.0.1", 0))
+        return [s.getsockname()[1] for s in sockets]
+
+
+def seconds_to_import() -> float:
+    """How long a client's process takes on this machine, now, before it does anything."""
+    begin = time.monotonic()
+    environment = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", "import safari.flower"], env=environment, check=True, timeout=300)
+    return time.monotonic() - begin
+
+
+def family(pid: int) -> list[int]:
+    """A process and its descendants, which may have sessions of their own; parents first."""
+    table = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    children: dict[int, list[int]] = {}
+    for line in table.splitlines():
+        child, parent = map(int, line.split())
+        children.setdefault(parent, []).append(child)
+    found = [pid]
+    for known in found:
+        found += children.get(known, [])
+    return found
+
+
+class Federation:
+    """The processes, their keys and their folder. Use as a context: at its end nothing is left running."""
+
+    def __init__(self, folder: Path, nodes: int):
+        self.folder, self.count = folder, nodes
+        self.port, *self.node_ports = free_ports(nodes + 1)
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        home = folder / "flwr"
+        home.mkdir(parents=True)
+        paths = [str(SOURCE), os.environ.get("PYTHONPATH", "")]
+        self.environment = os.environ | {
+            "FLWR_HOME": str(home),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "OMP_NUM_THREADS": "1",
+            "PATH": os.pathsep.join([str(BIN), os.environ.get("PATH", "")]),
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "NO_COLOR": "1",
+        }
+        self._certificates()
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n'
+            f'root-certificates = "{folder / "ca.crt"}"\n'
+        )
+
+    def __enter__(self) -> Federation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in list(self.processes):
+            self.kill(name)
+        if "RAY_TMPDIR" in self.environment:
+            shutil.rmtree(self.environment["RAY_TMPDIR"], ignore_errors=True)
+
+    def start_simulation(self) -> None:
+        """A SuperLink that simulates its nodes, with Ray."""
+        (self.folder / "flwr/config.toml").write_text(
+            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n'
+            "insecure = true\n"
+        )
+        # Models are small, and the machine is shared.
+        self.environment["RAY_DEFAULT_OBJECT_STORE_MEMORY_PROPORTION"] = "0.02"
+        self.environment["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="ray")
+        self._start(
+            "superlink",
+            "flower-superlink",
+            *("--insecure", "--simulation", "--port", self.port),
+            "--disable-runtime-dependency-installation",
+        )
+        wait_until("SuperLink listens", lambda: self._listens(self.port), 90)
+
+    def start_superlink(self) -> None:
+        """A SuperLink that accepts registered nodes only, with a state that outlives it."""
+        self._start(
+            "superlink",
+            "flower-superlink",
+            *("--ssl-ca-certfile", self.folder / "ca.crt"),
+            *("--ssl-certfile", self.folder / "server.crt"),
+            *("--ssl-keyfile", self.folder / "server.key"),
+            *("--database", self.folder / "superlink.db"),
+            *("--port", self.port, "--enable-supernode-auth", "--disable-runtime-dependency-installation"),
+        )
+        wait_until("SuperLink listens", lambda: self._listens(self.port), 90)
+
+    def register(self) -> None:
+        """Make every node a key and tell the SuperLink."""
+        for i in range(self.count):
+            private = ec.generate_private_key(ec.SECP384R1())
+            self._write_key(self.folder / f"node-{i}.key", private)
+            public = private.public_key().public_bytes(
+                serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+            )
+            (self.folder / f"node-{i}.pub").write_bytes(public)
+            self.flwr("supernode", "register", self.folder / f"node-{i}.pub", "here")
+
+    def start_node(self, i: int) -> None:
+        """A SuperNode with its key; it goes on trying until the SuperLink is there."""
+        self._start(
+            f"node-{i}",
+            "flower-supernode",
+            *("--root-certificates", self.folder / "ca.crt", "--superlink", f"127.0.0.1:{self.port}"),
+            *("--auth-supernode-private-key", self.folder / f"node-{i}.key"),
+            *("--port", self.node_ports[i]),
+            *("--node-config", f"partition-id={i} num-partitions={self.count}"),
+        )
+
+    def look_after_nodes(self) -> None:
+        """Start SuperNodes again that have ended by themselves, as systemd would.
+
+        One that was killed counts as connected until it has missed two heartbeats; until then the SuperLink
+        turns away another with its key.
+        """
+        for name, process in list(self.processes.items()):
+            if name.startswith("node-") and process.poll() is not None:
+                self.start_node(int(name.removeprefix("node-")))
+
+    def flwr(self, *arguments: object) -> str:
+        """Run `flwr ARGUMENTS` to its end."""
+        found = subprocess.run(
+            [BIN / "flwr", *map(str, arguments)],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert found.returncode == 0, found.stdout + found.stderr
+        return found.stdout
+
+    def submit(self, **config: Any) -> None:
+        """`flwr run` the example with these values of its run config."""
+        text = " ".join(f"{name.replace('_', '-')}={json.dumps(value)}" for name, value in config.items())
+        size = f"num-supernodes={self.count} client-resources-num-cpus=1 init-args-num-cpus=2"
+        simulated = ("--federation-config", size) if "RAY_TMPDIR" in self.environment else ()
+        self.flwr("run", EXAMPLE, "here", "--run-config", text, *simulated)
+
+    def kill(self, name: str) -> None:
+        """kill -9 a process and all that it started."""
+        self._signal(name, signal.SIGKILL)
+        self.processes.pop(name).wait(30)
+
+    def pause(self, name: str) -> None:
+        """Freeze a process and all that it started."""
+        self._signal(name, signal.SIGSTOP)
+
+    def wake(self, name: str) -> None:
+        """Let it go on."""
+        self._signal(name, signal.SIGCONT)
+
+    def _signal(self, name: str, what: signal.Signals) -> None:
+        """Parents first, so that none can start another meanwhile."""
+        for pid in family(self.processes[name].pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, what)
+
+    def log(self, name: str) -> str:
+        """What a process has said."""
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Show the ends of all logs when something inside fails."""
+        try:
+            yield
+        except BaseException:
+            for path in sorted(self.folder.glob("*.log")):
+                print(f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}")
+            raise
+
+    def _start(self, name: str, program: str, *arguments: object) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [BIN / program, *map(str, arguments)],
+                env=self.environment,
+                cwd=self.folder,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                # Apart from pytest's own group, so that an interrupt there is handled here.
+                start_new_session=True,
+            )
+
+    def _listens(self, port: int) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return True
+        return False
+
+    def _certificates(self) -> None:
+        """A certificate authority of our own, and the SuperLink's certificate for the loopback address."""
+        now = datetime.datetime.now(datetime.UTC)
+        ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+        ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+        addresses = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+
+        def begin(subject: x509.Name, public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+            return (
+                x509.CertificateBuilder()
+                .subject_name(subject)
+                .issuer_name(ca_name)
+                .public_key(public)
+                .serial_number(x509.random_serial_number())
+                .not_valid_before(now - datetime.timedelta(days=1))
+                .not_valid_after(now + datetime.timedelta(days=2))
+                .add_extension(
+                    x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False
+                )
+                .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+            )
+
+        usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
+        ca = (
+            begin(ca_name, ca_key.public_key())
+            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            .add_extension(usage, critical=True)
+            .sign(ca_key, hashes.SHA256())
+        )
+        server = (
+            begin(name, key.public_key())
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.SubjectAlternativeName(addresses), critical=False)
+            .sign(ca_key, hashes.SHA256())
+        )
+        (self.folder / "ca.crt").write_bytes(ca.public_bytes(serialization.Encoding.PEM))
+        (self.folder / "server.crt").write_bytes(server.public_bytes(serialization.Encoding.PEM))
+        pem = key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.TraditionalOpenSSL,
+            serialization.NoEncryption(),
+        )
+        (self.folder / "server.key").write_bytes(pem)
+
+    @staticmethod
+    def _write_key(path: Path, private: ec.EllipticCurvePrivateKey) -> None:
+        path.write_bytes(
+            private.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.OpenSSH,
+                serialization.NoEncryption(),
+            )
+        )
+        path.chmod(0o600)

@@ -1,0 +1,96 @@
+"""A real federation on loopback: SuperLink, five SuperNodes, TLS, node keys; and a bad day."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra flower: pip install 'safari-fl[flower]'")
+
+from functools import partial
+from pathlib import Path
+
+from flower.deploy import Federation, seconds_to_import, wait_until
+from safari.runs import RunFolder, read_checkpoint, read_lines
+
+NODES = 5
+
+
+class Story:
+    """The records as they grow."""
+
+    def __init__(self, run: Path, patience: float):
+        self.rounds, self.patience = run / "trials/safari/seed-0/rounds.jsonl", patience
+
+    @property
+    def lines(self) -> list[dict]:
+        return list(read_lines(self.rounds))
+
+    def wait_for(self, what: str, when, federation: Federation) -> dict:
+        """The first record that `when` accepts; SuperNodes that end meanwhile are started again."""
+
+        def look() -> dict | None:
+            federation.look_after_nodes()
+            return next((line for line in self.lines if when(line)), None)
+
+        return wait_until(what, look, self.patience)
+
+
+def test_training_goes_on_through_kills_delays_and_a_restart(tmp_path):
+    run, everybody = tmp_path / "run", list(range(NODES))
+    # Each message starts a process that imports torch, five of them at once; how long that takes hangs on
+    # who else uses the machine. A round in which somebody is missing lasts as long as its deadline.
+    deadline = max(25.0, round(12 * seconds_to_import()))
+    story = Story(run, patience=6 * deadline)
+    with Federation(tmp_path, NODES) as federation, federation.explained():
+        wait_for = partial(story.wait_for, federation=federation)
+        federation.start_superlink()
+        federation.register()
+        for i in everybody:
+            federation.start_node(i)
+        settings = {
+            "run": str(run), "clients": NODES, "num_server_rounds": 1000, "deadline": deadline,
+            "success": 1.0, "model": "mlp",
+        }  # fmt: skip
+        federation.submit(**settings)
+        calm = wait_for("all five arrive", lambda line: line["arrived"] == everybody)
+        nodes = calm["nodes"]
+
+        # Two die and one is late, in the middle of a round.
+        federation.kill("node-3")
+        federation.kill("node-4")
+        federation.pause("node-2")
+        bad = wait_for("a round without them", lambda line: line["arrived"] == [0, 1])
+        assert bad["missing"] == [2, 3, 4]
+        # The SuperLink notices after two missed heartbeats; the round may end before that.
+        silence = (f"no reply within {deadline:g} s", "error 5: Error: Node Unavailable")
+        assert list(bad["reasons"]) == ["2", "3", "4"]
+        assert all(reason.startswith(silence) for reason in bad["reasons"].values())
+        assert set(bad["stand_ins"]) == {"2", "3", "4"}
+        assert all(who <= {0, 1} for who in map(set, bad["stand_ins"].values()))
+
+        # Then the whole server side dies, again in the middle of a round: SuperLink, SuperExec, ServerApp.
+        federation.wake("node-2")
+        federation.kill("superlink")
+        before = story.lines
+        saved = read_checkpoint(RunFolder.open(run).trials()[0].checkpoint)
+        # A record comes just before its checkpoint: the kill may have come between the two.
+        assert bad["round"] - 1 <= saved.round <= len(before)
+
+        # All come back, as what they were.
+        federation.start_superlink()
+        federation.start_node(3)
+        federation.start_node(4)
+        federation.submit(**settings)
+        on = wait_for("a round after the restart", lambda line: line["resumed"])
+        again = wait_for(
+            "all five again", lambda line: line["round"] >= on["round"] and line["arrived"] == everybody
+        )
+        assert again["nodes"] == nodes
+
+    # Nothing was lost but the round in flight, and the records say what happened.
+    lines = story.lines
+    assert lines[: saved.round] == before[: saved.round]
+    assert on["round"] == saved.round + 1
+    assert [line["round"] for line in lines] == list(range(1, len(lines) + 1))
+    assert [line["round"] for line in lines if line["resumed"]] == [on["round"]]
+    assert lines[-1]["top1"] is not None

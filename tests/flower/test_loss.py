@@ -1,0 +1,89 @@
+"""Loss on demand draws what our own engines draw, whoever asks and in whatever order."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra flower: pip install 'safari-fl[flower]'")
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from flower.kit import Loopback
+from safari.errors import SafariError
+from safari.flower import lossy
+from safari.flower.loss import DOWNLINK_LOST, UPLINK_LOST
+from safari.links import LINKS, Setting
+from safari.seeds import generator
+
+CLIENTS = 4
+
+
+def truth(name: str, options: dict, direction: str, rounds: int, counts=None) -> list[list[bool]]:
+    """What an engine would draw."""
+    link = LINKS[name](**options)
+    counts = np.zeros((CLIENTS, 1), int) if counts is None else counts
+    state = link.init(Setting(CLIENTS, counts, generator(7, direction)))
+    found = []
+    for t in range(rounds):
+        delivered, state = link.apply(state, t, generator(7, direction, t))
+        found.append(delivered.tolist())
+    return found
+
+
+def ask(mod, client: int, round: int, kind: str = "train") -> tuple[Message, bool]:
+    """The mod's answer, and whether the app was called."""
+    Loopback({})
+    called = []
+
+    def app(message, context):
+        called.append(True)
+        return Message(RecordDict(), reply_to=message)
+
+    content = RecordDict({"config": ConfigRecord({"server-round": round})})
+    context = Context(1, 5, {"partition-id": client, "num-partitions": CLIENTS}, RecordDict(), {})
+    return mod(Message(content, 5, kind), context, app), bool(called)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("bernoulli", {"p": [0.2, 0.8]}), ("gilbert-elliott", {"p": 0.5, "burst": 3.0})]
+)
+def test_arrivals_are_those_of_the_engine(name, options):
+    up, down = truth(name, options, "uplink", 12), truth("bernoulli", {"p": 0.7}, "downlink", 12)
+    mod = lossy(name, "bernoulli", seed=7, uplink_options=options, downlink_options={"p": 0.7})
+    for t in (11, 0, 5, 3):
+        for client in range(CLIENTS):
+            reply, called = ask(mod, client, t + 1)
+            assert called == down[t][client]
+            code = reply.error.code if reply.has_error() else None
+            assert code == (DOWNLINK_LOST if not down[t][client] else None if up[t][client] else UPLINK_LOST)
+
+
+def test_other_messages_are_never_lost():
+    reply, called = ask(lossy("lost", "lost"), 0, 1, "evaluate")
+    assert called
+    assert not reply.has_error()
+
+
+def test_a_link_by_labels_gets_its_counts():
+    counts = np.array([[9, 1], [1, 9], [5, 5], [0, 9]])
+    mod = lossy("labels", seed=7, uplink_options={"p": [0.0, 1.0]}, label_counts=counts)
+    assert [not ask(mod, client, 1)[0].has_error() for client in range(CLIENTS)] == truth(
+        "labels", {"p": [0.0, 1.0]}, "uplink", 1, counts
+    )[0]
+    with pytest.raises(SafariError, match="uplink: the link labels needs label_counts"):
+        lossy("labels")
+
+
+def test_what_is_wrong_is_named():
+    with pytest.raises(SafariError, match="did you mean 'bernoulli'"):
+        lossy("bernouli")
+    with pytest.raises(SafariError, match=r"uplink\.q is not an option"):
+        lossy("bernoulli", uplink_options={"q": 1})
+    context = Context(1, 5, {}, RecordDict(), {})
+    Loopback({})
+    with pytest.raises(SafariError, match="needs whole numbers partition-id and num-partitions"):
+        lossy()(Message(RecordDict(), 5, "train"), context, None)
+    context.node_config = {"partition-id": 0, "num-partitions": 2}
+    with pytest.raises(SafariError, match="lossy needs server-round in the message's config"):
+        lossy()(Message(RecordDict(), 5, "train"), context, None)

@@ -1,0 +1,36 @@
+"""The example by `flwr run` on Flower's own simulation, beside our own engine with the same arrivals."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra flower: pip install 'safari-fl[flower]'")
+pytest.importorskip("ray", reason="Flower's simulation needs Ray, which has no package for this Python")
+
+import safari
+from flower.deploy import Federation, wait_until
+from safari.runs import RunFolder, read_checkpoint
+
+ROUNDS = 30
+
+
+def test_the_example_ends_where_our_own_engine_does(tmp_path):
+    run = tmp_path / "run"
+    with Federation(tmp_path, 10) as federation, federation.explained():
+        federation.start_simulation()
+        federation.submit(run=str(run), num_server_rounds=ROUNDS, success=0.3)
+        wait_until("all rounds", (run / "summary.json").exists, 400)
+    flower = RunFolder.open(run)
+    # The same experiment in this process: `config.toml` has all of it.
+    config = {**flower.config.to_dict(), "engine": {"name": "reference", "device": "cpu", "threads": 1}}
+    safari.run(config, tmp_path / "own")
+
+    (trial,), (own,) = flower.trials(), RunFolder.open(tmp_path / "own").trials()
+    lines, expected = trial.records(), own.records()
+    same = ("round", "arrived", "missing", "stand_ins", "loss", "top1", "train_loss", "support", "density")
+    assert [{n: line[n] for n in same} for line in lines] == [{n: line[n] for n in same} for line in expected]
+    lost = sum(len(line["missing"]) for line in lines) / (10 * ROUNDS)
+    assert 0.6 < lost < 0.8
+    assert lines[-1]["top1"] > 0.3
+    model, same_model = (read_checkpoint(t.checkpoint).tensors["model"] for t in (trial, own))
+    assert (model == same_model).all()

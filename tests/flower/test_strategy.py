@@ -1,0 +1,355 @@
+"""The strategy with real messages and apps in one process: the missing, names, restarts, refusals."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra flower: pip install 'safari-fl[flower]'")
+
+import json
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from flower.kit import Loopback, Net, net, train_a_bit
+from safari.aggregation import Compensation, Decision
+from safari.errors import RunError, SafariError
+from safari.flower import SafariStrategy, sparse
+from safari.flower.parcel import FRAME_TYPE, frame_record
+from safari.flower.terms import SAFARI
+from safari.runs import RunFolder
+from safari.wire.frame import MAGIC
+
+NODES = [70, 30, 50]
+
+
+def good_app() -> ClientApp:
+    app = ClientApp()
+    app.train()(sparse(Net)(train_a_bit))
+    app.evaluate()(sparse(Net)(lambda model, message, context: {"num-examples": 4, "accuracy": 0.25}))
+    return app
+
+
+def dense_app(message, context) -> Message:
+    """A client of FedAvg: knows nothing of us."""
+    model = net()
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    metrics = train_a_bit(model, message, context)
+    content = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord(metrics)}
+    return Message(RecordDict(content), reply_to=message)
+
+
+def answering(content: dict | None) -> ClientApp:
+    """An app that gives always the same answer."""
+    return lambda message, context: Message(RecordDict(content), reply_to=message)
+
+
+def lines_of(path) -> list[dict]:
+    return RunFolder.open(path).trials()[0].records()
+
+
+def play(tmp_path, apps, rounds=1, clients=3, configs=None, grid=None, **options) -> list[dict]:
+    strategy = SafariStrategy(net(), clients, run=tmp_path / "run", **options)
+    strategy.start(grid or Loopback(apps, configs), num_rounds=rounds, timeout=0.1)
+    return lines_of(tmp_path / "run")
+
+
+def test_partitions_are_seats_and_all_arrive(tmp_path):
+    configs = {70: {"partition-id": 2}, 30: {"partition-id": 0}, 50: {"partition-id": 1}}
+    (line,) = play(tmp_path, dict.fromkeys(NODES, good_app()), configs=configs)
+    assert line["arrived"] == [0, 1, 2]
+    assert line["nodes"] == {"0": "30", "1": "50", "2": "70"}
+    assert line["reasons"] == {}
+    assert line["density"] == pytest.approx(0.2, abs=0.02)
+    assert line["bytes"]["up"] < line["bytes"]["down"]
+
+
+def test_silence_and_errors_are_missing_with_their_reasons(tmp_path):
+    def broken(message, context):
+        raise RuntimeError("no disk left")
+
+    lines = play(tmp_path, {30: good_app(), 50: None, 70: broken}, rounds=2)
+    assert [line["arrived"] for line in lines] == [[0], [0]]
+    reasons = {"1": "no reply within 0.1 s", "2": "error 2: RuntimeError: no disk left"}
+    assert lines[1]["reasons"] == reasons
+    assert lines[1]["stand_ins"] == {"1": [0], "2": [0]}
+
+
+def test_an_error_that_the_superlink_writes_belongs_to_the_node_that_was_asked(tmp_path):
+    def gone(message, context):
+        reply = Message(Error(5, "node unavailable"), reply_to=message)
+        reply.metadata.__dict__["_src_node_id"] = 1
+        return reply
+
+    (line,) = play(tmp_path, {30: good_app(), 50: gone, 70: good_app()})
+    assert line["arrived"] == [0, 2]
+    assert line["reasons"] == {"1": "error 5: node unavailable"}
+
+
+def test_a_round_in_which_nobody_answers_is_lost_and_training_goes_on(tmp_path):
+    apps = dict.fromkeys(NODES)
+    grid = Loopback(apps)
+    before = net()
+    strategy = SafariStrategy(before, 3, run=tmp_path / "run")
+    strategy.start(grid, num_rounds=1, timeout=0.1)
+    assert lines_of(tmp_path / "run")[0]["lost"]
+    assert torch.equal(strategy.server.model, strategy.layout.read(net()))
+
+
+def other_layout() -> dict:
+    app = ClientApp()
+    app.train()(sparse(lambda context: torch.nn.Linear(4, 4))(lambda *_: {}))
+    return app
+
+
+def signed(client: str = "1", protocol: int = 1) -> ConfigRecord:
+    return ConfigRecord({"protocol": protocol, "client": client})
+
+
+def frame(data: bytes, **record) -> dict:
+    return {"arrays": frame_record(data), "metrics": MetricRecord(), SAFARI: signed(**record)}
+
+
+WRONG = {
+    "empty reply": ({}, "the reply holds no model"),
+    "no arrays": ({"arrays": ArrayRecord()}, "the reply holds no model"),
+    "no frame": (frame(b"nonsense"), f"magic must be {MAGIC.hex()}, got 6e6f6e73 (at byte 0)"),
+    "cut short": (frame(b"SAF"), "magic"),
+    "wrong version": (frame(MAGIC, protocol=2), "safari.protocol must be 1, the client has 2"),
+    "no version": ({"arrays": frame_record(MAGIC)}, "safari.protocol must be 1, the client has None"),
+    "no name": (frame(MAGIC, client=""), "safari.client must be a text of 1 to 200 characters, got ''"),
+    "dense, wrong names": ({"arrays": ArrayRecord([np.zeros(3)])}, "there is no array 'one.weight'"),
+    "dense, wrong shape": (
+        {"arrays": ArrayRecord({"one.weight": Array(np.zeros((2, 2)))})},
+        "one.weight must be real numbers of shape (8, 6), got float64(2, 2)",
+    ),
+    "dense, not numbers": (
+        {"arrays": ArrayRecord({"one.weight": Array("float32", (8, 6), "numpy.ndarray", b"\x93NUMPY!")})},
+        "one.weight cannot be read",
+    ),
+    "strange type": (
+        {"arrays": ArrayRecord({"a": Array("uint8", (3,), FRAME_TYPE.replace("1", "9"), b"abc")})},
+        "there is no array 'one.weight'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "reason"), WRONG.values(), ids=list(WRONG))
+def test_a_wrong_reply_is_refused_and_the_round_goes_on(content, reason, tmp_path):
+    lines = play(tmp_path, {30: good_app(), 50: answering(content), 70: good_app()}, rounds=2)
+    for line in lines:
+        assert line["arrived"] == [0, 2]
+        assert reason in line["refused"]["1"]
+        assert line["reasons"]["1"] == line["refused"]["1"]
+
+
+def test_a_client_with_another_layout_says_so(tmp_path):
+    lines = play(tmp_path, {30: good_app(), 50: other_layout(), 70: good_app()})
+    assert lines[0]["arrived"] == [0, 2]
+    assert "layout must be" in lines[0]["reasons"]["1"]
+
+
+def test_a_model_with_nan_is_refused(tmp_path):
+    def mad(message, context):
+        model = net()
+        state = {name: t.clone() for name, t in model.state_dict().items()}
+        state["two.bias"][0] = torch.nan
+        return Message(RecordDict({"arrays": ArrayRecord(state)}), reply_to=message)
+
+    (line,) = play(tmp_path, {30: good_app(), 50: mad, 70: good_app()}, download="dense")
+    assert line["refused"] == {"1": "1 numbers are NaN or infinite"}
+    assert line["reasons"] == line["refused"]
+
+
+def test_a_frame_from_an_earlier_round_is_refused(tmp_path):
+    kept = []
+
+    def replay(message, context):
+        reply = good_app()(message, context)
+        kept.append(reply.content)
+        return Message(kept[0], reply_to=message)
+
+    lines = play(tmp_path, {30: good_app(), 50: replay, 70: good_app()}, rounds=2)
+    assert lines[0]["arrived"] == [0, 1, 2]
+    assert lines[1]["arrived"] == [0, 2]
+    assert "reference must be" in lines[1]["refused"]["1"]
+
+
+def test_a_reply_that_nobody_asked_for_is_ignored(tmp_path):
+    grid = Loopback(dict.fromkeys(NODES, good_app()))
+    stranger = Message(RecordDict(), 1, "train")
+    stranger.metadata.__dict__["_reply_to_message_id"] = "never sent"
+    stranger.metadata.__dict__["_src_node_id"] = 999
+    grid.strange = [stranger]
+    (line,) = play(tmp_path, {}, grid=grid)
+    assert line["arrived"] == [0, 1, 2]
+    assert line["ignored"] == ["node 999: a reply to a message that was not sent in this round"]
+
+
+def test_two_nodes_with_one_name_count_once(tmp_path):
+    configs = {30: {"partition-id": 0}, 50: {"partition-id": 1}, 70: {"partition-id": 1}}
+    (line,) = play(tmp_path, dict.fromkeys(NODES, good_app()), configs=configs)
+    assert line["arrived"] == [0, 1]
+    assert line["ignored"] == ["node 70: client '1' has answered already, as another node"]
+
+
+def test_a_client_too_many_is_ignored(tmp_path):
+    (line,) = play(tmp_path, dict.fromkeys(NODES, good_app()), clients=2)
+    assert line["arrived"] == [0, 1]
+    assert line["ignored"] == ["node 70: client '2' is one too many: clients is 2"]
+
+
+def test_nodes_join_late_leave_and_come_back_as_others(tmp_path):
+    app = good_app()
+    names = {30: "berlin", 50: "paris", 70: "rome", 71: "rome"}
+    grid = Loopback(dict.fromkeys(names, app), {n: {"safari-id": name} for n, name in names.items()})
+    strategy = SafariStrategy(net(), 3, run=tmp_path / "run")
+    days = [[30], [30, 50, 70], [30, 50], [30, 50, 71]]
+    for t, online in enumerate(days):
+        grid.online = online
+        strategy.start(grid, num_rounds=t + 1, timeout=0.1)
+    lines = lines_of(tmp_path / "run")
+    assert [line["arrived"] for line in lines] == [[0], [0, 1, 2], [0, 1], [0, 1, 2]]
+    assert [line["missing"] for line in lines] == [[], [], [2], []]
+    assert lines[2]["reasons"] == {"2": "not connected"}
+    assert lines[2]["stand_ins"].keys() == {"2"}
+    assert lines[3]["nodes"] == {"0": "30", "1": "50", "2": "71"}
+
+
+def test_a_round_without_any_node_is_lost_at_its_deadline(tmp_path):
+    grid = Loopback(dict.fromkeys(NODES, good_app()))
+    strategy = SafariStrategy(net(), 3, run=tmp_path / "run", min_nodes=3)
+    days = iter([NODES, NODES, [], NODES])
+
+    def go_on(number, arrays):
+        grid.online = next(days)
+
+    strategy.start(grid, num_rounds=3, timeout=0.1, evaluate_fn=go_on)
+    lines = lines_of(tmp_path / "run")
+    assert [line["lost"] for line in lines] == [False, False, True]
+    assert lines[2]["reasons"] == dict.fromkeys("012", "not connected")
+
+
+def test_patience_ends(tmp_path):
+    grid = Loopback(dict.fromkeys(NODES, good_app()))
+    strategy = SafariStrategy(net(), 3, run=tmp_path / "run", patience=1)
+    for t, online in enumerate([NODES, [30, 50], [30, 50], NODES]):
+        grid.online = online
+        strategy.start(grid, num_rounds=t + 1, timeout=0.1)
+    assert [line["missing"] for line in lines_of(tmp_path / "run")] == [[], [2], [], []]
+
+
+def test_names_are_not_believed_when_nodes_are_asked_for(tmp_path):
+    configs = {node: {"partition-id": 1} for node in NODES}
+    (line,) = play(tmp_path, dict.fromkeys(NODES, good_app()), configs=configs, identify="node")
+    assert line["arrived"] == [0, 1, 2]
+
+
+def test_a_restart_goes_on_where_it_was_bit_by_bit(tmp_path):
+    apps = {30: good_app(), 50: good_app(), 70: good_app()}
+    whole = SafariStrategy(net(), 3, run=tmp_path / "whole")
+    whole.start(Loopback(apps), num_rounds=4, timeout=0.1)
+    first = SafariStrategy(net(), 3, run=tmp_path / "run")
+    first.start(Loopback(apps), num_rounds=2, timeout=0.1)
+    # A new process knows nothing but the folder; its model starts elsewhere and its nodes have new ids.
+    moved = {node + 1000: app for node, app in apps.items()}
+    second = SafariStrategy(net(seed=5), 3, run=tmp_path / "run")
+    result = second.start(Loopback(moved), num_rounds=4, timeout=0.1)
+    assert torch.equal(second.server.model, whole.server.model)
+    for name, tensor in whole.server.state.items():
+        assert torch.equal(second.server.state[name], tensor)
+    expected, found = lines_of(tmp_path / "whole"), lines_of(tmp_path / "run")
+    leave = ("nodes", "resumed")
+    assert [{k: v for k, v in line.items() if k not in leave} for line in found] == [
+        {k: v for k, v in line.items() if k not in leave} for line in expected
+    ]
+    assert [line["resumed"] for line in found] == [False, False, True, False]
+    state = result.arrays.to_torch_state_dict()
+    assert torch.equal(state["one.weight"], second.layout.split(whole.server.model)["one.weight"])
+    assert "norm.num_batches_tracked" in state
+
+
+def test_a_restart_with_another_setting_is_refused_by_name(tmp_path):
+    play(tmp_path, dict.fromkeys(NODES, good_app()))
+    grid = Loopback(dict.fromkeys(NODES, good_app()))
+    changed = SafariStrategy(net(), 3, config={"pruning": {"sparsity": 0.9}}, run=tmp_path / "run")
+    with pytest.raises(RunError, match=r"pruning\.sparsity was 0\.8 and is 0\.9"):
+        changed.start(grid, num_rounds=2, timeout=0.1)
+    with pytest.raises(RunError, match="is of another model"):
+        SafariStrategy(torch.nn.Linear(3, 3), 3, run=tmp_path / "run").start(grid, num_rounds=2)
+
+
+def test_a_finished_run_is_left_alone(tmp_path):
+    first = play(tmp_path, dict.fromkeys(NODES, good_app()))
+    assert play(tmp_path, dict.fromkeys(NODES, None)) == first
+
+
+def test_dense_replies_are_welcome_beside_sparse_ones(tmp_path):
+    lines = play(
+        tmp_path, {30: good_app(), 50: dense_app, 70: dense_app}, rounds=2, download="dense", rule="drop"
+    )
+    assert [line["arrived"] for line in lines] == [[0, 1, 2], [0, 1, 2]]
+    assert lines[0]["nodes"]["0"] == "30"
+    assert lines[1]["nodes"] == lines[0]["nodes"]
+
+
+def test_samples_weigh_where_the_config_says_so(tmp_path):
+    config = {"aggregation": {"weights": "samples"}, "pruning": {"sparsity": 0.0}}
+    received = {}
+
+    def apply(state, round):
+        received["weights"] = round.weights.tolist()
+        return Decision(round.weights), state
+
+    rule = Compensation(lambda clients, size, device: {}, apply)
+    play(tmp_path, dict.fromkeys(NODES, good_app()), config=config, rule=rule)
+    assert received["weights"] == pytest.approx([16 / 51, 17 / 51, 18 / 51])
+
+
+def test_clients_can_test_the_model_too(tmp_path):
+    strategy = SafariStrategy(net(), 3, run=tmp_path / "run", evaluate=True)
+    result = strategy.start(Loopback(dict.fromkeys(NODES, good_app())), num_rounds=2, timeout=0.1)
+    assert result.evaluate_metrics_clientapp[2]["accuracy"] == 0.25
+    assert [line["top1"] for line in lines_of(tmp_path / "run")] == [0.25, 0.25]
+    assert set(result.train_metrics_clientapp[1]) == {"train_loss"}
+
+
+def test_a_cohort_is_drawn_anew_each_round(tmp_path):
+    grid = Loopback({node: good_app() for node in range(10, 16)})
+    lines = play(tmp_path, {}, rounds=6, clients=6, grid=grid, config={"cohort": 2})
+    assert all(len(line["arrived"]) == 2 and not line["missing"] for line in lines)
+    assert len({tuple(line["arrived"]) for line in lines}) > 1
+
+
+def test_a_runs_folder_can_be_shown(tmp_path):
+    from click.testing import CliRunner
+
+    from safari.cli import cli
+
+    play(tmp_path, dict.fromkeys(NODES, good_app()), rounds=2)
+    shown = CliRunner().invoke(cli, ["show", str(tmp_path / "run"), "--json"])
+    assert shown.exit_code == 0, shown.output
+    (summary,) = json.loads(shown.stdout).values()
+    assert summary["arms"]["safari"]["seeds"]["0"]["rounds"] == 2
+    assert json.loads((tmp_path / "run/summary.json").read_text()) == summary
+
+
+WRONG_ARGUMENTS = [
+    ({"rule": "safarri"}, "did you mean 'safari'"),
+    ({"rule": "perfect"}, "rule perfect overrides the network"),
+    ({"identify": "face"}, "identify must be one of name, node; got 'face'"),
+    ({"download": "slow"}, "download must be one of bf16, dense, fp16, frame, int8, qsgd, step; got 'slow'"),
+    ({"patience": -1}, "patience must be at least 0, got -1"),
+    ({"min_nodes": 4}, r"min_nodes must lie between 1 and clients \(3\), got 4"),
+    ({"config": {"prunning": {}}}, "prunning is not a field"),
+    ({"config": {"wire": {"values": "step", "feedback": True}}}, r"wire\.feedback needs our own engines"),
+    ({"config": {"pruning": {"pruner": "file.py:mine"}}}, "your own goes into sparse"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG_ARGUMENTS)
+def test_wrong_arguments_are_named(options, message):
+    with pytest.raises(SafariError, match=message):
+        SafariStrategy(net(), 3, **options)

@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SEEDS  ?= 1
 
-.PHONY: demo test check slow docs clean help
+.PHONY: demo test check slow screenshots docs clean help
 
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*##' Makefile | sed 's/:.*##/\t/'
@@ -15,7 +15,8 @@ demo: $(VENV)/.demo  ## the main job on the embedded data set: three arms, a tab
 
 test: check  ## everything that must hold: style, types, tests, doctests, documented examples
 	# One thread a worker: two workers with two threads each would only wait for each other.
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+	# The page is tested in Chromium (Debian: apt-get install chromium); without one, -rs says what was skipped.
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -rs
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -24,6 +25,9 @@ check: $(VENV)/.dev
 
 slow: $(VENV)/.dev  ## the tests that take minutes
 	$(BIN)/pytest -m slow
+
+screenshots: $(VENV)/.dev  ## take the page's pictures again, from a fresh run of the demo
+	$(BIN)/python tools/make_screenshots.py
 
 docs: $(VENV)/.dev  ## write again the pages that are made from the code
 	$(BIN)/python tools/make_docs.py

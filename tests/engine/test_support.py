@@ -55,6 +55,17 @@ def test_layers_are_recorded_by_name():
         }
 
 
+def test_churn_is_recorded_by_layer_where_something_changed():
+    config = {**SMALL, "arms": ["drop"], "rounds": 4, "pruning": {"pruner": "snip"}}
+    for (before, after, _), record in zip(play(config), records(config), strict=True):
+        was, now = (world_of(SMALL).layout.split(s.server.model) for s in (before, after))
+        expected = {
+            name: float(((was[name] != 0) ^ (now[name] != 0)).double().mean())
+            for name in ("1.weight", "3.weight")
+        }
+        assert record["layer_churn"] == pytest.approx({k: v for k, v in expected.items() if v}, abs=1e-6)
+
+
 ZEROS = """
 from torch import nn
 

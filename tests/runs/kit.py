@@ -47,7 +47,12 @@ def python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 def results(run: Path) -> dict[str, bytes]:
     """The bytes of every record file and of the summary, by name."""
-    files = [*run.glob("trials/*/*/rounds.jsonl"), run / "summary.json", run / "config.toml"]
+    files = [
+        *run.glob("trials/*/*/rounds.jsonl"),
+        *run.glob("trials/*/*/similarity.jsonl"),
+        run / "summary.json",
+        run / "config.toml",
+    ]
     return {str(file.relative_to(run)): file.read_bytes() for file in files}
 
 

@@ -61,10 +61,8 @@ def test_a_record_that_does_not_fit_is_not_written_at_all(tmp_path, reference):
         ends[arm] = list(itertools.accumulate(map(len, lines)))
     # In the middle of round 14 of the longer file: its arm will be the one that fails.
     arm, other = sorted(ends, key=lambda arm: -ends[arm][13])
-    limit = (ends[arm][12] + ends[arm][13]) // 2
-    assert limit > max(ends[other][12], *map(len, checkpoints(reference).values())), (
-        "another would fail first"
-    )
+    limit = max((ends[arm][12] + ends[arm][13]) // 2, ends[other][13])
+    assert max(map(len, checkpoints(reference).values())) < limit < ends[arm][13], "another would fail first"
 
     run = tmp_path / "run"
     child = python("-c", LIMITED, json.dumps(CONFIG), str(run), str(limit))

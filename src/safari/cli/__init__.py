@@ -16,6 +16,7 @@ from safari.cli.resume import resume
 from safari.cli.run import run
 from safari.cli.show import show
 from safari.cli.validate import validate
+from safari.cli.view import view
 from safari.cli.wire import wire
 from safari.errors import SafariError
 from safari.version import __version__
@@ -30,7 +31,7 @@ def cli() -> None:
     """Federated learning that keeps training when the network loses most of the updates."""
 
 
-for command in (run, resume, show, reproduce, list_, validate, init, wire, completion):
+for command in (run, resume, view, show, reproduce, list_, validate, init, wire, completion):
     cli.add_command(command)
 
 

@@ -17,9 +17,10 @@ from safari.config import Config
 from safari.engine import Watcher
 from safari.errors import ConfigError, MissingExtraError
 from safari.plugins import first_line, resolve
-from safari.report import rows_of, to_rich, to_text, watchers_for, write_figures, write_report
+from safari.report import rows_of, to_rich, to_text, watchers_for, write_figures
 from safari.report.gather import run_names
 from safari.runs import RunFolder, summarise
+from safari.view import write_report
 
 
 def watchers(config: Config, quiet: bool) -> list[Watcher]:
@@ -59,7 +60,7 @@ def draw(runs: Sequence[RunFolder], place: Path) -> Path:
         write_figures(runs, place / "figures")
     except MissingExtraError as error:
         click.echo(str(error), err=True)
-    return write_report(runs, place / "report.html", rules=_explained(runs))
+    return write_report(runs, place / "report.html", rules=explained(runs))
 
 
 def print_table(runs: Sequence[RunFolder]) -> None:
@@ -72,7 +73,7 @@ def print_table(runs: Sequence[RunFolder]) -> None:
         click.echo(to_text(rows), nl=False)
 
 
-def _explained(runs: Sequence[RunFolder]) -> dict[str, str]:
+def explained(runs: Sequence[RunFolder]) -> dict[str, str]:
     """What each arm's rule does, in a line."""
     lines = {}
     for name in {arm.rule.name for run in runs for arm in run.config.arms}:

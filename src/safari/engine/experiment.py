@@ -17,7 +17,7 @@ from safari.config import Config, parse
 from safari.data import Data
 from safari.engine import reference, vectorised
 from safari.engine.record import Record
-from safari.engine.state import State, from_saved, initial, to_saved
+from safari.engine.state import State, from_saved, initial, similarity_picture, to_saved
 from safari.engine.world import Problems, World, assemble, check_names, load_data, rule_of
 from safari.errors import ConfigError, DataError, SafariError, one_of
 from safari.runs import RunFolder, Trial, seeds_of, summarise
@@ -138,10 +138,14 @@ def run_seed(run: RunFolder, seed: int, data: Data, watchers: Sequence[Watcher] 
 
 
 def _describe(run: RunFolder, world: World) -> None:
-    """Who holds what, and what the run was begun on: for the report, once."""
+    """Who holds what, how large the model is, and what the run was begun on: for the report, once."""
     if not (run.path / "clients.json").exists():
         clients = {"label_counts": world.label_counts.tolist(), "samples": [len(p) for p in world.parts]}
         run.write("clients.json", json.dumps(clients) + "\n")
+    if not (run.path / "model.json").exists():
+        layers = {e.name: e.size for e in world.layout.entries if e.kind == "weight"}
+        model = {"numbers": world.layout.size, "prunable": world.layout.prunable_count, "layers": layers}
+        run.write("model.json", json.dumps(model) + "\n")
     if not (run.path / "environment.json").exists():
         run.write("environment.json", json.dumps(environment(world.device), indent=2) + "\n")
 
@@ -195,7 +199,7 @@ def _rounds(
     rounds, every = world.config.rounds, world.config.checkpoint.every
     while state.round < rounds:
         state, record, seconds = engine(state)
-        trial.append(record, seconds)
+        trial.append(record, seconds, similarity_picture(state))
         if state.round % every == 0 or state.round == rounds:
             trial.save(to_saved(state, world, trial))
         yield trial, record

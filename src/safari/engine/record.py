@@ -88,7 +88,8 @@ def record_of(
     `losses` and `masks` are those of the clients that arrived: what a server could know. `sizes` are the
     bytes of one message up and down, `modes` how many uploads went in which; None where not counted.
     `support` is the fraction of prunable weights of the new global model that are not 0, `churn` the
-    fraction that became or ceased to be 0 in this round.
+    fraction that became or ceased to be 0 in this round; `layers` has the one of every layer, `layer_churn`
+    the other, where it is not 0.
     """
     weights = [e for e in layout.entries if e.kind == "weight"]
     was, now = before != 0, after != 0
@@ -96,6 +97,7 @@ def record_of(
     counts = torch.stack([now[e.offset : e.end].sum() for e in weights]).tolist()
     changes = torch.stack([(was ^ now)[e.offset : e.end].sum() for e in weights]).tolist()
     support = {e.name: round(n / max(1, e.size), 6) for e, n in zip(weights, counts, strict=True)}
+    churn = {e.name: round(n / e.size, 6) for e, n in zip(weights, changes, strict=True) if n}
     return {
         "round": t + 1,
         "loss": _finite(scores["loss"]) if scores else None,
@@ -113,6 +115,7 @@ def record_of(
         "support": sum(counts) / layout.prunable_count,
         "churn": sum(changes) / layout.prunable_count,
         "layers": support,
+        "layer_churn": churn,
         "bytes": dict(sizes),
         "modes": None if modes is None else dict(modes),
         "diagnosis": diagnosis,

@@ -14,6 +14,7 @@ from safari.config import Config
 from safari.engine.world import World
 from safari.errors import RunError
 from safari.runs import Saved, Trial
+from safari.runs.similarity import MATRICES, MOST_CLIENTS, due, matrix_of, to_line
 
 _MEANINGFUL = (
     "clients",
@@ -73,6 +74,16 @@ def to_saved(state: State, world: World, trial: Trial) -> Saved:
         tensors["wire.residual"] = state.residual
     facts = {"layout": world.layout.digest, "config": meaning(world.config, trial.arm)}
     return Saved(state.round, tensors, facts)
+
+
+def similarity_picture(state: State) -> dict[str, Any] | None:
+    """The rule's similarity matrix as a line, in the rounds in which one is due and where it keeps one."""
+    clients, known = len(state.server.weights), state.server.state
+    if not due(state.round) or not 2 <= clients <= MOST_CLIENTS:
+        return None
+    named = {name: known[name].cpu().numpy() for name in MATRICES if name in known}
+    matrix = matrix_of(named, clients)
+    return None if matrix is None else to_line(state.round, matrix)
 
 
 def from_saved(saved: Saved, world: World, rule: Compensation, trial: Trial) -> State:

@@ -1,6 +1,6 @@
-"""What a run came to: the table, the figures, one page; and trackers that follow it."""
+"""What a run came to: the table and the figures; and trackers that follow it."""
 
-from safari.report.page import write_figures, write_report
+from safari.report.gallery import write_figures
 from safari.report.table import Row, cells, explain, rows_of, to_markdown, to_rich, to_text
 from safari.report.track import MLflow, TensorBoard, watchers_for
 
@@ -16,5 +16,4 @@ __all__ = [
     "to_text",
     "watchers_for",
     "write_figures",
-    "write_report",
 ]

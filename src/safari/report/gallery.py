@@ -1,9 +1,12 @@
-"""Which figures a run, or several together, deserve: names, titles and captions."""
+"""Which figures a run, or several together, deserve: names, titles, captions; and all of them as files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,8 +20,13 @@ from safari.report.gather import (
     Series,
     dense_bytes,
     message_bytes,
+    read_run,
+    run_names,
     series,
 )
+from safari.report.style import render, styled
+from safari.runs import RunFolder
+from safari.runs.files import making, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,6 +50,37 @@ def draw_all(runs: Sequence[RunData]) -> Iterator[Drawn]:
     yield from _masks(runs)
     for run in runs:
         yield from _own(run)
+
+
+def write_figures(runs: RunFolder | Sequence[RunFolder], folder: Path) -> list[Path]:
+    """Write every figure as PNG and SVG into a folder, and return the paths.
+
+    MissingExtraError without Matplotlib, before anything is written.
+    """
+    several = [runs] if isinstance(runs, RunFolder) else list(runs)
+    with styled():
+        data = [read_run(run, name) for run, name in zip(several, run_names(several), strict=True)]
+    paths = list[Path]()
+    with making(folder):
+        for drawn in draw_all(data):
+            whose = "" if drawn.run is None or len(data) == 1 else f"{drawn.run}-"
+            stem = _stem(whose + drawn.name, {path.stem.casefold() for path in paths})
+            for kind in ("png", "svg"):
+                path = folder / f"{stem}.{kind}"
+                write_atomically(path, render(drawn.figure, kind))
+                paths.append(path)
+    return paths
+
+
+def _stem(name: str, taken: Set[str]) -> str:
+    """A file's name that is safe in any file system and not taken: a run's may come from its folder's.
+
+    >>> _stem("my run #2-labels", {"labels"}), _stem("Top1", {"top1", "top1-2"})
+    ('my-run-2-labels', 'Top1-3')
+    """
+    safe = re.sub(r"[^A-Za-z0-9._+]+", "-", name).lstrip(".-") or "figure"
+    numbered = (safe if n == 1 else f"{safe}-{n}" for n in count(1))
+    return next(stem for stem in numbered if stem.casefold() not in taken)
 
 
 def _scores(runs: Sequence[RunData]) -> Iterator[Drawn]:

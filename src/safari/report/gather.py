@@ -83,7 +83,6 @@ class RunData:
     config: Config
     arms: tuple[ArmData, ...]
     label_counts: NDArray[np.int64] | None
-    environment: Mapping[str, Any]
 
 
 def run_names(runs: Sequence[RunFolder]) -> list[str]:
@@ -106,7 +105,6 @@ def read_run(run: RunFolder, name: str | None = None) -> RunData:
         config=run.config,
         arms=tuple(arm for arm in arms if arm.trials),
         label_counts=_label_counts(run.path / "clients.json", clients.get("label_counts")),
-        environment=_optional_json(run.path / "environment.json"),
     )
 
 

@@ -1,4 +1,4 @@
-"""The page's style sheet: light and dark, screen, phone and paper."""
+"""The style sheet of a page of figures: light and dark, screen, phone and paper."""
 
 from __future__ import annotations
 

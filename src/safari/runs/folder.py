@@ -5,6 +5,7 @@ RUN/summary.json                     final numbers, every arm
 RUN/report.html, RUN/figures/
 RUN/trials/ARM/seed-N/rounds.jsonl   one line a round; bit-equal between two runs of one config
 RUN/trials/ARM/seed-N/timings.jsonl  seconds, apart because they are never equal
+RUN/trials/ARM/seed-N/similarity.jsonl  the similarity matrix in some rounds, where the rule keeps one
 RUN/trials/ARM/seed-N/checkpoint.safetensors
 """
 
@@ -60,19 +61,32 @@ class Trial:
         return self.path / "timings.jsonl"
 
     @property
+    def similarity(self) -> Path:
+        """The file of similarity matrices."""
+        return self.path / "similarity.jsonl"
+
+    @property
     def checkpoint(self) -> Path:
         """The file of the last checkpoint."""
         return self.path / "checkpoint.safetensors"
 
-    def append(self, record: Mapping[str, Any], seconds: Mapping[str, float]) -> None:
-        """Add a round's line."""
+    def append(
+        self,
+        record: Mapping[str, Any],
+        seconds: Mapping[str, float],
+        similarity: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Add a round's line, and its similarity matrix where there is one."""
+        if similarity is not None:
+            append_line(self.similarity, json.dumps(similarity))
         append_line(self.timings, json.dumps({"round": record["round"], **seconds}))
         append_line(self.rounds, json.dumps(record, allow_nan=False))
 
     def save(self, saved: Saved) -> None:
         """Replace the checkpoint, after all records so far are on the disk."""
-        for path in (self.rounds, self.timings):
-            _sync(path)
+        for path in (self.rounds, self.timings, self.similarity):
+            if path != self.similarity or path.exists():
+                _sync(path)
         # One entry: safetensors writes several in any order, and equal runs should have equal files.
         about = {"format": FORMAT, "round": saved.round, "facts": saved.facts}
         # Copies, because safetensors refuses tensors that share memory, as a rule's state may.
@@ -87,8 +101,11 @@ class Trial:
         if not self.checkpoint.exists():
             keep_lines(self.rounds, 0)
             keep_lines(self.timings, 0)
+            keep_lines(self.similarity, 0)
             return None
         saved = read_checkpoint(self.checkpoint)
+        pictures = [line.get("round", 0) for line in read_lines(self.similarity)]
+        keep_lines(self.similarity, sum(round <= saved.round for round in pictures))
         kept = min(keep_lines(self.rounds, saved.round), keep_lines(self.timings, saved.round))
         if kept < saved.round:
             raise RunError(

@@ -73,11 +73,12 @@ def summarise(run: RunFolder) -> dict[str, Any]:
         "rounds": config.rounds,
         "last": config.evaluation.last,
         "target": config.evaluation.target,
-        "arms": {arm: _over_seeds(list(seeds.values())) | {"seeds": seeds} for arm, seeds in trials.items()},
+        "arms": {arm: over_seeds(list(seeds.values())) | {"seeds": seeds} for arm, seeds in trials.items()},
     }
 
 
-def _over_seeds(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def over_seeds(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Mean, spread and n of each number of an arm, over its seeds."""
     names = (
         "top1",
         "top5",

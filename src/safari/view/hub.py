@@ -1,0 +1,305 @@
+"""All runs that the page was given: what they are, how far they are, what is new since last asked."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from safari.config import Config
+from safari.errors import RunError, SafariError
+from safari.report import cells, explain, rows_of
+from safari.report.gather import run_names
+from safari.report.track import shareable
+from safari.runs import RunFolder, Trial, seeds_of, summarise_trial
+from safari.runs.summary import over_seeds
+from safari.toml import to_toml
+from safari.view.pack import pack
+from safari.view.pictures import model_size
+from safari.view.trial import Cursor, TrialLog
+
+Cursors = dict[str, Cursor]
+# More is not what this package writes.
+_LARGEST_JSON = 8 * 2**20
+
+
+class Hub:
+    """Follows runs; every method may be called from any thread."""
+
+    def __init__(self, runs: Sequence[RunFolder], rules: Mapping[str, str] | None = None):
+        self._lock = Lock()
+        self._rules = dict(rules or {})
+        self._names = run_names(runs)
+        self._runs = list(runs)
+        self._configs = [_stamp(run) for run in runs]
+        self._logs: dict[str, TrialLog] = {}
+        self._problems: dict[int, str] = {}
+        self.version = 0
+
+    def poll(self) -> bool:
+        """Read what is new on the disk; True when anything is."""
+        with self._lock:
+            changed = False
+            for number in range(len(self._runs)):
+                changed |= self._reread_config(number)
+                for arm in self._runs[number].config.arms:
+                    for seed in seeds_of(self._runs[number].config):
+                        changed |= self._poll_trial(number, arm.name, seed)
+            self.version += changed
+            return changed
+
+    def describe(self) -> dict[str, Any]:
+        """What stays the same while rounds go by, and how each run stands."""
+        with self._lock:
+            return {"runs": [self._describe(number) for number in range(len(self._runs))]}
+
+    def since(self, have: Cursors) -> tuple[dict[str, dict[str, Any]], Cursors]:
+        """For each trial that has grown, what is new; and the cursors after that."""
+        with self._lock:
+            news, now = {}, {}
+            for key, log in self._logs.items():
+                now[key] = log.cursor
+                if have.get(key) != log.cursor:
+                    place = {"run": int(key.partition("/")[0]), "arm": log.trial.arm, "seed": log.trial.seed}
+                    news[key] = place | log.since(have.get(key))
+            return news, now
+
+    def detail(self, key: str) -> dict[str, Any]:
+        """Every client and layer of a trial."""
+        with self._lock:
+            return self._log(key).detail()
+
+    def picture(self, key: str, round: int) -> dict[str, Any]:
+        """The similarity matrix of a trial after a round."""
+        with self._lock:
+            matrix = self._log(key).pictures.read(round)
+        return {"round": round, "clients": len(matrix), "matrix": pack(matrix, "f4")}
+
+    def picture_rounds(self, key: str) -> list[int]:
+        """The rounds of a trial that have one."""
+        with self._lock:
+            return self._log(key).pictures.rounds
+
+    def table(self) -> dict[str, Any]:
+        """The table of results, as texts."""
+        with self._lock:
+            summaries = {name: self._summary(number) for number, name in enumerate(self._names)}
+        header, body = cells(rows_of(summaries))
+        return {"header": header, "rows": body, "note": explain(summaries)}
+
+    def _log(self, key: str) -> TrialLog:
+        if key not in self._logs:
+            raise RunError(f"there is no trial {key!r} here")
+        return self._logs[key]
+
+    def _poll_trial(self, number: int, arm: str, seed: int) -> bool:
+        run, key = self._runs[number], f"{number}/{arm}/{seed}"
+        if key not in self._logs:
+            trial = Trial(arm, seed, run.path / "trials" / arm / f"seed-{seed}")
+            if not trial.rounds.exists():
+                return False
+            self._logs[key] = TrialLog(trial, run.config.clients)
+        return self._logs[key].poll()
+
+    def _reread_config(self, number: int) -> bool:
+        """A resumed run may have more rounds, seeds or arms than before."""
+        run, stamp = self._runs[number], _stamp(self._runs[number])
+        if stamp == self._configs[number]:
+            return False
+        self._configs[number] = stamp
+        try:
+            self._runs[number] = RunFolder.open(run.path)
+            self._problems.pop(number, None)
+        except SafariError as error:
+            self._problems[number] = f"config.toml cannot be read any more: {error}"
+            return True
+        if self._runs[number].config.clients != run.config.clients:
+            self._logs = {k: log for k, log in self._logs.items() if not k.startswith(f"{number}/")}
+        return True
+
+    def _describe(self, number: int) -> dict[str, Any]:
+        run, problems = self._runs[number], list[str]()
+        config = shareable(run.config)
+        clients, environment, model = (
+            _read_json(run.path / name, problems)
+            for name in ("clients.json", "environment.json", "model.json")
+        )
+        if number in self._problems:
+            problems.append(self._problems[number])
+        return {
+            "name": self._names[number],
+            "rounds": config.rounds,
+            "clients": config.clients,
+            "seeds": list(seeds_of(config)),
+            "target": config.evaluation.target,
+            "arms": [_arm(arm, self._rules) for arm in config.arms],
+            "setting": setting(config),
+            "fields": _flat(config.to_dict()),
+            "toml": to_toml(config),
+            "environment": [[str(key), str(value)] for key, value in environment.items()],
+            "label_counts": _counts(clients.get("label_counts"), config.clients),
+            "numbers": self._numbers(number, model),
+            "state": self._state(number),
+            "problems": problems,
+        }
+
+    def _numbers(self, number: int, model: Mapping[str, Any]) -> int | None:
+        size = model.get("numbers")
+        if isinstance(size, int):
+            return size
+        logs = (log for key, log in self._logs.items() if key.startswith(f"{number}/"))
+        return next((size for log in logs if (size := model_size(log.trial)) is not None), None)
+
+    def _state(self, number: int) -> str:
+        """finished, running or stopped."""
+        run = self._runs[number]
+        done = sum(min(log.length, run.config.rounds) for log in self._logs_of(number).values())
+        if done >= run.config.rounds * run.config.seeds * len(run.config.arms):
+            return "finished"
+        return "running" if _has_writer(run.path) else "stopped"
+
+    def _logs_of(self, number: int) -> dict[tuple[str, int], TrialLog]:
+        """The logs of what a run's config asks for now."""
+        config = self._runs[number].config
+        keys = {
+            (arm.name, seed): f"{number}/{arm.name}/{seed}"
+            for arm in config.arms
+            for seed in seeds_of(config)
+        }
+        return {place: self._logs[key] for place, key in keys.items() if key in self._logs}
+
+    def _summary(self, number: int) -> dict[str, Any]:
+        config, logs = self._runs[number].config, self._logs_of(number)
+        arms = {}
+        for arm in config.arms:
+            seeds = {
+                str(seed): summarise_trial(_records(log), config)
+                for (name, seed), log in logs.items()
+                if name == arm.name
+            }
+            arms[arm.name] = over_seeds(list(seeds.values())) | {"seeds": seeds}
+        return {
+            "rounds": config.rounds,
+            "last": config.evaluation.last,
+            "target": config.evaluation.target,
+            "arms": arms,
+        }
+
+
+def setting(config: Config) -> str:
+    """A run in a line."""
+    clients = f"{config.clients} clients"
+    if config.cohort:
+        clients += f", {config.cohort} asked in a round"
+    parts = [
+        clients,
+        f"{config.data.name} ({config.partition.name})",
+        config.model.name,
+        f"{config.pruning.pruner} at {100 * config.pruning.sparsity:.4g} % sparsity",
+        f"uplink {config.uplink.name}",
+        *([f"downlink {config.downlink.name}"] if config.downlink.name != "perfect" else []),
+        f"{config.rounds} rounds",
+        f"{config.seeds} seed" + "s" * (config.seeds > 1),
+    ]
+    return " · ".join(parts)
+
+
+def _arm(arm: Any, rules: Mapping[str, str]) -> dict[str, Any]:
+    options = ", ".join(f"{key} = {value!r}" for key, value in arm.rule.options.items())
+    return {
+        "name": arm.name,
+        "rule": arm.rule.name,
+        "options": options,
+        "about": rules.get(arm.rule.name, ""),
+    }
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> list[list[str]]:
+    """Every field of a config with its value, as texts.
+
+    >>> _flat({"rounds": 3, "uplink": {"name": "lost"}})
+    [['rounds', '3'], ['uplink.name', 'lost']]
+    """
+    rows = []
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            rows += _flat(value, f"{prefix}{key}.")
+        else:
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            rows.append([f"{prefix}{key}", text])
+    return rows
+
+
+def _records(log: TrialLog) -> list[dict[str, Any]]:
+    """What a summary needs of each record."""
+    names = ("round", "top1", "top5", "loss", "bytes_up", "bytes_down", "arrived", "missing", "refused")
+    return [
+        {
+            "round": round,
+            "top1": top1,
+            "top5": top5,
+            "loss": loss,
+            "bytes": {"up": up, "down": down},
+            "arrived": range(int(arrived or 0)),
+            "missing": range(int(missing or 0)),
+            "refused": range(int(refused or 0)),
+        }
+        for round, top1, top5, loss, up, down, arrived, missing, refused in zip(
+            *(log.columns[name] for name in names), strict=True
+        )
+    ]
+
+
+def _counts(value: Any, clients: int) -> list[list[int]] | None:
+    """Label counts, when they are a table of whole numbers for these clients."""
+    if not isinstance(value, list) or len(value) != clients or not value:
+        return None
+    widths = {len(row) if isinstance(row, list) else 0 for row in value}
+    if len(widths) != 1 or 0 in widths or not all(type(n) is int for row in value for n in row):
+        return None
+    return value
+
+
+def _read_json(path: Path, problems: list[str]) -> dict[str, Any]:
+    try:
+        if not path.exists():
+            return {}
+        if path.stat().st_size > _LARGEST_JSON:
+            raise ValueError(f"larger than {_LARGEST_JSON} bytes")
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        problems.append(f"{path.name} cannot be read: {error}")
+        return {}
+    if not isinstance(value, dict):
+        problems.append(f"{path.name} must hold a JSON object, got {type(value).__name__}")
+        return {}
+    return value
+
+
+def _stamp(run: RunFolder) -> tuple[int, int]:
+    try:
+        about = (run.path / "config.toml").stat()
+    except OSError:
+        return 0, 0
+    return about.st_mtime_ns, about.st_size
+
+
+def _has_writer(path: Path) -> bool:
+    """Is a process at work on the folder? The lock itself is left alone: even a short hold would refuse
+    a run that is just about to begin."""
+    try:
+        pid = int((path / ".writer").read_text().strip())
+    except (OSError, ValueError):
+        return False
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True

@@ -1,0 +1,179 @@
+// The page: what is known, what is chosen, and the charts of both.
+
+import { PageState } from "./address.js";
+import { Card } from "./card.js";
+import { clusterByLabels, clusterBySimilarity } from "./cluster.js";
+import { Controls } from "./controls.js";
+import { LabelMap, LayerMap } from "./heat.js";
+import { LineChart } from "./lines.js";
+import { asBytes } from "./numbers.js";
+import { drawConfig, drawHead, drawNotes, drawTable, drawTiles } from "./panels.js";
+import { SimilarityMap, StandIns } from "./similarity.js";
+import { FrozenSource, LiveSource } from "./source.js";
+import { Store } from "./store.js";
+import { ArrivalStrip } from "./strip.js";
+import { onSystemTheme, setTheme } from "./theme.js";
+import { TimeChart } from "./times.js";
+import { Tip } from "./tip.js";
+
+const FLOAT32 = 4;
+
+class Page {
+  constructor() {
+    this.state = new PageState();
+    this.store = new Store();
+    this.hover = { round: null };
+    this.tip = new Tip();
+    this.cards = [];
+    this.memory = new Map();
+  }
+
+  // Charts ask for the same things thousands of times in a drawing: found out once, until something changes.
+  remember(name, find) {
+    if (!this.memory.has(name)) this.memory.set(name, find());
+    return this.memory.get(name);
+  }
+
+  selected() {
+    return this.remember("selected", () => this.findSelected());
+  }
+
+  clients() {
+    return this.remember("clients", () => this.findClients());
+  }
+
+  // Whose clients are shown: as the address says, or the first arm in which somebody stood in.
+  findSelected() {
+    const wanted = this.state.get("trial");
+    if (wanted && this.store.trials.has(wanted)) return wanted;
+    const trials = this.store.arms().flatMap((arm) => arm.trials);
+    const busy = trials.find((t) => t.pictures.length) ?? trials.find((t) => t.columns.stood_in?.some((n) => n > 0));
+    return (busy ?? trials.at(-1))?.key ?? null;
+  }
+
+  trial() {
+    return this.store.trials.get(this.selected()) ?? null;
+  }
+
+  // The same in words.
+  whose() {
+    const trial = this.trial();
+    const arm = this.store.arms().find((a) => a.trials.includes(trial));
+    return arm ? `${arm.label}, seed ${trial.seed}` : "";
+  }
+
+  run() {
+    return this.store.runs[this.trial()?.run] ?? null;
+  }
+
+  // The round of the slider.
+  round() {
+    const last = this.trial()?.columns.round.at(-1) ?? 1;
+    return Math.max(1, Math.min(last, this.state.get("round") ?? last));
+  }
+
+  // The clients in their order, with their groups: by similarity where it is known, else by labels.
+  findClients() {
+    const trial = this.trial();
+    const count = this.run()?.clients ?? 0;
+    const numbers = Array.from({ length: count }, (_, k) => k);
+    const plain = { order: numbers, groups: numbers.map(() => 0), by: "number" };
+    if (!trial) return plain;
+    const last = trial.pictures.at(-1);
+    const picture = last ? this.store.picture(trial.key, last) : null;
+    const key = `${trial.key}|${trial.generation}|${picture?.round}|${this.run().label_counts !== null}`;
+    // While the newest picture is on its way, the order of the one before stays.
+    const stale = this.grouped?.trial === trial.key && last && !picture && this.grouped.by === "similarity";
+    if (!stale && this.grouped?.key !== key) {
+      let found = plain;
+      if (picture?.clients === count) found = { ...clusterBySimilarity(picture), by: "similarity" };
+      else if (this.run().label_counts) found = { ...clusterByLabels(this.run().label_counts), by: "labels" };
+      this.grouped = { key, trial: trial.key, ...found };
+    }
+    return this.state.get("order") === "number" ? { ...this.grouped, order: numbers, by: "number" } : this.grouped;
+  }
+
+  hoverRound(round, from) {
+    const before = this.hover.round;
+    this.hover.round = round;
+    for (const card of this.cards) if (card === from || before !== round) card.drawOver();
+  }
+
+  refresh() {
+    this.memory.clear();
+    if (this.waiting) return;
+    this.waiting = true;
+    requestAnimationFrame(() => {
+      this.waiting = false;
+      drawHead(this, document.getElementById("runs"));
+      drawTiles(this, document.getElementById("tiles"));
+      drawTable(this, document.getElementById("results"));
+      drawConfig(this, document.getElementById("config"));
+      drawNotes(this, document.getElementById("notes"));
+      this.controls.draw();
+      for (const card of this.cards) card.refresh();
+      document.body.dataset.version = this.store.version;
+    });
+  }
+
+  dense() {
+    const sizes = new Set(this.store.runs.map((run) => run.numbers).filter((n) => n !== null));
+    return [...sizes].map((n) => ({ label: `dense: ${asBytes(FLOAT32 * n)}`, value: FLOAT32 * n, always: true }));
+  }
+
+  targets() {
+    const wanted = new Set(this.store.runs.map((run) => run.target));
+    return [...wanted].map((value) => ({ label: `target ${Number((100 * value).toPrecision(4))} %`, value }));
+  }
+}
+
+function charts(page) {
+  const lines = (options) => new LineChart(page, options);
+  const counted = "Not counted in this run (wire.every).";
+  return {
+    scores: [
+      lines({ id: "top1", title: "Accuracy, top-1", column: "top1", format: "percent", about: "The global model on the test set.", ceiling: 1.005, bottom: 0, tall: 340, wide: true, references: () => page.targets() }),
+      lines({ id: "top5", title: "Accuracy, top-5", column: "top5", format: "percent", about: "The right label is among the five likeliest.", ceiling: 1.005, bottom: 0 }),
+      lines({ id: "loss", title: "Loss", column: "loss", about: "Cross-entropy on the test set.", bottom: 0 }),
+    ],
+    clients: [new ArrivalStrip(page), new SimilarityMap(page), new StandIns(page), new LabelMap(page), new TimeChart(page)],
+    bytes: [
+      lines({ id: "bytes-up", title: "Bytes up", column: "bytes_up", format: "bytes", about: "One upload as really encoded, mean over the clients.", floor: 0, references: () => page.dense(), nothing: counted }),
+      lines({ id: "bytes-down", title: "Bytes down", column: "bytes_down", format: "bytes", about: "The broadcast as really encoded.", floor: 0, references: () => page.dense(), nothing: counted }),
+    ],
+    masks: [
+      lines({ id: "density", title: "Mask density", column: "support", format: "percent", about: "Prunable weights of the global model that are not 0.", floor: 0 }),
+      lines({ id: "churn", title: "Mask churn", column: "churn", format: "percent", about: "Prunable weights that became or ceased to be 0 in the round.", floor: 0 }),
+      new LayerMap(page, { id: "layer-density", title: "Density by layer", what: "support", unit: "not 0", about: "Weights of each layer that are not 0, first layer on top." }),
+      new LayerMap(page, { id: "layer-churn", title: "Churn by layer", what: "churn", unit: "changed (root scale)", about: "Weights of each layer that became or ceased to be 0 in the round." }),
+    ],
+  };
+}
+
+function begin() {
+  const page = new Page();
+  setTheme(page.state.get("theme"));
+  page.controls = new Controls(page);
+  document.getElementById("controls").append(...page.controls.general);
+  document.getElementById("client-controls").append(...page.controls.clients);
+  for (const [room, found] of Object.entries(charts(page))) {
+    for (const chart of found) {
+      const card = new Card(page, chart);
+      page.cards.push(card);
+      document.getElementById(room).append(card.node);
+    }
+  }
+  page.store.onChange(() => page.refresh());
+  const dress = () => {
+    setTheme(page.state.get("theme"));
+    page.refresh();
+  };
+  page.state.onChange((changed) => (changed.has("theme") ? dress() : page.refresh()));
+  onSystemTheme(dress);
+  const tell = (kind, value) => page.store.take(kind, value);
+  const frozen = document.getElementById("frozen");
+  page.store.source = frozen ? new FrozenSource(JSON.parse(frozen.textContent), tell) : new LiveSource(tell);
+  page.refresh();
+}
+
+begin();

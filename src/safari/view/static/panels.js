@@ -1,0 +1,185 @@
+// What stands around the charts: how the runs stand, the arms, the table, the config and what was skipped.
+
+import { el, fill } from "./dom.js";
+import { NOTHING, asCount, asPercent, asSeconds, mean, plural } from "./numbers.js";
+import { lineDash, lineName } from "./theme.js";
+
+const RECENT = 20;
+
+export function drawHead(page, node) {
+  const { runs } = page.store;
+  document.title = runs.length ? `${runs.map((run) => run.name).join(", ")} · SAFARI` : "SAFARI";
+  fill(
+    node,
+    runs.map((run, number) =>
+      el("div", { class: "run" }, el("h1", {}, run.name), standing(page, run, number), el("p", { class: "setting" }, run.setting)),
+    ),
+  );
+}
+
+function standing(page, run, number) {
+  const trials = [...page.store.trials.values()].filter((t) => t.run === number);
+  const done = trials.reduce((sum, t) => sum + Math.min(run.rounds, t.columns.round.length), 0);
+  const all = run.rounds * run.seeds.length * run.arms.length;
+  let words = `${run.state}, ${plural(run.rounds, "round")}`;
+  if (run.state !== "finished") {
+    const left = remaining(run, trials, all - done);
+    words = `${run.state}, ${asPercent(done / all, 0)} of all rounds`;
+    if (run.state === "running" && left !== null) words += `, about ${asSeconds(left)} left`;
+  }
+  if (page.store.frozen && run.state === "running") words = `${asPercent(done / all, 0)} of all rounds, when this was written`;
+  const lost = !page.store.frozen && page.store.connected === false ? ", connection lost, trying again" : "";
+  return el("p", { class: `state ${lost ? "stopped" : run.state}` }, el("span", { class: "dot", "aria-hidden": "true" }), words + lost);
+}
+
+// What the rounds took lately, times those that are left.
+function remaining(run, trials, left) {
+  const recent = trials.flatMap((t) => {
+    const parts = Object.entries(t.seconds).filter(([name]) => name !== "round");
+    const length = t.seconds.round?.length ?? 0;
+    return Array.from({ length: Math.min(RECENT, length) }, (_, k) => parts.reduce((sum, [, v]) => sum + (v[length - 1 - k] ?? 0), 0));
+  });
+  return recent.length ? mean(recent) * left : null;
+}
+
+// A tile an arm: its newest numbers; pressed when it is shown. Tiles stay what they are while their numbers
+// change: a click may last longer than a round.
+export function drawTiles(page, node) {
+  const arms = page.store.arms();
+  const key = JSON.stringify(arms.map((arm) => [arm.id, arm.label]));
+  if (node.dataset.shown !== key) {
+    node.dataset.shown = key;
+    fill(node, arms.map((arm) => tile(page, arm)));
+  }
+  const off = new Set(page.state.get("off"));
+  const scores = new Map(page.store.lines("top1").map((line) => [line.id, line]));
+  const losses = new Map(page.store.lines("loss").map((line) => [line.id, line]));
+  arms.forEach((arm, k) => {
+    const [, big, small] = node.children[k].children;
+    node.children[k].setAttribute("aria-pressed", String(!off.has(arm.id)));
+    fill(big, score(scores.get(arm.id)));
+    small.textContent = words(arm, losses.get(arm.id));
+  });
+}
+
+function tile(page, arm) {
+  const toggle = () => {
+    const off = new Set(page.state.get("off"));
+    if (!off.delete(arm.id)) off.add(arm.id);
+    page.state.set({ off: [...off] });
+  };
+  return el(
+    "button",
+    { type: "button", class: "tile", title: arm.own.about, onclick: toggle },
+    el("span", { class: "name" }, swatch(arm.index), arm.label),
+    el("span", { class: "big" }),
+    el("span", { class: "small" }),
+  );
+}
+
+function swatch(index) {
+  const dashed = lineDash(index).length > 0;
+  return el("span", { class: `swatch${dashed ? " dashed" : ""}`, "aria-hidden": "true", style: { "--line": lineName(index) } });
+}
+
+function score(line) {
+  if (!line?.means.length) return [NOTHING];
+  const spread = line.seeds > 1 ? el("small", {}, ` ± ${(100 * line.spreads.at(-1)).toFixed(1)}`) : null;
+  return [`${(100 * line.means.at(-1)).toFixed(1)} %`, spread];
+}
+
+function words(arm, loss) {
+  const sum = (name) => arm.trials.reduce((all, t) => all + t.columns[name].reduce((a, b) => a + b, 0), 0);
+  const arrived = sum("arrived");
+  const asked = arrived + sum("missing");
+  const round = Math.max(0, ...arm.trials.map((t) => t.columns.round.at(-1) ?? 0));
+  if (!round) return "not begun";
+  const parts = [`round ${asCount(round)}`];
+  if (loss?.means.length) parts.push(`loss ${loss.means.at(-1).toFixed(3)}`);
+  if (asked) parts.push(`${asPercent(arrived / asked, 0)} arrived`);
+  return parts.join(" · ").replaceAll(" %", "\u00a0%").replaceAll("% a", "%\u00a0a");
+}
+
+export function drawTable(page, node) {
+  const { table } = page.store;
+  if (!table || JSON.stringify(table) === node.dataset.shown) return;
+  node.dataset.shown = JSON.stringify(table);
+  const head = el("tr", {}, table.header.map((name) => el("th", { scope: "col" }, name)));
+  const body = table.rows.map(([first, ...rest]) => el("tr", {}, el("th", { scope: "row" }, first), rest.map((text) => el("td", {}, text))));
+  fill(
+    node,
+    scroll("Results", el("table", { class: "numbers" }, el("thead", {}, head), el("tbody", {}, body))),
+    el("p", { class: "caption" }, table.note),
+  );
+}
+
+function scroll(label, table) {
+  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, table);
+}
+
+// Rules, then what differs between the runs, then everything.
+export function drawConfig(page, node) {
+  const { runs } = page.store;
+  const key = JSON.stringify(runs.map((run) => [run.name, run.fields, run.arms, run.environment]));
+  if (!runs.length || node.dataset.shown === key) return;
+  node.dataset.shown = key;
+  const parts = [el("h3", {}, "What the server does about the missing"), rules(page)];
+  if (runs.length > 1) parts.push(el("h3", {}, "What differs"), differences(runs));
+  parts.push(el("h3", {}, "Made with"), environment(runs));
+  for (const run of runs) {
+    const title = runs.length > 1 ? `The whole config of ${run.name}` : "The whole config";
+    parts.push(el("details", { class: "config" }, el("summary", {}, title), el("pre", { tabindex: "0" }, run.toml)));
+  }
+  fill(node, parts);
+}
+
+function rules(page) {
+  const rows = page.store.arms().map((arm) => {
+    const { rule, options, about } = arm.own;
+    return el("tr", {}, el("th", { scope: "row" }, swatch(arm.index), arm.label), el("td", {}, options ? `${rule} (${options})` : rule), el("td", {}, about));
+  });
+  return scroll("Rules", el("table", {}, el("thead", {}, headings("arm", "rule", "what it does")), el("tbody", {}, rows)));
+}
+
+function headings(...names) {
+  return el("tr", {}, names.map((name) => el("th", { scope: "col" }, name)));
+}
+
+function differing(runs) {
+  const tables = runs.map((run) => new Map(run.fields));
+  const keys = [...new Set(tables.flatMap((table) => [...table.keys()]))];
+  return keys
+    .map((key) => [key, tables.map((table) => table.get(key) ?? NOTHING)])
+    .filter(([key, values]) => key !== "name" && new Set(values).size > 1);
+}
+
+function differences(runs) {
+  const found = differing(runs);
+  if (!found.length) return el("p", {}, "Nothing: these runs have the same config.");
+  const rows = found.map(([key, values]) => el("tr", {}, el("th", { scope: "row" }, key), values.map((value) => el("td", {}, value))));
+  const head = headings("field", ...runs.map((run) => run.name));
+  return scroll("Differences between the configs", el("table", {}, el("thead", {}, head), el("tbody", {}, rows)));
+}
+
+function environment(runs) {
+  const tables = runs.map((run) => new Map(run.environment));
+  const keys = [...new Set(tables.flatMap((table) => [...table.keys()]))];
+  if (!keys.length) return el("p", {}, "These runs do not say.");
+  const rows = keys.map((key) => el("tr", {}, el("th", { scope: "row" }, key), tables.map((table) => el("td", {}, table.get(key) ?? NOTHING))));
+  const head = headings("part", ...runs.map((run) => run.name));
+  return scroll("Versions and hardware", el("table", {}, el("thead", {}, head), el("tbody", {}, rows)));
+}
+
+// Records that could not be read.
+export function drawNotes(page, node) {
+  const { runs, trials } = page.store;
+  const lines = runs.flatMap((run) => run.problems.map((problem) => `${run.name}: ${problem}`));
+  for (const trial of trials.values()) {
+    for (const problem of trial.problems ?? []) lines.push(`${runs[trial.run]?.name}, ${trial.arm}, seed ${trial.seed}: ${problem}`);
+  }
+  const key = JSON.stringify(lines);
+  if (node.dataset.shown === key) return;
+  node.dataset.shown = key;
+  node.hidden = !lines.length;
+  fill(node, el("h2", {}, plural(lines.length, "note")), el("ul", {}, lines.map((line) => el("li", {}, line))));
+}

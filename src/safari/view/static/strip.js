@@ -1,0 +1,203 @@
+// Who arrived: one row a client, one column a round.
+
+import { BOTTOM, RoundChart, TOP, drawRoundAxis, roundSpan } from "./axes.js";
+import { lastUpTo, plural } from "./numbers.js";
+import { clientColours, colours, rgb } from "./theme.js";
+
+const NOT_ASKED = 0;
+const ARRIVED = 1;
+const LOST = 2;
+export const STOOD_IN = 3;
+const REFUSED = 4;
+
+export class ArrivalStrip extends RoundChart {
+  constructor(page) {
+    super(page, { id: "arrivals", title: "Who arrived", wide: true });
+  }
+
+  detail() {
+    return this.page.store.detail(this.page.selected());
+  }
+
+  empty() {
+    if (this.detail()?.length) return null;
+    return this.page.trial()?.lacksDetail ? "Left out of this file to keep it small: safari view shows it." : "No rounds yet.";
+  }
+
+  caption() {
+    return "Each row is a client, each column a round. Where an update was lost and another client stood in for it, the cell has that client's colour.";
+  }
+
+  legend() {
+    const { arrived, lost, refused, unknown } = colours();
+    const detail = this.detail();
+    if (!detail) return [];
+    const has = fates(detail.status);
+    const out = [{ label: "arrived", colour: arrived }];
+    if (has.has(LOST)) out.push({ label: "lost", colour: lost, edge: true });
+    if (has.has(REFUSED)) out.push({ label: "refused", colour: refused });
+    if (has.has(NOT_ASKED)) out.push({ label: "not asked", colour: unknown, edge: true });
+    if (has.has(STOOD_IN)) {
+      const { groups } = this.page.clients();
+      const shown = [...new Set(groups)].sort((a, b) => a - b);
+      for (const group of shown) {
+        const whose = shown.length > 1 ? `a client of group ${letter(group)}` : "another client";
+        out.push({ label: `lost, ${whose} stood in`, colour: colours().groups[group % colours().groups.length] });
+      }
+    }
+    return out;
+  }
+
+  row() {
+    const clients = this.detail()?.clients ?? 10;
+    return Math.max(1, Math.min(20, Math.floor(440 / clients)));
+  }
+
+  height() {
+    const clients = this.detail()?.clients ?? 10;
+    return TOP + BOTTOM + this.row() * clients;
+  }
+
+  draw(pen, width, height) {
+    const detail = this.detail();
+    const x = this.scale(width);
+    const { order, groups } = this.page.clients();
+    const image = this.image(detail, order, groups, Math.floor(x.x1 - x.x0));
+    const { soft, groups: hues } = colours();
+    const tall = height - TOP - BOTTOM;
+    if (image) {
+      const from = x.x(image.first - 0.5);
+      pen.clip(x.x0, TOP, x.x1 - x.x0, tall, () => pen.raster(image, from, TOP, x.x(image.last + 0.5) - from, tall));
+    }
+    const row = tall / detail.clients;
+    const every = Math.max(1, Math.ceil(14 / row));
+    order.forEach((client, k) => {
+      const y = TOP + k * row;
+      pen.rect(x.x0 - 6, y, 4, row + 0.3, hues[groups[client] % hues.length]);
+      if (k % every === 0) pen.text(String(client), x.x0 - 12, y + row / 2, soft, { anchor: "end" });
+    });
+    drawRoundAxis(pen, x, height - BOTTOM);
+  }
+
+  // A pixel for each cell, or the mean of the cells that fall on one.
+  image(detail, order, groups, pixels) {
+    const rounds = this.page.trial().columns.round;
+    const [low, high] = roundSpan(this.page);
+    const first = lastUpTo(rounds, low - 1) + 1;
+    const last = Math.min(lastUpTo(rounds, high), detail.length - 1);
+    if (last < first || pixels < 1) return null;
+    const key = [this.page.selected(), detail.generation, detail.length, first, last, pixels, order.join(), colours().arrived].join("|");
+    if (this.kept?.key === key) return this.kept.image;
+    const per = Math.ceil((last - first + 1) / pixels);
+    const width = Math.ceil((last - first + 1) / per);
+    const { clients } = detail;
+    const table = palette(groups);
+    const data = new Uint8ClampedArray(4 * width * clients);
+    order.forEach((client, y) => {
+      for (let column = 0; column < width; column += 1) {
+        const start = first + column * per;
+        const end = Math.min(start + per, last + 1);
+        let [r, g, b] = [0, 0, 0];
+        for (let t = start; t < end; t += 1) {
+          const cell = t * clients + client;
+          const at = 3 * (detail.status[cell] === STOOD_IN ? 4 + detail.whom[cell] : detail.status[cell]);
+          r += table[at];
+          g += table[at + 1];
+          b += table[at + 2];
+        }
+        const to = 4 * (y * width + column);
+        data[to] = r / (end - start);
+        data[to + 1] = g / (end - start);
+        data[to + 2] = b / (end - start);
+        data[to + 3] = 255;
+      }
+    });
+    const ends = { first: rounds[first], last: rounds[first] + width * per - 1 };
+    this.kept = { key, image: { width, height: clients, data, ...ends } };
+    return this.kept.image;
+  }
+
+  moveRow(y, dy, height) {
+    const row = (height - TOP - BOTTOM) / this.detail().clients;
+    return Math.max(TOP + row / 2, Math.min(height - BOTTOM - row / 2, y + dy * row));
+  }
+
+  hover(px, py, width, height) {
+    const detail = this.detail();
+    const { order } = this.page.clients();
+    const rounds = this.page.trial().columns.round;
+    const place = Math.floor(((py - TOP) / (height - TOP - BOTTOM)) * detail.clients);
+    const client = order[Math.max(0, Math.min(detail.clients - 1, place))];
+    const t = Math.min(lastUpTo(rounds, Math.round(this.scale(width).round(px))), detail.length - 1);
+    if (t < 0) return null;
+    const cell = t * detail.clients + client;
+    return {
+      title: `Round ${rounds[t]}, client ${client}`,
+      rows: [{ label: fate(detail, cell), value: "", colour: this.cellColour(detail, cell) }, ...this.share(detail, client)],
+      round: rounds[t],
+    };
+  }
+
+  cellColour(detail, cell) {
+    const table = palette(this.page.clients().groups);
+    const at = 3 * (detail.status[cell] === STOOD_IN ? 4 + detail.whom[cell] : detail.status[cell]);
+    return `rgb(${table[at]} ${table[at + 1]} ${table[at + 2]})`;
+  }
+
+  share(detail, client) {
+    let [asked, arrived] = [0, 0];
+    for (let t = 0; t < detail.length; t += 1) {
+      const status = detail.status[t * detail.clients + client];
+      asked += status !== NOT_ASKED;
+      arrived += status === ARRIVED;
+    }
+    return [{ label: "arrived so far", value: `${arrived} of ${asked}` }];
+  }
+
+  csv() {
+    const detail = this.detail();
+    const rounds = this.page.trial().columns.round;
+    const rows = [["round", "client", "fate", "stand-in", "stand-ins"]];
+    const names = ["not asked", "arrived", "lost", "stood in for", "refused"];
+    for (let t = 0; t < detail.length; t += 1) {
+      for (let client = 0; client < detail.clients; client += 1) {
+        const cell = t * detail.clients + client;
+        const stood = detail.status[cell] === STOOD_IN;
+        rows.push([rounds[t], client, names[detail.status[cell]], stood ? detail.whom[cell] - 1 : "", stood ? detail.crowd[cell] : ""]);
+      }
+    }
+    return rows;
+  }
+
+  summary() {
+    const { columns } = this.page.trial();
+    const sum = (name) => columns[name].reduce((a, b) => a + b, 0);
+    const asked = sum("arrived") + sum("missing");
+    return `${plural(columns.round.length, "round")}; ${sum("arrived")} of ${asked} updates arrived, for ${sum("stood_in")} lost ones another client stood in`;
+  }
+}
+
+function letter(group) {
+  return String.fromCharCode(65 + group);
+}
+
+// Which fates there are at all.
+function fates(status) {
+  let bits = 0;
+  for (let k = 0; k < status.length; k += 1) bits |= 1 << status[k];
+  return new Set([NOT_ASKED, ARRIVED, LOST, STOOD_IN, REFUSED].filter((code) => bits & (1 << code)));
+}
+
+function fate(detail, cell) {
+  const who = detail.whom[cell] - 1;
+  const others = detail.crowd[cell] - 1;
+  const more = others > 0 ? ` and ${plural(others, "other")}` : "";
+  return ["not asked", "arrived", "lost", `lost; client ${who}${more} stood in`, "refused"][detail.status[cell]];
+}
+
+// Colours by code: the five fates, then a stand-in of each client.
+function palette(groups) {
+  const { unknown, arrived, lost, refused } = colours();
+  const all = [unknown, arrived, lost, lost, refused, ...clientColours(groups)];
+  return Uint8Array.from(all.flatMap(rgb));
+}

@@ -1,0 +1,39 @@
+"""The figures of a run as files."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from report.made_up import record
+from safari.errors import MissingExtraError
+from safari.report import write_figures
+
+
+def test_figures_as_files(tiny, tmp_path):
+    names = ["top1", "top5", "loss", "bytes", "masks", "arrivals-drop", "arrivals-safari"]
+    names += ["similarity-safari", "labels"]
+    paths = write_figures(tiny, tmp_path / "figures")
+    assert [path.name for path in paths] == [f"{name}.{kind}" for name in names for kind in ("png", "svg")]
+    assert sorted(tmp_path.glob("figures/*")) == sorted(paths)
+    first = paths[0].read_bytes()
+    assert first.startswith(b"\x89PNG")
+    # 6.0 × 3.3 inches at 150 dots an inch, from the header of the file.
+    assert (int.from_bytes(first[16:20]), int.from_bytes(first[20:24])) == (900, 495)
+
+
+def test_figures_of_several_runs_do_not_overwrite_each_other(synthetic, tmp_path):
+    trials = {("drop", 0): [record(1, top1=None)]}
+    runs = [synthetic(trials, folder=name) for name in ("a b", "a$b")]
+    (runs[0].path / "clients.json").write_text('{"label_counts": [[1, 2]]}')
+    names = [path.name for path in write_figures(runs, tmp_path / "figures") if path.suffix == ".png"]
+    assert names == ["masks.png", "a-b-arrivals-drop.png", "a-b-labels.png", "a-b-arrivals-drop-2.png"]
+
+
+def test_without_matplotlib_it_says_how_to_get_it(tiny, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingExtraError) as error:
+        write_figures(tiny, tmp_path / "figures")
+    assert str(error.value) == "figures need matplotlib: pip install 'safari-fl[plots]'"
+    assert not (tmp_path / "figures").exists()

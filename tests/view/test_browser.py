@@ -1,0 +1,312 @@
+"""The page in a real Chromium, on real runs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import time
+from statistics import fmean, stdev
+from urllib.parse import parse_qs
+from xml.etree import ElementTree
+
+import pytest
+
+import safari
+from safari.config import parse
+from safari.runs import RunFolder
+from safari.toml import to_toml
+from safari.view import write_report
+from view.conftest import SMALL, drawn, process, records, viewing
+
+
+@pytest.fixture(scope="module")
+def frozen(small, tmp_path_factory):
+    """The same as a file."""
+    return write_report([small], tmp_path_factory.mktemp("frozen")).as_uri()
+
+
+@pytest.fixture(params=["live", "frozen"])
+def place(request):
+    """The page, served or as a file: whatever it can do, it can do as both."""
+    return request.getfixturevalue("address" if request.param == "live" else "frozen")
+
+
+def state(page):
+    hash = page.evaluate("location.hash")
+    return {key: value[0] for key, value in parse_qs(hash[1:]).items()}
+
+
+def settle(page):
+    """Let everything that was asked for be drawn."""
+    page.wait_for_load_state("networkidle") if page.url.startswith("file:") else None
+    page.evaluate("() => new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))")
+
+
+def pixels(page, chart):
+    return page.evaluate("id => document.querySelector(`#card-${id} canvas`).toDataURL()", chart)
+
+
+def last_round(page):
+    text = page.locator("#card-top1 .stage").get_attribute("aria-label")
+    return max(map(int, re.findall(r"in round (\d+)", text)))
+
+
+def hover(page, chart, x=0.5, y=0.5):
+    stage = page.locator(f"#card-{chart} .stage")
+    stage.scroll_into_view_if_needed()
+    box = stage.bounding_box()
+    page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"])
+    page.locator(".tip").wait_for()
+    return page.locator(".tip").inner_text()
+
+
+def test_points_arrive_while_a_run_goes_on(browse, tmp_path):
+    run, config = tmp_path / "run", tmp_path / "config.toml"
+    config.write_text(to_toml(parse({**SMALL, "rounds": 100_000, "seeds": 1})))
+    with process("run", str(config), "--out", str(run), "--quiet") as child:
+        wait_for(run / "trials/safari/seed-0/rounds.jsonl", child)
+        with viewing(run) as address:
+            page = browse(address)
+            assert page.locator(".state").inner_text().startswith("running, ")
+            first, before = last_round(page), pixels(page, "top1")
+            page.wait_for_function(
+                "first => [...document.querySelector('#card-top1 .stage').ariaLabel"
+                ".matchAll(/in round (\\d+)/g)].some(m => Number(m[1]) > first + 5)",
+                arg=first,
+            )
+            assert pixels(page, "top1") != before
+            # The strip grows too, by increments: the cells are those of the records.
+            drawn(page, "arrivals")
+            length = page.locator("#card-arrivals .stage").get_attribute("aria-label")
+            page.wait_for_function(
+                "old => document.querySelector('#card-arrivals .stage').ariaLabel !== old", arg=length
+            )
+            assert int(page.locator("#round").get_attribute("max")) > first
+            assert state(page).get("round") is None, "at its end the slider follows the run"
+            page.close()
+    assert RunFolder.open(run).trial("safari", 0).records()
+
+
+def wait_for(path, child):
+    while not (path.exists() and path.stat().st_size):
+        assert child.poll() is None, child.stderr.read()
+        time.sleep(0.05)
+
+
+def test_the_slider_moves_through_the_rounds(browse, place):
+    page = browse(place)
+    drawn(page, "similarity")
+    assert "after round 40" in page.locator("#card-similarity .caption").inner_text()
+    before = pixels(page, "similarity"), pixels(page, "stand-ins")
+    slider = page.locator("#round")
+    slider.focus()
+    page.keyboard.press("Home")
+    for _ in range(6):
+        page.keyboard.press("ArrowRight")
+    page.get_by_text("after round 7;").wait_for()
+    assert state(page)["round"] == "7"
+    page.wait_for_function(
+        "old => document.querySelector('#card-similarity canvas').toDataURL() !== old", arg=before[0]
+    )
+    assert pixels(page, "stand-ins") != before[1]
+    assert page.locator("output.round").inner_text() == "7 of 40"
+    page.keyboard.press("End")
+    assert "round" not in state(page)
+
+
+def test_hovering_gives_exact_numbers(browse, place, small):
+    page = browse(place)
+    tip = hover(page, "top1")
+    number = int(re.match(r"Round (\d+)", tip)[1])
+    for arm in ("drop", "safari"):
+        values = [100 * records(small, arm, seed)[number - 1]["top1"] for seed in (0, 1)]
+        mean, spread = fmean(values), stdev(values)
+        assert f"{arm}\n{shown(mean)} % ± {shown(spread)} %" in tip
+    page.mouse.move(5, 5)
+    page.locator(".tip").wait_for(state="hidden")
+
+
+def shown(value):
+    """Six figures, as JavaScript writes them."""
+    return f"{float(f'{value:.6g}'):g}" if value == 0 or abs(value) >= 1e-4 else f"{value:.6g}"
+
+
+def test_hovering_the_strip_says_who_stood_in(browse, place, small):
+    page = browse(place)
+    page.get_by_label("Order").select_option("number")
+    drawn(page, "arrivals")
+    stage = page.locator("#card-arrivals .stage")
+    box = stage.bounding_box()
+    lines = records(small, "safari")
+    line = next(r for r in lines[10:] if "1" in r["stand_ins"] and len(r["stand_ins"]["1"]) == 1)
+    # 58 and 12 pixels are margins; rounds 1 to 40 lie between; client 1 is the second of six rows.
+    x = 58 + (line["round"] - 1) / 39 * (box["width"] - 70)
+    y = 10 + 1.5 * (box["height"] - 40) / 6
+    tip = hover(page, "arrivals", x / box["width"], y / box["height"])
+    assert tip.startswith(
+        f"Round {line['round']}, client 1\n\nlost; client {line['stand_ins']['1'][0]} stood in"
+    )
+    arrived = sum(1 in r["arrived"] for r in lines)
+    assert f"arrived so far\n{arrived} of 40" in tip
+
+
+def test_charts_can_be_read_with_the_keyboard(browse, place, small):
+    page = browse(place)
+    drawn(page, "loss")
+    page.locator("#card-loss .stage").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    said = page.locator("#live").inner_text()
+    mean = fmean(records(small, "drop", seed)[1]["loss"] for seed in (0, 1))
+    assert said.startswith("Round 2: ")
+    assert f"drop {shown(mean)} ±" in said
+    drawn(page, "similarity")
+    page.locator("#card-similarity .stage").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert re.match(r"Clients \d and \d: similarity -\d", page.locator("#live").inner_text())
+    drawn(page, "stand-ins")
+    page.locator("#card-stand-ins .stage").focus()
+    page.keyboard.press("ArrowRight")
+    assert re.match(r"Client \d: stood in for others \d+ time", page.locator("#live").inner_text())
+    page.keyboard.press("Escape")
+    page.locator(".tip").wait_for(state="hidden")
+
+
+def download(page, chart, kind):
+    drawn(page, chart)
+    page.locator(f"#card-{chart} summary").click()
+    with page.expect_download() as found:
+        page.locator(f"#card-{chart} .choices").get_by_text(kind, exact=True).click()
+    assert found.value.suggested_filename == f"small-{chart}.{kind.lower()}"
+    return found.value.path().read_bytes()
+
+
+CHARTS = ["top1", "top5", "loss", "arrivals", "similarity", "stand-ins", "labels", "time", "bytes-up",
+          "bytes-down", "density", "churn", "layer-density", "layer-churn"]  # fmt: skip
+
+
+def test_every_chart_can_be_downloaded_as_png_svg_and_csv(browse, address):
+    page = browse(address)
+    assert page.evaluate("[...document.querySelectorAll('.card')].map(c => c.id.slice(5))") == CHARTS
+    for chart in CHARTS:
+        png, svg, table = (download(page, chart, kind) for kind in ("PNG", "SVG", "CSV"))
+        assert png.startswith(b"\x89PNG")
+        assert int.from_bytes(png[16:20]) >= 1000, "twice the size on the screen"
+        drawing = ElementTree.fromstring(svg)
+        assert drawing.tag == "{http://www.w3.org/2000/svg}svg"
+        assert len(list(drawing.iter())) > 10
+        rows = list(csv.reader(io.StringIO(table.decode())))
+        assert len(rows) > 1
+        assert {len(row) for row in rows} == {len(rows[0])}
+
+
+def test_a_downloaded_table_holds_the_records(browse, place, small):
+    page = browse(place)
+    rows = list(csv.DictReader(io.StringIO(download(page, "top1", "CSV").decode())))
+    expected = [fmean(records(small, "safari", s)[t]["top1"] for s in (0, 1)) for t in range(40)]
+    found = [float(row["mean"]) for row in rows if row["arm"] == "safari"]
+    assert found == pytest.approx(expected, abs=1e-12)
+    cells = list(csv.DictReader(io.StringIO(download(page, "arrivals", "CSV").decode())))
+    for record in records(small, "safari"):
+        mine = [cell for cell in cells if cell["round"] == str(record["round"])]
+        assert [int(c["client"]) for c in mine if c["fate"] == "arrived"] == record["arrived"]
+        assert {c["client"]: int(c["stand-in"]) for c in mine if c["fate"] == "stood in for"} == {
+            client: who[0] for client, who in record["stand_ins"].items()
+        }
+
+
+def test_themes_switch_and_are_remembered_in_the_address(browse, place):
+    page = browse(place, color_scheme="light")
+    colour = "getComputedStyle(document.body).backgroundColor"
+    light, drawing = page.evaluate(colour), pixels(page, "top1")
+    page.get_by_label("Colours").select_option("dark")
+    page.wait_for_function(f"old => {colour} !== old", arg=light)
+    page.wait_for_function(
+        "old => document.querySelector('#card-top1 canvas').toDataURL() !== old", arg=drawing
+    )
+    assert state(page)["theme"] == "dark"
+    dark = page.evaluate(colour)
+    page.reload()
+    drawn(page, "top1")
+    assert page.evaluate(colour) == dark
+    page.get_by_label("Colours").select_option("auto")
+    assert page.evaluate(colour) == light
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function(f"dark => {colour} === dark", arg=dark)
+
+
+def test_the_address_shows_a_colleague_the_same_view(browse, place):
+    page = browse(place)
+    page.locator(".tile", has_text="drop").click()
+    page.get_by_label("First round on the axes").fill("5")
+    page.get_by_label("First round on the axes").press("Enter")
+    page.get_by_label("Last round on the axes").fill("30")
+    page.get_by_label("Last round on the axes").press("Enter")
+    page.get_by_label("Arm and seed").select_option("safari, seed 1")
+    page.get_by_label("Stand-ins of").select_option("last")
+    drawn(page, "similarity")
+    page.locator("#round").evaluate(
+        "slider => { slider.value = 21; slider.dispatchEvent(new Event('input', {bubbles: true})); }"
+    )
+    page.get_by_text("after round 21;").wait_for()
+    charts = ("top1", "arrivals", "similarity", "stand-ins")
+    for chart in charts:
+        drawn(page, chart)
+    settle(page)
+    page.mouse.move(2, 2)
+    shown_here = {chart: pixels(page, chart) for chart in charts}
+    assert state(page) == {
+        "off": "0/drop", "span": "5-30", "trial": "0/safari/1", "round": "21", "window": "last",
+    }  # fmt: skip
+    other = browse(page.evaluate("location.href"))
+    drawn(other, "similarity")
+    other.get_by_text("after round 21;").wait_for()
+    for chart in charts:
+        drawn(other, chart)
+        other.wait_for_function(
+            "([id, data]) => document.querySelector(`#card-${id} canvas`).toDataURL() === data",
+            arg=[chart, shown_here[chart]],
+        )
+    assert other.locator(".tile", has_text="drop").get_attribute("aria-pressed") == "false"
+    assert other.locator("output.round").inner_text() == "21 of 40"
+    other.get_by_role("button", name="All rounds").click()
+    assert "span" not in state(other)
+
+
+def test_dragging_zooms_and_a_double_click_zooms_out(browse, address):
+    page = browse(address)
+    box = page.locator("#card-top1 .stage").bounding_box()
+    y = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + 0.3 * box["width"], y)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.6 * box["width"], y, steps=4)
+    page.mouse.up()
+    first, last = map(int, state(page)["span"].split("-"))
+    assert 8 <= first < last <= 28
+    page.mouse.dblclick(box["x"] + 0.5 * box["width"], y)
+    assert "span" not in state(page)
+
+
+def test_an_address_with_nonsense_in_it_shows_the_page(browse, address):
+    page = browse(f"{address}#span=9-3&round=x&trial=nobody&theme=<b>&off=&window=%00&order[]=1")
+    assert page.locator("output.round").inner_text() == "40, the newest"
+    drawn(page, "arrivals")
+
+
+def test_several_runs_lie_over_each_other_and_say_how_they_differ(browse, small, tmp_path):
+    settings = {**SMALL, "name": "other", "rounds": 20, "seeds": 1, "pruning": {"sparsity": 0.5}}
+    safari.run(settings, tmp_path / "other")
+    with viewing(small.path, tmp_path / "other") as address:
+        page = browse(address)
+        names = [text.split("\n")[0] for text in page.locator(".tile").all_inner_texts()]
+        assert names == ["small/drop", "small/safari", "other/drop", "other/safari"]
+        table = page.get_by_label("Differences between the configs")
+        assert [text.split("\t") for text in table.inner_text().splitlines()] == [
+            ["field", "small", "other"], ["seeds", "2", "1"], ["rounds", "40", "20"],
+            ["pruning.sparsity", "0.8", "0.5"],
+        ]  # fmt: skip
+        tip = hover(page, "top1", x=0.3)
+        assert all(name in tip for name in names)
+        page.close()

@@ -1,0 +1,320 @@
+"""Files that somebody else is writing: half lines, nonsense, cuts; and what the page is told of them."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import safari
+from safari.config import Config, Track, parse
+from safari.runs import RunFolder, Saved, Trial, summarise
+from safari.runs.similarity import to_line
+from safari.toml import to_toml
+from safari.view.hub import Hub
+from safari.view.pack import unpack
+from safari.view.tail import MOST_PROBLEMS, Tail
+from safari.view.trial import Cursor, TrialLog
+from view.conftest import SMALL
+from view.made_up import record
+
+
+def numbers(lines):
+    return [value["n"] for _, value in lines]
+
+
+def test_only_whole_lines_are_read_and_each_once(tmp_path):
+    tail, path = Tail(tmp_path / "x.jsonl"), tmp_path / "x.jsonl"
+    assert tail.read() == []
+    path.write_bytes(b'{"n": 1}\n{"n": 2}\n{"n"')
+    assert tail.read() == [(1, {"n": 1}), (2, {"n": 2})]
+    assert tail.read() == []
+    with path.open("ab") as file:
+        file.write(b": 3}\n")
+    assert tail.read() == [(3, {"n": 3})]
+    assert tail.skipped.count == 0
+
+
+@given(st.lists(st.integers(0, 60), max_size=6))
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_wherever_the_writer_pauses_nothing_is_lost_or_doubled(tmp_path, pauses):
+    path = tmp_path / "x.jsonl"
+    path.unlink(missing_ok=True)
+    data = b"".join(b'{"n": %d}\n' % n for n in range(8))
+    tail, found = Tail(path), []
+    for end in [*sorted(pauses), len(data)]:
+        path.write_bytes(data[:end]) if not path.exists() else os.truncate(path, 0) or path.write_bytes(
+            data[:end]
+        )
+        found += numbers(tail.read())
+    assert found == list(range(8))
+    assert tail.generation == 0
+
+
+def test_nonsense_is_skipped_and_said(tmp_path):
+    path = tmp_path / "rounds.jsonl"
+    path.write_bytes(b'{"n": 1}\nnonsense\n[1]\n\xff\n{"n": 2}\n' + b"[" * 100_000 + b"\n")
+    tail = Tail(path)
+    assert numbers(tail.read()) == [1, 2]
+    assert tail.skipped.problems == [
+        "rounds.jsonl, line 2 was skipped: not JSON (JSONDecodeError)",
+        "rounds.jsonl, line 3 was skipped: not a record but list",
+        "rounds.jsonl, line 4 was skipped: not JSON (UnicodeDecodeError)",
+        "rounds.jsonl, line 6 was skipped: not JSON (RecursionError)",
+    ]
+    with path.open("ab") as file:
+        file.write(b"x\n" * 100)
+    assert tail.read() == []
+    assert (tail.skipped.count, len(tail.skipped.problems)) == (104, MOST_PROBLEMS)
+
+
+@pytest.mark.parametrize(
+    "after", [b"", b'{"n": 1}\n', b'{"n": 1}\n{"n": 22222222222}\n', b'{"n": 100}\n{"n": 200}\n']
+)
+def test_a_file_that_was_cut_back_is_read_again(tmp_path, after):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"n": 1}\n{"n": 2}\n')
+    tail = Tail(path)
+    tail.read()
+    path.write_bytes(after)
+    expected = [json.loads(line)["n"] for line in after.splitlines()]
+    assert numbers(tail.read()) == expected
+    assert tail.generation == 1
+
+
+def test_a_file_that_was_replaced_is_read_again(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"n": 1}\n')
+    tail = Tail(path)
+    tail.read()
+    (tmp_path / "new").write_bytes(b'{"n": 7}\n{"n": 8}\n')
+    (tmp_path / "new").replace(path)
+    assert numbers(tail.read()) == [7, 8]
+
+
+def made(tmp_path, *records_, clients=3):
+    trial = Trial("safari", 0, tmp_path)
+    for one in records_:
+        trial.append(one, {"train": 0.5})
+    log = TrialLog(trial, clients)
+    log.poll()
+    return trial, log
+
+
+def test_a_record_as_columns_and_codes(tmp_path):
+    _, log = made(
+        tmp_path, record(1), record(2, arrived=[1], missing=[0], stand_ins={"0": [1, 2]}, refused={"0": "x"})
+    )
+    assert log.columns["top1"] == [0.5, 0.5]
+    assert log.columns["bytes_up"] == [100.0, 100.0]
+    assert log.columns["bytes_down"] == [None, None]
+    assert (log.columns["arrived"], log.columns["missing"], log.columns["refused"]) == (
+        [2, 1],
+        [1, 1],
+        [0, 1],
+    )
+    # not asked 0, arrived 1, lost 2, stood in 3, refused 4
+    assert list(log.status) == [1, 1, 3, 4, 1, 0]
+    assert list(log.whom) == [0, 0, 1, 2, 0, 0], "client 0 is written as 1"
+    assert list(log.crowd) == [0, 0, 1, 2, 0, 0]
+    assert log.layers == ["1.weight", "3.weight"]
+    assert list(log.churn) == [0.0, 0.5] * 2
+    assert log.seconds == {"round": [1, 2], "train": [0.5, 0.5]}
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"round": 1}, "RunError: round 1 after 1"),
+        ({"round": "2"}, "RunError: round '2' after 1"),
+        ({"arrived": [9]}, "RunError: a client must lie between 0 and 2"),
+        ({"arrived": "all"}, "RunError: clients must be a list of whole numbers"),
+        ({"missing": [True]}, "RunError: clients must be a list of whole numbers"),
+        ({"stand_ins": {"2": [7]}}, "RunError: a client must lie between 0 and 2"),
+        ({"stand_ins": {"-1": [0]}}, "RunError: a client must lie between 0 and 2"),
+        ({"stand_ins": {"x": [0]}}, "ValueError: "),
+        ({"stand_ins": [1]}, "AttributeError: "),
+        ({"top1": "high"}, "TypeError: expected a number, got str"),
+        ({"loss": 10**400}, "OverflowError: "),
+        ({"bytes": 3}, "AttributeError: "),
+        ({"layers": {"1.weight": "x"}}, "TypeError: expected a number, got str"),
+    ],
+)
+def test_what_is_no_record_is_left_out_whole(tmp_path, change, problem):
+    trial, log = made(tmp_path, record(1))
+    trial.append(record(2, **change), {})
+    trial.append(record(3), {})
+    assert log.poll()
+    assert log.columns["round"] == [1, 3]
+    assert len(log.status) == len(log.whom) == len(log.crowd) == 6
+    assert len(log.support) == len(log.churn) == 4
+    (told,) = [p for p in log.problems if p.startswith("rounds.jsonl")]
+    assert told.startswith("rounds.jsonl, line 2 was skipped: not a round's record (" + problem)
+
+
+def test_numbers_that_are_none_in_json_are_none_here(tmp_path):
+    trial, log = made(tmp_path)
+    trial.rounds.write_text(json.dumps(record(1, loss=float("nan"), top1=float("inf"))) + "\n")
+    log.poll()
+    assert (log.columns["loss"], log.columns["top1"]) == ([None], [None])
+
+
+def test_increments_add_up_to_the_whole(tmp_path):
+    trial, log = made(tmp_path, record(1), record(2))
+    have, told = log.cursor, log.since(None)
+    assert told["detail"] is None
+    trial.append(record(3, top1=0.75), {"train": 0.25, "wire": 0.125})
+    assert log.poll()
+    assert not log.poll()
+    news = log.since(have)
+    assert (news["from"], news["columns"]["top1"]) == (2, [0.75])
+    assert news["seconds"] == {"round": [3], "train": [0.25], "wire": [0.125]}
+    assert unpack(news["detail"]["status"]).tolist() == [1, 1, 3]
+    assert unpack(log.detail()["status"]).tolist() == [1, 1, 3] * 3
+    assert log.seconds["wire"] == [None, None, 0.125]
+
+
+def test_a_resumed_run_is_told_from_its_beginning(tmp_path):
+    trial, log = made(tmp_path, record(1), record(2), record(3))
+    have = log.cursor
+    trial.save(Saved(1, {}, {}))
+    os.truncate(trial.rounds, len(trial.rounds.read_bytes().splitlines(keepends=True)[0]))
+    os.truncate(trial.timings, len(trial.timings.read_bytes().splitlines(keepends=True)[0]))
+    trial.append(record(2, top1=0.9), {})
+    log.poll()
+    news = log.since(have)
+    assert news["generation"] > have.generation
+    assert (news["from"], news["columns"]["top1"], news["detail"]) == (0, [0.5, 0.9], None)
+    assert log.seconds["round"] == [1, 2]
+
+
+def test_records_of_before_there_was_churn_by_layer_do_not_say_0(tmp_path):
+    old = record(1)
+    del old["layer_churn"]
+    _, log = made(tmp_path, old)
+    assert np.isnan(log.churn).all()
+
+
+def test_pictures_are_found_and_cut_back(tmp_path):
+    trial = Trial("safari", 0, tmp_path)
+    matrices = [np.full((3, 3), float(k), np.float32) for k in range(3)]
+    for k, matrix in enumerate(matrices):
+        trial.append(record(k + 1), {}, to_line(k + 1, matrix))
+    with trial.similarity.open("ab") as file:
+        file.write(b'{"round": 9, "clients": 99999, "pairs": ""}\nnonsense\n{"round": 10, "cli')
+    log = TrialLog(trial, 3)
+    log.poll()
+    assert log.pictures.rounds == [1, 2, 3]
+    assert log.pictures.note == ""
+    assert log.pictures.read(2)[0, 1] == 1.0
+    with pytest.raises(safari.SafariError, match="no similarity matrix of round 9"):
+        log.pictures.read(9)
+    assert log.problems == [
+        f"similarity.jsonl, line {n} was skipped: not a similarity matrix" for n in (4, 5)
+    ]
+    os.truncate(trial.similarity, 60)
+    log.poll()
+    assert log.pictures.rounds == [1]
+
+
+def test_a_run_without_pictures_shows_its_checkpoint_or_says_so(copy):
+    for arm in ("drop", "safari"):
+        (copy.path / f"trials/{arm}/seed-0/similarity.jsonl").unlink(missing_ok=True)
+    hub = Hub([copy])
+    hub.poll()
+    told = hub.since({})[0]
+    assert told["0/safari/0"]["pictures"] == [40]
+    assert told["0/safari/0"]["pictures_note"].startswith("Only the last checkpoint is known")
+    assert hub.picture("0/safari/0", 40)["clients"] == 6
+    assert told["0/drop/0"]["pictures"] == []
+    assert (
+        told["0/drop/0"]["pictures_note"] == "This rule keeps no similarity matrix, or none was written yet."
+    )
+
+
+def test_the_table_is_that_of_the_summary(small):
+    from safari.report import cells, rows_of
+
+    hub = Hub([small])
+    hub.poll()
+    header, body = cells(rows_of({"small": summarise(small)}))
+    assert (hub.table()["header"], hub.table()["rows"]) == (header, body)
+
+
+def test_what_is_told_of_a_run(small):
+    hub = Hub([small], {"safari": "The paper's rule."})
+    hub.poll()
+    (run,) = hub.describe()["runs"]
+    assert run["arms"][1] == {"name": "safari", "rule": "safari", "options": "", "about": "The paper's rule."}
+    assert dict(run["fields"])["pruning.sparsity"] == "0.8"
+    assert run["toml"] == to_toml(small.config)
+    assert run["setting"].startswith("6 clients · digits (groups) · mlp · mag at 80 % sparsity")
+    assert len(run["label_counts"]) == 6
+    assert dict(run["environment"])["python"]
+
+
+def test_side_files_that_are_spoilt_are_said(copy):
+    (copy.path / "clients.json").write_text("{")
+    (copy.path / "environment.json").write_text("[]")
+    (copy.path / "model.json").unlink()
+    hub = Hub([copy])
+    hub.poll()
+    (run,) = hub.describe()["runs"]
+    assert run["label_counts"] is None
+    assert [p.split(":")[0] for p in run["problems"]] == [
+        "clients.json cannot be read", "environment.json must hold a JSON object, got list",
+    ]  # fmt: skip
+    assert run["numbers"] == 610, "the checkpoint knows how large the model is"
+
+
+@pytest.mark.parametrize("counts", [[], [[1]], "x", [[1], [2, 3]] * 3, [["<b>"]] * 6, [[]] * 6])
+def test_label_counts_that_are_no_table_are_left_out(copy, counts):
+    (copy.path / "clients.json").write_text(json.dumps({"label_counts": counts}))
+    assert Hub([copy]).describe()["runs"][0]["label_counts"] is None
+
+
+def test_passwords_stay_at_home(tmp_path):
+    config = Config(rounds=4, clients=3, track=Track(mlflow="https://me:secret@host:5000"))
+    told = json.dumps(Hub([RunFolder.create(tmp_path / "run", config)]).describe())
+    assert "secret" not in told
+    assert "https://host:5000" in told
+
+
+def test_a_longer_config_is_seen(copy):
+    hub = Hub([copy])
+    hub.poll()
+    assert hub.describe()["runs"][0]["state"] == "finished"
+    (copy.path / "config.toml").write_text(to_toml(parse({**SMALL, "rounds": 50, "seeds": 3})))
+    assert hub.poll()
+    (run,) = hub.describe()["runs"]
+    assert (run["rounds"], run["seeds"], run["state"]) == (50, [0, 1, 2], "stopped")
+    (copy.path / "config.toml").write_text("ronuds = 1\n")
+    assert hub.poll()
+    assert hub.describe()["runs"][0]["problems"][0].startswith("config.toml cannot be read any more: ")
+
+
+def test_a_writer_that_lives_is_running(copy):
+    (copy.path / "config.toml").write_text(to_toml(parse({**SMALL, "rounds": 50})))
+    hub = Hub([RunFolder.open(copy.path)])
+    hub.poll()
+    for pid, state in [(os.getpid(), "running"), (2**22 + 1, "stopped"), ("x", "stopped")]:
+        (copy.path / ".writer").write_text(f"{pid}\n")
+        assert hub.describe()["runs"][0]["state"] == state
+
+
+def test_a_run_that_has_not_begun(tmp_path):
+    run = RunFolder.create(tmp_path / "run", parse(SMALL))
+    hub = Hub([run])
+    assert not hub.poll()
+    assert hub.since({}) == ({}, {})
+    assert hub.table()["rows"][0] == ["drop", "0", "not begun"]
+    assert hub.describe()["runs"][0]["numbers"] is None
+
+
+def test_a_cursor_of_another_life_gets_everything(tmp_path):
+    _, log = made(tmp_path, record(1))
+    assert log.since(Cursor(generation=7, rounds=1))["columns"]["round"] == [1]

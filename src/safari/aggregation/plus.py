@@ -60,7 +60,7 @@ def safari_plus(
     memory: bool = True,
     fade: bool = True,
     stay: bool = True,
-    patience: float = 3.0,
+    patience: float = 30.0,
     keep: float = 0.98,
 ) -> Compensation:
     """Predict each missing client from the latest update of everybody, as alike and as old as they are.

@@ -10,7 +10,7 @@ SEEDS  ?= 1
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*##' Makefile | sed 's/:.*##/\t/'
 
-demo: $(VENV)/.demo  ## the main job on the embedded data set: three arms, a table, figures, report.html
+demo: $(VENV)/.demo  ## the main job on the embedded data set: four arms, a table, figures, report.html
 	$(BIN)/safari run --seeds $(SEEDS)
 
 test: check  ## everything that must hold: style, types, tests, doctests, documented examples

@@ -37,7 +37,7 @@ def nested(path: str, value: Any) -> dict[str, Any]:
 def test_the_defaults_are_the_demo() -> None:
     config = parse({})
     assert config == Config()
-    assert [arm.name for arm in config.arms] == ["perfect", "drop", "safari"]
+    assert [arm.name for arm in config.arms] == ["perfect", "drop", "safari", "safari+"]
     assert config.data == Plug("digits")
     assert config.partition == Plug("groups", {"groups": 2})
     assert config.uplink == Plug("bernoulli", {"p": [1, 0.3, 0.3, 0.3, 0.3]})

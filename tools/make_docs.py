@@ -35,7 +35,7 @@ TABLE = re.compile(r"(?<=<!-- demo table -->\n)(.*?)(?=<!-- end of demo table --
 Row = tuple[str, str, Any, str]
 
 # Names for a reader who has never seen the arms' own.
-_SPOKEN = {"perfect": "perfect network", "drop": "drop the missing", "safari": "SAFARI"}
+_SPOKEN = {"perfect": "perfect network", "drop": "drop the missing", "safari": "SAFARI", "safari+": "SAFARI+"}
 _LIMITS = {"least": "at least {}", "above": "above {}", "below": "below {}", "most": "at most {}"}
 _INTRO = """\
 <!-- Written by `make docs` from the code. Do not edit: change the field's documentation instead. -->

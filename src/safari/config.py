@@ -173,7 +173,9 @@ class Config:
     clients: int = _f(10, "clients m", least=1)
     cohort: int = _f(0, "clients asked in a round, sampled anew each time; 0: all", least=0)
     arms: tuple[Arm, ...] = field(
-        default_factory=lambda: tuple(Arm(rule, Plug(rule)) for rule in ("perfect", "drop", "safari")),
+        default_factory=lambda: tuple(
+            Arm(rule, Plug(rule)) for rule in ("perfect", "drop", "safari", "safari+")
+        ),
         metadata={
             "doc": "what the server does about the missing, compared side by side: rules by name, or tables "
             'such as {name = "mine", rule = "file.py:rule", option = 1}'

@@ -272,7 +272,7 @@ def test_init_writes_a_config_that_is_the_demo_with_every_field_explained(here):
     assert "# fraction of the prunable weights that is cut\nsparsity = 0.8\n" in text
     fields = [line for line in text.splitlines() if " = " in line and not line.startswith("#")]
     assert len(fields) > 30
-    assert output("validate", "safari.toml").startswith("safari.toml: fine; 3 arms × 1 seeds × 150 rounds")
+    assert output("validate", "safari.toml").startswith("safari.toml: fine; 4 arms × 1 seeds × 150 rounds")
 
 
 def test_init_with_changes_and_never_over_a_file(here):

@@ -44,7 +44,7 @@ def test_the_demo_through_the_console_script(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
-    assert list(summary["arms"]) == ["perfect", "drop", "safari"]
+    assert list(summary["arms"]) == ["perfect", "drop", "safari", "safari+"]
     (folder,) = (tmp_path / "runs").iterdir()
     assert summary == json.loads((folder / "summary.json").read_text())
     assert (folder / "report.html").stat().st_size > 10_000

@@ -172,4 +172,4 @@ def test_the_experiments_that_come_with_the_package_are_valid(quick: bool) -> No
     for experiment in experiments.values():
         assert {check.arm for check in experiment.checks} <= {"safari", "safari+", "perfect"}
         data = {case.config.data.name for case in experiment.cases}
-        assert data == ({"digits"} if quick or experiment.name == "digits" else {"cifar10"})
+        assert data == ({"digits"} if quick or experiment.name in ("digits", "noise") else {"cifar10"})

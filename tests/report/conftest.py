@@ -16,6 +16,7 @@ TINY = {
     "rounds": 4,
     "seeds": 2,
     "clients": 4,
+    "arms": ["perfect", "drop", "safari"],
     "model": {"name": "mlp"},
     "uplink": {"name": "bernoulli", "p": 0.5},
     "evaluation": {"last": 2, "target": 0.02},

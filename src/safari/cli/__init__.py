@@ -24,7 +24,7 @@ from safari.version import __version__
 
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Begin with 'safari run': three arms on the embedded digits, in about a minute.",
+    epilog="Begin with 'safari run': four arms on the embedded digits, in about a minute.",
 )
 @click.version_option(__version__, "-V", "--version", package_name="safari-fl")
 def cli() -> None:

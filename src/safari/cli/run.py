@@ -33,8 +33,8 @@ def run(
     """Run an experiment: every arm and seed, then a table, figures and report.html.
 
     Without CONFIG it is the demo: the embedded digits, 10 clients in two groups of five labels, 70% of most
-    clients' updates lost, 80% of the weights cut by magnitude, and three arms side by side: a perfect
-    network, dropping the missing, and SAFARI.
+    clients' updates lost, 80% of the weights cut by magnitude, and four arms side by side: a perfect
+    network, dropping the missing, SAFARI, and our own SAFARI+.
 
     \b
     Examples:

@@ -55,4 +55,6 @@ def recall(state: State, round: Round, clients: Tensor) -> Tensor:
     base[round.parameters :] = 0
     recalled = (base + state["updates"][clients]) * state["kept"][clients]
     never = (state["age"][clients] < 0)[:, None]
+    if not bool(never.any()):
+        return recalled
     return torch.where(never, x * (round.models != 0).any(0) if len(round.models) else x, recalled)

@@ -100,11 +100,13 @@ def _nothing_known(clients: int) -> State:
 
 def _cosines(held: State, round: Round) -> Tensor:
     """The cosine of each arrival's update with every arrival's and with everybody's last one."""
-    fresh = (round.models - round.global_model) * (round.models != 0)
-    all_of_them = torch.cat([fresh, held["updates"]])[:, : round.parameters]
-    unit = torch.nn.functional.normalize(all_of_them, dim=1)
+    fresh = ((round.models - round.global_model) * (round.models != 0))[:, : round.parameters]
+    old = held["updates"][:, : round.parameters]
+    lengths = torch.cat([torch.linalg.vector_norm(fresh, dim=1), torch.linalg.vector_norm(old, dim=1)])
+    products = torch.cat([fresh @ fresh.T, fresh @ old.T], 1)
+    cosines = products / lengths.clamp(min=1e-30) / lengths[: len(fresh), None].clamp(min=1e-30)
     # The one look at the device.
-    return (unit[: len(fresh)] @ unit.T).clamp(-1, 1).double().cpu()
+    return cosines.clamp(-1, 1).double().cpu()
 
 
 def _learn(known: State, cosines: Tensor, ids: Tensor, age: Tensor, options: Options) -> State:

@@ -136,7 +136,8 @@ def draw(source: Path, target: Path) -> None:
     middle = [1e3 * row["seconds"]["median"] for row in rows]
     left.plot(clients, middle, "o-", color="#0b7285", label="measured")
     for row, value in zip(rows, middle, strict=True):
-        left.annotate(f"{value:.3g}", (row["clients"], value), (4, 6), textcoords="offset points", fontsize=8)
+        words = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+        left.annotate(words, (row["clients"], value), (-4, 7), textcoords="offset points", fontsize=8)
     left.plot(clients, [1e3 * row["limit_bytes"] for row in rows], "--", color="#868e96", label="bytes")
     left.plot(clients, [1e3 * row["limit_operations"] for row in rows], ":", color="#868e96", label="FLOP")
     left.set_ylabel("training part of a round, ms")
@@ -147,10 +148,11 @@ def draw(source: Path, target: Path) -> None:
             chunked = f" in chunks of {row['chunk']}" if row["chunk"] < row["clients"] else ""
             label = f"{row['peak_bytes'] / 2**30:.3g}{chunked}"
             at = (row["clients"], row["peak_bytes"] / 2**30)
-            right.annotate(label, at, (-4, 6), textcoords="offset points", fontsize=8, ha="right")
+            right.annotate(label, at, (-4, 7), textcoords="offset points", fontsize=8)
     right.set_ylabel("peak memory, GiB")
     for axis in (left, right):
         axis.set_xscale("log")
+        axis.margins(x=0.12, y=0.12)
         axis.set_yscale("log")
         axis.set_xlabel("clients")
         axis.set_xticks(clients, [f"{n:,}" for n in clients])

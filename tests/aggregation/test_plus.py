@@ -11,6 +11,7 @@ from torch import Tensor
 
 from safari.aggregation import RULES, Server
 from safari.aggregation.blend import blend
+from safari.errors import ConfigError
 
 SIZE = 400
 
@@ -177,3 +178,26 @@ def test_a_weight_that_all_cut_is_cut_whatever_is_remembered(option: str, on: bo
         server, _ = server.step(sent)
         assert server.model[[1, 4]].tolist() == [0, 0]
         assert (server.model[[0, 2, 3, 5]] != 0).all()
+
+
+def test_a_crowd_is_served_by_the_most_alike() -> None:
+    """Of sixty clients in two groups no more than 32 speak for one, and all of them are of its group."""
+    draw = torch.Generator().manual_seed(0)
+    pull = torch.randn(SIZE, generator=draw)
+    server = Server.start(torch.ones(SIZE), 60, RULES["safari+"](memory=False))
+    everybody = list(range(60))
+    for ids in [everybody] * 3 + [everybody[1:]]:
+        x = server.model
+        sent = {
+            i: x + 0.01 * ((1 if i < 40 else -1) * pull + 0.3 * torch.randn(SIZE, generator=draw))
+            for i in ids
+        }
+        server, outcome = server.step(sent)
+    (speakers,) = outcome.stand_ins.values()
+    assert 2 <= len(speakers) <= 32
+    assert set(speakers) <= set(range(1, 40))
+
+
+def test_too_many_clients_for_all_that_is_made_of_pairs() -> None:
+    with pytest.raises(ConfigError, match=r"clients must be at most 5000 for the rule safari\+, .* got 5001"):
+        Server.start(torch.ones(2), 5001, "safari+")

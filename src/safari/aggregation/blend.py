@@ -12,7 +12,8 @@ _RIDGE = 1e-3
 def blend(among: Tensor, to: Tensor, allowed: Tensor, *, whole: bool = False) -> Tensor:
     """For each row j the weights c ≥ 0, Σ c ≤ 1, that minimise cᵀ·among·c - 2·to[j]ᵀ·c (`whole`: Σ c = 1).
 
-    `among[i, k]` is the expected product of two known vectors, `to[j, i]` of an unknown and a known one.
+    `among[i, k]` is the expected product of two known vectors (or `among[j, i, k]`, where each row has its
+    own), `to[j, i]` of an unknown and a known one.
     The vectors with the most negative weights are left out for good, and the others are solved for again: in
     rare cases that is not the very best mixture, but always a sensible one. A row that may use nothing is 0.
 
@@ -22,13 +23,14 @@ def blend(among: Tensor, to: Tensor, allowed: Tensor, *, whole: bool = False) ->
     >>> [[round(c, 2) for c in row] for row in blend(two_alike, unknown, everybody).tolist()]
     [[0.5, 0.5, 0.0], [0.0, 0.0, 0.6]]
     """
-    eye = torch.eye(len(among), dtype=among.dtype, device=among.device)
+    count = among.shape[-1]
+    eye = torch.eye(count, dtype=among.dtype, device=among.device)
     # Products that were estimated pair by pair need not fit together: as much noise as makes them.
-    least = torch.linalg.eigvalsh(among)[:1].clamp(max=0.0)
+    least = torch.linalg.eigvalsh(among)[..., :1, None].clamp(max=0.0)
     known = among + (_RIDGE - least) * eye
     c = torch.zeros_like(to)
     # Each pass leaves somebody out, or is the last.
-    for _ in range(len(among) + 1):
+    for _ in range(count + 1):
         inside = allowed.to(known.dtype)
         matrix = torch.where(allowed[:, :, None] & allowed[:, None, :], known, eye)
         sides = torch.stack([to * inside, inside], 2)

@@ -40,6 +40,10 @@ _SIGNAL = 0.5
 _FADE = 0.7
 # What an update shares with the next one is at least this.
 _LEAST_SIGNAL = 0.02
+# More than so many updates are not mixed for one client: the next would hardly be noticed.
+_MOST_FRIENDS = 32
+# The matrices of pairs and what is made of them in a round: about 1 GB.
+_MOST_CLIENTS = 5_000
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ def safari_plus(
     options = Options(friends, memory, fade, stay, patience, keep)
 
     def init(clients: int, size: int, device: torch.device) -> State:
-        check_pairs("safari+", clients)
+        check_pairs("safari+", clients, _MOST_CLIENTS)
         return blank(clients, size, device) | _nothing_known(clients)
 
     def apply(state: State, round: Round) -> tuple[Decision, State]:
@@ -163,15 +167,21 @@ def _mixture(known: State, old: Tensor, missing: Tensor, options: Options) -> Te
     clients = len(old)
     fading, signal = _fading(known["steady"], options), _signal(known["steady"])
     alike = _alike(known, signal)
-    apart = (old[:, None] - old[None, :]).abs()
-    among = alike * torch.where(apart > 0, fading[_bucket(apart)], 1.0)
-    # Noise that averages out over `patience` rounds still decides between equals.
-    among = among.diagonal_scatter(torch.full((clients,), signal + (1 - signal) / options.patience).double())
     now = torch.where(old > 0, fading[_bucket(old)], 1.0)
+    to = alike[missing] * now
     allowed = (old >= 0 if options.memory else old == 0).expand(len(missing), -1)
     if not options.friends:
         allowed = allowed & torch.nn.functional.one_hot(missing, clients).bool()
-    return blend(among, (alike * now)[missing], allowed, whole=not options.stay)
+    # Those who promise most; in the order of their ids.
+    promise = to.masked_fill(~allowed, -torch.inf)
+    best = promise.topk(min(clients, _MOST_FRIENDS), dim=1).indices.sort(1).values
+    apart = (old[best][:, :, None] - old[best][:, None, :]).abs()
+    among = alike[best[:, :, None], best[:, None, :]] * torch.where(apart > 0, fading[_bucket(apart)], 1.0)
+    # Noise that averages out over `patience` rounds still decides between equals.
+    level = torch.full(best.shape, signal + (1 - signal) / options.patience, dtype=torch.float64)
+    among = among.diagonal_scatter(level, 0, 1, 2)
+    shares = blend(among, to.gather(1, best), allowed.gather(1, best), whole=not options.stay)
+    return torch.zeros_like(to).scatter(1, best, shares)
 
 
 def _alike(known: State, signal: float) -> Tensor:

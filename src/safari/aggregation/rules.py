@@ -81,10 +81,9 @@ def share(round: Round) -> Tensor:
     return weights / weights.sum() if len(weights) else weights
 
 
-def check_pairs(rule: str, clients: int) -> None:
+def check_pairs(rule: str, clients: int, most: int = MOST_CLIENTS_WITH_PAIRS) -> None:
     """ConfigError when a matrix of all pairs would be too large."""
-    if clients > MOST_CLIENTS_WITH_PAIRS:
+    if clients > most:
         raise ConfigError(
-            f"clients must be at most {MOST_CLIENTS_WITH_PAIRS} for the rule {rule}, "
-            f"which remembers every pair; got {clients}"
+            f"clients must be at most {most} for the rule {rule}, which remembers every pair; got {clients}"
         )

@@ -37,10 +37,8 @@ def cosines(updates: Tensor) -> Tensor:
     return (unit @ unit.T).clamp(-1, 1)
 
 
-def tally(
-    sums: Tensor, counts: Tensor, ids: Tensor, seen: Tensor, keep: float = 1.0
-) -> tuple[Tensor, Tensor]:
-    """Running sums and counts of what was seen of pairs; what lies back counts `keep` for each later meeting.
+def tally(sums: Tensor, counts: Tensor, ids: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Running sums and counts of what was seen of pairs.
 
     >>> sums, counts = tally(torch.zeros(2, 2), torch.zeros(2, 2), torch.tensor([1]), torch.tensor([[5.0]]))
     >>> sums.tolist(), counts.tolist()
@@ -48,6 +46,6 @@ def tally(
     """
     pairs = (ids[:, None], ids[None, :])
     sums, counts = sums.clone(), counts.clone()
-    sums[pairs] = keep * sums[pairs] + seen.to(sums.dtype)
-    counts[pairs] = keep * counts[pairs] + 1
+    sums[pairs] += seen.to(sums.dtype)
+    counts[pairs] += 1
     return sums, counts

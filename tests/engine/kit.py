@@ -48,3 +48,21 @@ def write_trace(path: Path, rounds: list[str]) -> str:
     rows = [f"{t},{client},{got}" for t, row in enumerate(rounds) for client, got in enumerate(row)]
     path.write_text("round,client,delivered\n" + "\n".join(rows) + "\n")
     return str(path)
+
+
+class StopAfter:
+    """A watcher that interrupts a run after this round."""
+
+    def __init__(self, number: int):
+        self.number = number
+
+    def start(self, run: Any) -> None:
+        """Nothing to begin."""
+
+    def stop(self) -> None:
+        """Nothing to end."""
+
+    def round(self, trial: Any, record: Record) -> None:
+        """Interrupt, when it is time."""
+        if record["round"] == self.number:
+            raise KeyboardInterrupt

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import safari
+from engine.kit import StopAfter
 from safari.config import parse
 from safari.engine import reference, vectorised
 from safari.engine.mail import wire_layout
@@ -114,16 +115,8 @@ def test_a_lost_upload_leaves_the_residual_and_feedback_changes_the_run():
 def test_a_resumed_run_is_bit_equal(tmp_path, engine):
     config = SMALL | {"engine": {"name": engine}}
     safari.run(config, tmp_path / "at once")
-
-    class Stop:
-        def start(self, run): ...
-        def stop(self): ...
-        def round(self, trial, record):
-            if record["round"] == 3:
-                raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        safari.run(config, tmp_path / "halves", [Stop()])
+        safari.run(config, tmp_path / "halves", [StopAfter(3)])
     safari.resume(tmp_path / "halves")
     trials = [RunFolder.open(tmp_path / name).trials()[0] for name in ("at once", "halves")]
     saved = [trial.load().tensors for trial in trials]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import safari
-from engine.kit import SMALL, play, records, world_of, write_trace
+from engine.kit import SMALL, StopAfter, play, records, world_of, write_trace
 from safari.config import parse
 from safari.engine import assemble, load_data
 from safari.engine.reference import network
@@ -347,16 +347,8 @@ def test_a_module_that_counts_can_be_resumed(tmp_path):
     config = {**SMALL, "arms": ["drop"], "checkpoint": {"every": 2}}
     config["model"] = {"name": f"{tmp_path}/counter.py:cumulative"}
     safari.run(config, tmp_path / "at once")
-
-    class Stop:
-        def start(self, run): ...
-        def stop(self): ...
-        def round(self, trial, record):
-            if record["round"] == 3:
-                raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        safari.run(config, tmp_path / "halves", [Stop()])
+        safari.run(config, tmp_path / "halves", [StopAfter(3)])
     safari.resume(tmp_path / "halves")
     assert files(tmp_path / "halves") == files(tmp_path / "at once")
 

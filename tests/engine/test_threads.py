@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import safari
-from engine.kit import play, world_of
+from engine.kit import StopAfter, play, world_of
 from engine.test_vectorised import ADAM, BASE, CNN, PLUGINS, RESNET, compare, put
 from safari.engine import vectorised
 from safari.engine.stack import cpu
@@ -71,17 +71,11 @@ def test_two_runs_are_bit_equal():
 
 
 def test_a_run_in_two_halves_is_bit_equal(tmp_path):
-    class Stop:
-        def start(self, run): ...
-        def stop(self): ...
-        def round(self, trial, record):
-            if record["round"] == 3:
-                raise KeyboardInterrupt
 
     config = put(BASE, CNN, {"rounds": 5, "checkpoint": {"every": 2}})
     safari.run(config, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        safari.run(config, tmp_path / "halves", [Stop()])
+        safari.run(config, tmp_path / "halves", [StopAfter(3)])
     assert torch.get_num_threads() == 1
     safari.resume(tmp_path / "halves")
     for name in ("rounds.jsonl", "checkpoint.safetensors"):

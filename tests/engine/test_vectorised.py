@@ -22,7 +22,8 @@ import torch
 from click.testing import CliRunner
 
 import safari
-from engine.kit import play, records, world_of
+from engine.kit import StopAfter, play, records, world_of
+from engine.own_parts import PLUGINS
 from safari.cli import cli
 from safari.cli.progress import Bars
 from safari.config import parse
@@ -32,69 +33,6 @@ from safari.engine.vectorised import Vectorised
 from safari.engine.world import rule_of
 from safari.runs import RunFolder
 from safari.toml import to_toml
-
-PLUGINS = """
-import numpy as np, torch
-from torch import nn
-import torch.nn.functional as F
-from safari.pruning import Pruner
-from safari.pruning.scores import snip
-
-def pictures():
-    draw = torch.Generator().manual_seed(3)
-    y = torch.arange(240) % 4
-    x = torch.randn(240, 3, 12, 12, generator=draw)
-    x += y.view(-1, 1, 1, 1) * torch.randn(1, 3, 12, 12, generator=draw)
-    return (x[:160], y[:160]), (x[160:], y[160:])
-
-def twenty_each(labels, clients, rng):
-    return [np.arange(20 * client, 20 * client + 20) for client in range(clients)]
-
-def net(*layers):
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), *layers, nn.Linear(12, 10))
-
-def dropout(shape, classes):
-    return net(nn.ReLU(), nn.Dropout(0.4))
-
-def by_vmap(shape, classes):
-    return net(nn.PReLU())
-
-def by_loop(shape, classes):
-    return net(nn.PReLU(), nn.Dropout(0.4))
-
-class Sometimes(nn.Module):
-    '''Uses a layer in some steps alone: Adam counts that layer's steps apart.'''
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.head = nn.Linear(64, 12), nn.Linear(12, 12), nn.Linear(12, 10)
-    def forward(self, x):
-        x = torch.tanh(self.a(x.flatten(1)))
-        return self.head(self.b(x) if x.mean() > 0 else x)
-
-def sometimes(shape, classes):
-    return Sometimes()
-
-def frozen(shape, classes):
-    module = net(nn.ReLU())
-    module[1].requires_grad_(False)
-    return module
-
-class Restless(nn.Module):
-    '''Writes into its inputs, and counts.'''
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(64, 10)
-        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
-    def forward(self, x):
-        if self.training:
-            self.seen += 1
-        return self.head(x.flatten(1).mul_(2).sub_(1)) * (1 + 0.1 * self.seen)
-
-def restless(shape, classes):
-    return Restless()
-
-gently = Pruner(snip, iterations=4)
-"""
 
 BASE: dict[str, Any] = {
     "rounds": 8,
@@ -254,18 +192,12 @@ def test_bfloat16_is_near():
 
 @pytest.mark.parametrize("pruner", ["mag", "snip"])
 def test_a_run_in_two_halves_is_bit_equal(here, pruner):
-    class Stop:
-        def start(self, run): ...
-        def stop(self): ...
-        def round(self, trial, record):
-            if record["round"] == 5:
-                raise KeyboardInterrupt
 
     config = put(BASE, {"rounds": 8, "pruning": {"pruner": pruner}, "checkpoint": {"every": 2}})
     config["model"] = {"name": "mine.py:dropout"}
     safari.run(config, here / "whole")
     with pytest.raises(KeyboardInterrupt):
-        safari.run(config, here / "halves", [Stop()])
+        safari.run(config, here / "halves", [StopAfter(5)])
     safari.resume(here / "halves")
     for name in ("rounds.jsonl", "checkpoint.safetensors"):
         whole, halves = (next((here / run).rglob(name)) for run in ("whole", "halves"))

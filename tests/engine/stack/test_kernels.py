@@ -14,6 +14,7 @@ import torch
 
 import safari
 from engine.kit import play, world_of
+from engine.own_parts import PICTURES
 
 HERE = Path(__file__).parent
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
@@ -75,15 +76,6 @@ CONFIG: dict[str, Any] = {
     "engine": {"device": "cuda", "compile": "always"},
 }
 FATE = ("trained", "arrived", "missing", "stand_ins", "density")
-PICTURES = """
-import torch
-def pictures():
-    draw = torch.Generator().manual_seed(3)
-    y = torch.arange(240) % 4
-    x = torch.randn(240, 3, 12, 12, generator=draw)
-    x += y.view(-1, 1, 1, 1) * torch.randn(1, 3, 12, 12, generator=draw)
-    return (x[:160], y[:160]), (x[160:], y[160:])
-"""
 DROPOUT = """
 from torch import nn
 def net(shape, classes):

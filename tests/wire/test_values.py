@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from safari.errors import SafariError, WireError
 from safari.wire.bits import Reader
+from safari.wire.scales import from_bf16, to_bf16, upward
 from safari.wire.symbols import (
     NIBBLES,
     alphabet,
@@ -25,12 +26,9 @@ from safari.wire.values import (
     Lossy,
     decode_values,
     encode_values,
-    from_bf16,
     ordered,
     quantise,
-    to_bf16,
     unordered,
-    upward,
 )
 from wire.samples import EXTREMES, lossy
 

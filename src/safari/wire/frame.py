@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from safari.errors import SafariError, WireError, one_of
 from safari.wire.bits import Reader
 from safari.wire.body import MASK_MODES, Model, Modes, Range, as_model, decode_body, whole
+from safari.wire.budget import room_bits
 from safari.wire.layout import LAYOUT_DIGEST_BYTES, Bools, Floats, WireLayout
 from safari.wire.shared import DIGEST_BYTES, Shared, SharedKnowledgeError, as_shared
 from safari.wire.values import EXACT, MAX_CODE, VALUE_MODES, Coded, Lossy, Quantised, encode_values, quantise
@@ -100,12 +101,15 @@ def choose(
     """The shortest of the modes that were asked for."""
     shared = model.shared
     part = whole(shared.layout)
+    room = None
+    if values == "step" and lossy.ratio:
+        room = room_bits(shared.layout.d, lossy.ratio) - model.mask_bits(mask_mode)
     mask_mode, mask_part = _choose_mask(model, part, mask_mode)
     usable = shared.reference is not None and receiver_reference in (None, shared.reference_digest)
     tried: dict[str, tuple[Coded, Quantised | None]] = {}
     for mode in candidates(values, usable):
         kept = model.kept(part, usable and mode != "absolute")
-        numbers = quantise(mode, kept, lossy)
+        numbers = quantise(mode, kept, lossy, room)
         tried[mode] = encode_values(mode, kept, numbers), numbers
     best = min(tried, key=lambda mode: len(tried[mode][0].data))
     coded, numbers = tried[best]

@@ -13,7 +13,16 @@ import torch
 from torch import Tensor
 
 from safari.wire import Lossy, WireLayout
-from safari.wire.budget import CENTRES, EDGES, STEPS_FROM, choose_rounding, coded_bits, room_bits, steps_bits
+from safari.wire.budget import (
+    CENTRES,
+    EDGES,
+    STEPS_FROM,
+    at_most_bits,
+    choose_rounding,
+    coded_bits,
+    room_bits,
+    steps_bits,
+)
 from safari.wire.layout import Ints
 from safari.wire.scales import MOST_STEPS, near_bf16
 
@@ -29,20 +38,36 @@ def stepped(
     out = _multiples(target, asked)
     if choice.ratio and layout.prunable_total:
         prunable, others = _rows(masks, layout)
-        room = _rooms(masks, predicted, layout, choice.ratio)
-        rest = [room[i % len(room)] - bits for i, bits in enumerate(_bits(others, out))]
+        room = _rooms(masks, predicted, layout, choice.ratio) * (len(target) // len(masks))
         some = (prunable.kept.any(dim=1, keepdim=True) & (asked > 0)).any(dim=1).tolist()
-        bits = _bits(prunable, out)
-        over = [i for i in range(len(target)) if some[i] and bits[i] > rest[i]]
-        if over:
-            at = torch.tensor(over, device=target.device)
-            units = _quanta(target[at], masks if len(masks) == 1 else masks[at], layout, 1.0)
-            chosen = prunable.of(at)
-            out[at], asked[at] = _coarser(target[at], units, chosen, [rest[i] for i in over])
+        most = [[at_most_bits(own) for own in _counts(part, out)] for part in (prunable, others)]
+        unsure = [i for i in range(len(target)) if some[i] and most[0][i] + most[1][i] > room[i]]
+        if unsure:
+            at = torch.tensor(unsure, device=target.device)
+            own = masks if len(masks) == 1 else masks[at]
+            units = _quanta(target[at], own, layout, 1.0)
+            rows = prunable.of(at), others.of(at)
+            rooms = [room[i] for i in unsure]
+            out[at], asked[at] = _within(rooms, target[at], out[at], asked[at], units, rows)
     return out * asked
 
 
-def _coarser(target: Tensor, units: Tensor, row: Row, room: list[float]) -> tuple[Tensor, Tensor]:
+def _within(
+    room: list[float], target: Tensor, whole: Tensor, scales: Tensor, units: Tensor, rows: tuple[Row, Row]
+) -> tuple[Tensor, Tensor]:
+    """Whole steps and what one is: those given where they fit, coarser ones elsewhere."""
+    prunable, others = rows
+    rest = [space - bits for space, bits in zip(room, _bits(others, whole), strict=True)]
+    bits = _bits(prunable, whole)
+    over = [i for i in range(len(target)) if bits[i] > rest[i]]
+    if over:
+        at = torch.tensor(over, device=target.device)
+        spaces = [rest[i] for i in over]
+        whole[at], scales[at] = _coarser(spaces, target[at], units[at], prunable.of(at))
+    return whole, scales
+
+
+def _coarser(room: list[float], target: Tensor, units: Tensor, row: Row) -> tuple[Tensor, Tensor]:
     """Whole steps and what one is, for clients that need a coarser rounding to fit their rooms."""
     sizes = target[:, row.columns].abs() / units
     negative = target[:, row.columns] < 0
@@ -138,8 +163,8 @@ class Row:
         clients, size = len(codes), 2 * of * of
         codes = codes + size * torch.arange(clients, device=codes.device)[:, None]
         chosen = codes[(self.kept & (self.before >= 0)).expand(clients, -1)]
-        counts = torch.bincount(chosen, minlength=clients * size).cpu().numpy()
-        return np.asarray(counts, np.int64).reshape(clients, of, 2, of)
+        counts = torch.bincount(chosen, minlength=clients * size)
+        return _numpy(counts).reshape(clients, of, 2, of)
 
 
 def _rows(masks: Tensor, layout: WireLayout) -> tuple[Row, Row]:
@@ -165,10 +190,25 @@ def _rooms(masks: Tensor, predicted: Tensor | None, layout: WireLayout, ratio: f
 
 def _bits(row: Row, whole: Tensor) -> list[float]:
     """About how many bits each client's numbers in those columns take."""
-    here = whole[:, row.columns]
-    edges = torch.from_numpy(STEPS_FROM).to(here.device)
-    classes = torch.bucketize(here.abs().long(), edges, right=True) - 1
-    return [steps_bits(pairs) for pairs in row.tallies(classes, here < 0, STEPS_FROM.size)]
+    tallies = row.tallies(_classes(row, whole), whole[:, row.columns] < 0, STEPS_FROM.size)
+    return [steps_bits(pairs) for pairs in tallies]
+
+
+def _counts(row: Row, whole: Tensor) -> Ints:
+    """How many numbers in those columns are of each class of `STEPS_FROM`, by client."""
+    of = STEPS_FROM.size
+    classes = _classes(row, whole) + of * torch.arange(len(whole), device=whole.device)[:, None]
+    kept = classes[row.kept.expand(len(whole), -1)]
+    return _numpy(torch.bincount(kept, minlength=len(whole) * of)).reshape(-1, of)
+
+
+def _classes(row: Row, whole: Tensor) -> Tensor:
+    edges = torch.from_numpy(STEPS_FROM).to(whole.device)
+    return torch.bucketize(whole[:, row.columns].abs().long(), edges, right=True) - 1
+
+
+def _numpy(counts: Tensor) -> Ints:
+    return np.asarray(counts.cpu().numpy(), np.int64)
 
 
 def _by_entry(bits: Tensor, layout: WireLayout) -> Ints:
@@ -176,4 +216,4 @@ def _by_entry(bits: Tensor, layout: WireLayout) -> Ints:
     parts = bits.split(list(layout.sizes), dim=1)
     chosen = [part.sum(dim=1) for part, flag in zip(parts, layout.prunable, strict=True) if flag]
     found = torch.stack(chosen, dim=1) if chosen else bits.new_zeros((len(bits), 0), dtype=torch.long)
-    return np.asarray(found.cpu().numpy(), np.int64)
+    return _numpy(found)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from safari.wire.bits import binary_bits
 from safari.wire.blocks import TABLE_BITS, TABLE_BITS_PER_SYMBOL
-from safari.wire.huffman import word_lengths
+from safari.wire.huffman import LONGEST, word_lengths
 from safari.wire.layout import Bools, Ints
 from safari.wire.scales import MOST_STEPS, Wide
 
@@ -24,6 +24,8 @@ Integers = npt.NDArray[np.integer]
 # Magnitudes in whole steps with a symbol of their own, or with one and so many raw bits (alphabet 4, halved).
 STEPS_FROM = np.array([0, 1, 2, 3, 4, 5, 6, 14, 142, 32910])
 STEPS_WIDTH = np.array([0, 0, 0, 0, 0, 0, 4, 8, 16, 32])
+# Pairs of such, each with its sign.
+MOST_WORDS = (2 * STEPS_FROM.size - 1) ** 2
 # Magnitudes in units of the root mean square: class 0 is zero itself, class i lies above EDGES[i - 1] and up
 # to EDGES[i]; the last has no end.
 EDGES = np.array([*np.arange(17) / 8, 2.5, 3, 3.5, 4, 5, 6, 8])
@@ -40,6 +42,8 @@ YIELDING = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0, math.inf)
 MOST_LOST = 0.5
 # The heads of a frame that relies on everything, its scale, and the start of its symbols.
 HEAD_BITS = 8 * (18 + 16 + 2 + 8)
+# Deflate has a word for it in every block; where there are few others, that makes one of them longer.
+END_OF_BLOCK = np.ones(1)
 # Real rows vary from what is estimated for them.
 SURE = 1.01
 
@@ -126,6 +130,7 @@ def steps_bits(pairs: Ints, agree: float | None = None) -> float:
             after[..., 0].sum(axis=2).ravel(),
             np.outer(signs, zero[1:]).ravel(),
             zero[:1],
+            END_OF_BLOCK,
         ]
     )
     words = words[words > 0]
@@ -134,6 +139,19 @@ def steps_bits(pairs: Ints, agree: float | None = None) -> float:
     table = TABLE_BITS + TABLE_BITS_PER_SYMBOL * int((words >= 2).sum())
     raw = float(pairs.sum(axis=(0, 1)) @ STEPS_WIDTH)
     return SURE * (coded + raw) * (total + 1) / total + table
+
+
+def at_most_bits(counts: Ints) -> float:
+    """A bound on `steps_bits` of numbers that are so many of each class of `STEPS_FROM`: one at a time, the
+    class in a Huffman code, then the sign and the raw bits. It shows at once that most uploads fit."""
+    total = int(counts.sum())
+    if total < 2:
+        return 0.0
+    seen = counts[counts > 0]
+    bits = seen @ word_lengths(seen.tolist()) + counts[1:].sum() + counts @ STEPS_WIDTH
+    # The end of the block takes the word of some pair, which then has one more bit.
+    bits += (seen.min() + LONGEST) / 2
+    return SURE * float(bits) * total / (total - 1) + TABLE_BITS + TABLE_BITS_PER_SYMBOL * MOST_WORDS
 
 
 def choose_rounding(pairs: Ints, room: float) -> Rounding:

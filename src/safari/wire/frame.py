@@ -139,7 +139,10 @@ def _choose_mask(model: Model, part: Range, mode: str) -> tuple[str, bytes]:
             raise SafariError(f"mask_mode 'known' needs mask equal to predicted_mask, {flips} bits differ")
     if mode != "auto":
         return mode, model.mask_bytes(part, mode)
-    tried = {name: model.mask_bytes(part, name) for name in ("flips", "coded")}
+    about = {name: model.mask_bits(name) for name in ("flips", "coded")}
+    # Bitmaps with a pattern fall below their entropy, but hardly to a quarter of it.
+    worth = [name for name, bits in about.items() if bits <= 4 * min(about.values())]
+    tried = {name: model.mask_bytes(part, name) for name in worth}
     best = min(tried, key=lambda name: len(tried[name]))
     return best, tried[best]
 

@@ -13,6 +13,7 @@ from safari.wire.blocks import block_bits
 from safari.wire.budget import (
     CENTRES,
     STEPS_FROM,
+    at_most_bits,
     choose_rounding,
     size_classes,
     step_classes,
@@ -38,9 +39,11 @@ from safari.wire.symbols import (
     chained,
     decode_symbols,
     encode_symbols,
+    fields_of,
     pair,
     plan_symbols,
     read_fields,
+    symbols_of,
     to_symbols,
     unchained,
     unpair,
@@ -245,15 +248,15 @@ def quantise(mode: str, kept: Kept, lossy: Lossy, room: float | None = None) -> 
         return asked if room is None else _within(room, target, kept.steering, asked)
     levels = levels_of(mode, lossy.bits)
     scales = by_entry(target, kept.counts, levels)
-    wide = np.repeat(scales.astype(np.float64), kept.counts)
-    exact = np.divide(target, wide, out=np.zeros_like(target), where=wide > 0)
+    # A scale is 0 only where all its numbers are.
+    exact = target / np.repeat(np.where(scales > 0, scales, 1).astype(np.float64), kept.counts)
     if mode == "qsgd":
         if lossy.rng is None:
             raise SafariError("qsgd mode needs rng, the generator that rounds")
         whole = np.floor(exact + lossy.rng.random(exact.size))
     else:
         whole = np.rint(exact)
-    return Quantised(scales, np.clip(whole, -levels, levels).astype(np.int32))
+    return Quantised(scales, whole.astype(np.int32).clip(-levels, levels))
 
 
 def _multiples(target: Wide, scale: Floats) -> Quantised:
@@ -267,7 +270,11 @@ def _within(room: float, target: Wide, steering: int, asked: Quantised) -> Quant
     """The rounding that was asked for, or a coarser one of the prunable numbers where it needs more room."""
     if not steering or not asked.scales.any():
         return asked
-    classes, negative = step_classes(np.abs(asked.whole)), asked.whole < 0
+    classes = step_classes(np.abs(asked.whole))
+    counts = [np.bincount(part, minlength=STEPS_FROM.size) for part in np.split(classes, [steering])]
+    if sum(map(at_most_bits, counts)) <= room:
+        return asked
+    negative = asked.whole < 0
     rest = room - steps_bits(tally(classes[steering:], negative[steering:], STEPS_FROM.size))
     if steps_bits(tally(classes[:steering], negative[:steering], STEPS_FROM.size)) <= rest:
         return asked
@@ -295,13 +302,13 @@ def levels_of(mode: str, bits: int) -> int:
 def _integers(numbers: Quantised, counts: Ints) -> Coded:
     folded = zigzag(chained(numbers.whole))
     codes = range(NIBBLES + 1) if folded.size <= SHORT else (3, NIBBLES)
-    rows = {code: to_symbols(folded, code) for code in codes}
-    if NIBBLES in rows:
-        symbols, fields, widths = rows[NIBBLES]
-        rows[NIBBLES] = pair(symbols), fields, widths
+    symbols = {code: symbols_of(folded, code) for code in codes}
     if folded.size > SHORT:
-        code = min(rows, key=lambda code: _about_bits(*rows[code]))
-        rows = {code: rows[code]}
+        code = min(codes, key=lambda code: _about_bits(symbols[code], code))
+        symbols = {code: symbols[code]}
+    rows = {code: (row, *fields_of(folded, row, code)) for code, row in symbols.items()}
+    if NIBBLES in rows:
+        rows[NIBBLES] = pair(symbols[NIBBLES]), *rows[NIBBLES][1:]
     best = _shortest(rows, counts)
     halves = (numbers.scales.view(np.uint32) >> 16).astype("<u2")
     return Coded(best.code, halves.tobytes() + best.data)
@@ -319,9 +326,11 @@ def _shortest(rows: dict[int, tuple[Bytes8, Words, Bytes8]], counts: Ints) -> Co
     return Coded(code, ways[code].write(symbols) + write_fields(fields, widths))
 
 
-def _about_bits(symbols: Bytes8, _: Words, widths: Bytes8) -> float:
-    counts = np.bincount(symbols, minlength=1).astype(np.float64)
-    return block_bits(counts) + float(widths.sum(dtype=np.int64))
+def _about_bits(symbols: Bytes8, code: int) -> float:
+    width = alphabet(code).width
+    raw = np.bincount(symbols, minlength=width.size) @ width
+    row = pair(symbols) if code == NIBBLES else symbols
+    return block_bits(np.bincount(row, minlength=1).astype(np.float64)) + float(raw)
 
 
 def _read_integers(mode: str, code: int, reader: Reader, counts: Ints) -> Wide:

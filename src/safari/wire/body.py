@@ -112,6 +112,11 @@ class Model:
         return self.bits ^ predicted
 
     @cached_property
+    def flipped(self) -> Ints:
+        """The prunable coordinates at which that is."""
+        return np.flatnonzero(self.flips)
+
+    @cached_property
     def values(self) -> Floats:
         """The kept numbers."""
         return self.vector.take(self.places)
@@ -139,13 +144,13 @@ class Model:
     def mask_bits(self, mode: str) -> float:
         """About how many bits the mask takes in a mode, "auto" included."""
         predicted = self.shared.mask_bits is not None
-        ways = [self.flips] if predicted and mode != "coded" else []
-        if ways and not self.flips.any():
+        ways = [self.flipped] if predicted and mode != "coded" else []
+        if ways and not self.flipped.size:
             return 0.0
         if mode in ("auto", "coded"):
-            ways.append(self.bits)
+            ways.append(self.coordinates)
         starts = self.layout.wire_starts[: 1 + sum(self.layout.prunable)]
-        return coded_bits([np.diff(np.searchsorted(np.flatnonzero(way), starts)) for way in ways], starts)
+        return coded_bits([np.diff(np.searchsorted(way, starts)) for way in ways], starts)
 
     def mask_bytes(self, part: Range, mode: str) -> bytes:
         """The mask of a range."""

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from safari.wire.bits import binary_bits
 from safari.wire.blocks import TABLE_BITS, TABLE_BITS_PER_SYMBOL
 from safari.wire.huffman import LONGEST, word_lengths
 from safari.wire.layout import Bools, Ints
 from safari.wire.scales import MOST_STEPS, Wide
 
+Small = npt.NDArray[np.int16]
 Integers = npt.NDArray[np.integer]
 
 # Magnitudes in whole steps with a symbol of their own, or with one and so many raw bits (alphabet 4, halved).
@@ -30,8 +30,8 @@ MOST_WORDS = (2 * STEPS_FROM.size - 1) ** 2
 # to EDGES[i]; the last has no end.
 EDGES = np.array([*np.arange(17) / 8, 2.5, 3, 3.5, 4, 5, 6, 8])
 CENTRES = np.array([0, *(EDGES[:-1] + EDGES[1:]) / 2, 10.0])
-# Edges are multiples of this.
-FINEST = 1 / 8
+# Edges are multiples of one over this.
+FINER = 8
 # What there is to choose from. Any multiple of a step, and what becomes 0:
 COARSE = ((1.25, 0.75), (1.5, 0.875), (2.0, 1.25), (2.5, 1.5))
 # plus or minus one value, and what becomes 0:
@@ -75,29 +75,33 @@ def coded_bits(ways: Sequence[Ints], starts: Ints) -> float:
     >>> coded_bits([np.array([4, 0])], np.array([0, 8, 16]))
     8.0
     """
-    sizes = np.diff(starts).tolist()
-    each = [zip(way.tolist(), sizes, strict=True) for way in ways]
-    return min((sum(binary_bits(*entry) for entry in entries) for entries in each), default=0.0)
+    sizes = np.diff(starts)
+    return min((_spread(sizes) - _spread(way) - _spread(sizes - way) for way in ways), default=0.0)
 
 
-def step_classes(steps: Integers) -> Ints:
+def _spread(counts: Ints) -> float:
+    return float(counts @ np.log2(np.maximum(counts, 1)))
+
+
+def step_classes(steps: Integers) -> Small:
     """The classes of magnitudes in whole steps."""
-    found: Ints = _STEP_CLASS.take(np.minimum(steps, STEPS_FROM[-2]))
+    found: Small = _STEP_CLASS.take(np.minimum(steps, STEPS_FROM[-2]))
     found[steps >= STEPS_FROM[-1]] += 1
     return found
 
 
-def size_classes(sizes: Wide) -> Ints:
+def size_classes(sizes: Wide) -> Small:
     """The classes of magnitudes in units of the root mean square.
 
     >>> size_classes(np.array([0, 0.1, 0.125, 0.13, 99])).tolist()
     [0, 1, 1, 2, 24]
     """
-    places = np.ceil(np.minimum(sizes, 2 * EDGES[-1]) / FINEST)
-    return np.asarray(_SIZE_CLASS.take(places.astype(np.int64)))
+    places = np.ceil(np.minimum(sizes, 2 * EDGES[-1]) * FINER)
+    found: Small = _SIZE_CLASS.take(places.astype(np.int64))
+    return found
 
 
-def tally(classes: Ints, negative: Bools, of: int) -> Ints:
+def tally(classes: Small, negative: Bools, of: int) -> Ints:
     """How often a number of one class follows one of another with the same sign or the other:
     `int64[of, 2, of]`, by the first's class, whether the signs agree, and the second's class."""
     agree = negative[1:] == negative[:-1]
@@ -221,5 +225,7 @@ def _rounded(pairs: Ints, option: Rounding) -> Ints:
     return np.asarray(np.einsum("isj,ia,jb->asb", signed, to, to, optimize=True))
 
 
-_STEP_CLASS = np.searchsorted(STEPS_FROM, np.arange(STEPS_FROM[-2] + 1), "right") - 1
-_SIZE_CLASS = np.searchsorted(EDGES, np.arange(2 * round(EDGES[-1] / FINEST) + 1) * FINEST, "left")
+_STEP_CLASS: Small = (np.searchsorted(STEPS_FROM, np.arange(STEPS_FROM[-2] + 1), "right") - 1).astype(
+    np.int16
+)
+_SIZE_CLASS: Small = np.searchsorted(EDGES, np.arange(2 * FINER * EDGES[-1] + 1) / FINER).astype(np.int16)

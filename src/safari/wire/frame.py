@@ -132,7 +132,7 @@ def _choose_mask(model: Model, part: Range, mode: str) -> tuple[str, bytes]:
     if mode == "auto" and model.shared.mask_bits is None:
         mode = "coded"
     if mode in ("auto", "known"):
-        flips = int(model.flips.sum())
+        flips = model.flipped.size
         if not flips:
             return "known", b""
         if mode == "known":

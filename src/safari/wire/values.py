@@ -282,16 +282,19 @@ def _within(room: float, target: Wide, steering: int, asked: Quantised) -> Quant
     unit = float(quantum(target, steering, 1.0)[0])
     sizes, below = np.abs(leading) / unit, leading < 0
     chosen = choose_rounding(tally(size_classes(sizes), below, CENTRES.size), rest)
-    found = _multiples(target, np.maximum(near_bf16(chosen.quantum * unit), least_quantum(target)))
-    steps = np.where(sizes > chosen.beyond, np.clip(np.abs(found.whole[:steering]), 1, chosen.most), 0)
-    even = steering & ~1
-    first, second = sizes[:even:2], sizes[1:even:2]
-    small = np.minimum(first, second)
-    turned = (below[:even:2] != below[1:even:2]) & (small > 0) & (small <= chosen.yields)
-    below[:even:2] ^= turned & (first < second)
-    below[1:even:2] ^= turned & (first >= second)
-    found.whole[:steering] = np.where(below, -steps, steps)
-    return found
+    scale = np.maximum(near_bf16(chosen.quantum * unit), least_quantum(target))
+    steps = (sizes > chosen.beyond).astype(np.int32)
+    if chosen.most > 1:
+        steps *= np.clip(np.abs(_multiples(leading, scale).whole), 1, chosen.most)
+    if chosen.yields:
+        even = steering & ~1
+        first, second = sizes[:even:2], sizes[1:even:2]
+        small = np.minimum(first, second)
+        turned = (below[:even:2] != below[1:even:2]) & (small > 0) & (small <= chosen.yields)
+        below[:even:2] ^= turned & (first < second)
+        below[1:even:2] ^= turned & (first >= second)
+    others = _multiples(target[steering:], scale).whole
+    return Quantised(scale, np.concatenate([np.where(below, -steps, steps), others]))
 
 
 def levels_of(mode: str, bits: int) -> int:
@@ -327,10 +330,10 @@ def _shortest(rows: dict[int, tuple[Bytes8, Words, Bytes8]], counts: Ints) -> Co
 
 
 def _about_bits(symbols: Bytes8, code: int) -> float:
-    width = alphabet(code).width
-    raw = np.bincount(symbols, minlength=width.size) @ width
-    row = pair(symbols) if code == NIBBLES else symbols
-    return block_bits(np.bincount(row, minlength=1).astype(np.float64)) + float(raw)
+    counts = np.bincount(pair(symbols) if code == NIBBLES else symbols, minlength=256)
+    width = alphabet(code).width.astype(np.int64)
+    both = np.add.outer(width, width).ravel() if code == NIBBLES else width
+    return block_bits(counts.astype(np.float64)) + float(counts[: both.size] @ both)
 
 
 def _read_integers(mode: str, code: int, reader: Reader, counts: Ints) -> Wide:

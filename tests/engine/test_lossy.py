@@ -63,6 +63,19 @@ def test_a_client_is_seen_within_its_budget(device, own, seed, density, shape, r
         assert same_bits(got[row], decode(frame, shared).vector)
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -3e38])
+def test_a_model_that_cannot_be_encoded_does_not_disturb_the_others(wrong):
+    layout = small_layout()
+    vector, mask, reference, _ = small_model(layout)
+    bad = vector.copy()
+    bad[np.flatnonzero(mask)[:40]] = wrong
+    arrays = [torch.from_numpy(a) for a in (np.stack([bad, vector, bad]), mask[None], reference)]
+    got = seen(*arrays, layout, "step", [Lossy()] * 3, arrays[1])
+    shared = Shared(layout, reference, mask)
+    expected = decode(encode(vector, mask, shared, values="step"), shared).vector
+    assert same_bits(got[1].numpy(), expected)
+
+
 def update(rng, shape, size):
     if shape == "few":
         return rng.normal(size=size) ** 5

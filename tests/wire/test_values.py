@@ -152,6 +152,13 @@ def test_a_step_is_longer_where_a_number_would_take_too_many():
     assert abs(found.whole[1] * float(found.scales[0]) - 1e3) < 1e-6
 
 
+def test_a_step_is_a_number_however_long():
+    base = np.zeros(3, np.float32)
+    assert round_trip(
+        "step", np.array([1e30, 2e30, -1e30], np.float32), base, choices=Lossy(step=1e30)
+    ).tolist() == [0, 0, 0]
+
+
 @given(st.lists(st.floats(0, 3e38), min_size=1, max_size=20))
 def test_scales_are_the_next_bfloat16(numbers):
     numbers = np.array(numbers)

@@ -24,7 +24,7 @@ from safari.wire.budget import (
     steps_bits,
 )
 from safari.wire.layout import Ints
-from safari.wire.scales import MOST_STEPS, near_bf16
+from safari.wire.scales import LARGEST, MOST_STEPS, near_bf16
 
 
 def stepped(
@@ -39,7 +39,7 @@ def stepped(
     if choice.ratio and layout.prunable_total:
         prunable, others = _rows(masks, layout)
         room = _rooms(masks, predicted, layout, choice.ratio) * (len(target) // len(masks))
-        some = (prunable.kept.any(dim=1, keepdim=True) & (asked > 0)).any(dim=1).tolist()
+        some = (prunable.kept.any(dim=1, keepdim=True) & (asked > 0) & asked.isfinite())[:, 0].tolist()
         most = [[at_most_bits(own) for own in _counts(part, out)] for part in (prunable, others)]
         unsure = [i for i in range(len(target)) if some[i] and most[0][i] + most[1][i] > room[i]]
         if unsure:
@@ -88,10 +88,10 @@ def _coarser(room: list[float], target: Tensor, units: Tensor, row: Row) -> tupl
     unlike = row.seconds & (row.previous(negative) != negative)
     turned = unlike & (small > 0) & (small <= column([c.yields for c in chosen]))
     # The second of a pair yields to a larger or equal first, the first to a larger second.
-    first = torch.zeros_like(turned).scatter_reduce(
-        1, row.before.clamp(min=0).expand(len(sizes), -1), turned & (earlier < sizes), "amax"
+    first = torch.zeros_like(turned, dtype=torch.int).scatter_reduce(
+        1, row.before.clamp(min=0).expand(len(sizes), -1), (turned & (earlier < sizes)).int(), "amax"
     )
-    negative = negative ^ (turned & (earlier >= sizes)) ^ first
+    negative = negative ^ (turned & (earlier >= sizes)) ^ first.bool()
     out[:, row.columns] = torch.where(row.kept, torch.where(negative, -steps, steps), 0.0) + 0.0
     return out, scales
 
@@ -111,7 +111,8 @@ def _quanta(target: Tensor, masks: Tensor, layout: WireLayout, step: float) -> T
     steering = torch.where(steering.any(dim=1, keepdim=True), steering, masks)
     squares = torch.where(steering, target, 0.0).square().sum(dim=1, keepdim=True)
     count = steering.sum(dim=1, keepdim=True).clamp(min=1)
-    nearest = (step * (squares / count).sqrt()).float().bfloat16().double()
+    wanted = (step * (squares / count).sqrt()).clamp(max=LARGEST)
+    nearest = wanted.float().bfloat16().double()
     return torch.maximum(nearest, _least(target))
 
 
@@ -204,7 +205,8 @@ def _counts(row: Row, whole: Tensor) -> Ints:
 
 def _classes(row: Row, whole: Tensor) -> Tensor:
     edges = torch.from_numpy(STEPS_FROM).to(whole.device)
-    return torch.bucketize(whole[:, row.columns].abs().long(), edges, right=True) - 1
+    # Of a model that is not finite nobody will decode anything, but its row stands here.
+    return torch.bucketize(whole[:, row.columns].abs().nan_to_num().long(), edges, right=True) - 1
 
 
 def _numpy(counts: Tensor) -> Ints:

@@ -11,6 +11,8 @@ from safari.wire.layout import Floats, Ints
 # A scale travels as a bfloat16; numbers are rounded to multiples of what travels.
 SCALE_BYTES = 2
 MOST_STEPS = 1 << 30
+# The largest bfloat16 that is a number.
+LARGEST = (2 - 2**-7) * 2.0**127
 
 Wide = npt.NDArray[np.float64]
 
@@ -32,8 +34,12 @@ def from_bf16(halves: npt.NDArray[np.uint16]) -> Floats:
 
 
 def near_bf16(number: float | np.floating) -> Floats:
-    """The nearest bfloat16 of one number, as an array of one float32."""
-    return from_bf16(to_bf16(np.array([number], np.float32)))
+    """The nearest finite bfloat16 of a number from 0 on, as an array of one float32.
+
+    >>> near_bf16(1.001).tolist(), near_bf16(1e300).tolist() == [LARGEST]
+    ([1.0], True)
+    """
+    return from_bf16(to_bf16(np.array([min(number, LARGEST)], np.float32)))
 
 
 def upward(numbers: Wide) -> Floats:

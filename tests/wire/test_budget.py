@@ -178,7 +178,7 @@ def test_estimates_are_near_what_is_written():
 def test_rounding_of_a_tally_by_hand():
     # All sizes in (7/8, 1], half of the signs alike: one value loses nearly nothing.
     pairs = np.zeros((CENTRES.size, 2, CENTRES.size), np.int64)
-    pairs[8, :, 8] = 500
+    pairs[9, :, 9] = 500
     found = choose_rounding(pairs, 1200.0)
     assert (found.quantum, found.most) == (pytest.approx(0.9375), 1)
     assert coded_bits([], np.array([0])) == 0

@@ -28,14 +28,14 @@ STEPS_WIDTH = np.array([0, 0, 0, 0, 0, 0, 4, 8, 16, 32])
 MOST_WORDS = (2 * STEPS_FROM.size - 1) ** 2
 # Magnitudes in units of the root mean square: class 0 is zero itself, class i lies above EDGES[i - 1] and up
 # to EDGES[i]; the last has no end.
-EDGES = np.array([*np.arange(17) / 8, 2.5, 3, 3.5, 4, 5, 6, 8])
+EDGES = np.array([0, 0.0625, *np.arange(1, 17) / 8, 2.5, 3, 3.5, 4, 5, 6, 8])
 CENTRES = np.array([0, *(EDGES[:-1] + EDGES[1:]) / 2, 10.0])
 # Edges are multiples of one over this.
-FINER = 8
+FINER = 16
 # What there is to choose from. Any multiple of a step, and what becomes 0:
 COARSE = ((1.25, 0.75), (1.5, 0.875), (2.0, 1.25), (2.5, 1.5))
 # plus or minus one value, and what becomes 0:
-BEYOND = (0.125, 0.25, 0.5, 0.75, 1.0, 1.25)
+BEYOND = (0.0625, 0.125, 0.25, 0.5, 0.75, 1.0, 1.25)
 # plus or minus one value for everything that moved, and up to where a number yields to its neighbour.
 YIELDING = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0, math.inf)
 # No more of an update may go missing: half of its square.
@@ -94,7 +94,7 @@ def size_classes(sizes: Wide) -> Small:
     """The classes of magnitudes in units of the root mean square.
 
     >>> size_classes(np.array([0, 0.1, 0.125, 0.13, 99])).tolist()
-    [0, 1, 1, 2, 24]
+    [0, 2, 2, 3, 25]
     """
     places = np.ceil(np.minimum(sizes, 2 * EDGES[-1]) * FINER)
     found: Small = _SIZE_CLASS.take(places.astype(np.int64))

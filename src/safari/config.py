@@ -114,7 +114,7 @@ class Wire:
     step: float = _f(1.0, "one step of the mode step, in units of the difference's rms", above=0.0)
     ratio: float = _f(
         60.0,
-        "the mode step rounds more coarsely where an upload would be more than 1/ratio of the dense model; "
+        "the mode step rounds more coarsely where a message would be more than 1/ratio of the dense model; "
         "0: never",
         least=0.0,
     )

@@ -37,11 +37,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "cluster-fedvarp": {"clusters": 1},
     "fedau": {},
     "known-p": {"p": 1.0},
+    "few": {"heard": 100, "clusters": 1},
 }
 # Rules whose decision is an average of arrivals alone: their weights sum to 1.
 AVERAGING = ["perfect", "drop", "safari", "fdms"]
 # Rules for which no client is special: nothing but names depends on names.
-NAMELESS = [name for name in OPTIONS if name not in ("cluster-fedvarp", "known-p")]
+NAMELESS = [name for name in OPTIONS if name not in ("cluster-fedvarp", "known-p", "few")]
 # Rules that leave nothing of the old model in a weight that all arrivals cut, whatever they remember.
 CUTTING = [*AVERAGING, "fedau", "known-p"]
 CPU = torch.device("cpu")

@@ -311,15 +311,14 @@ class Vectorised:
         """
         world, flat, local = self.world, Flat(self.world.layout, clients), self.world.config.local
         steps = len(draws[0])
-        mask = flat.spread(masks[0]) if len(masks) == 1 else flat.from_rows(masks)
         get = world.gather if picked == 1 else world.augmented
         batches = (get(*(d[s] for d in draws)) for s in range(steps))
         with self._precision():
             out, losses = train_stacked(
                 self.stack.train,
                 flat,
-                flat.spread(x),
-                mask,
+                x,
+                masks,
                 batches,
                 steps,
                 optimiser=local.optimiser,

@@ -32,8 +32,9 @@ class Value:
             return self.tensor
         x = self.tensor
         if x.ndim == 4 and x.requires_grad and x.device.type == "cpu":
-            x = _GradientInOrder.apply(x)  # type: ignore[no-untyped-call]
-        return _split(x, 1, self.clients).transpose(0, 1).flatten(0, 1)
+            found: Tensor = _ByBatch.apply(x, self.clients)  # type: ignore[no-untyped-call]
+            return found
+        return _by_batch(x, self.clients)
 
     def channel(self) -> Tensor:
         """`[n, clients · channels, ...]`."""
@@ -65,22 +66,57 @@ def by_pixel(x: Tensor) -> Tensor:
     return x.contiguous().as_strided(x.shape, (height * width, 1, width, 1))
 
 
-class _GradientInOrder(torch.autograd.Function):
-    """Nothing forward; backward the gradient gets the memory order of what it belongs to.
+def _by_batch(x: Tensor, clients: int) -> Tensor:
+    return _split(x, 1, clients).transpose(0, 1).flatten(0, 1)
 
-    The gradient comes from another layout as a view of it. Pooling would go back through it in an order
-    that costs two copies of the whole input.
+
+class _ByBatch(torch.autograd.Function):
+    """Pictures by channel to pictures by batch; backward the gradient lies by pixel after a single copy.
+
+    Left alone it would come as a view in the other layout. Pooling would go back through it in an order that
+    costs two copies of the whole input.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        """x as it is."""
-        return x.view_as(x)
+    def forward(ctx: Any, x: Tensor, clients: int) -> Tensor:
+        """`[n, clients · channels, h, w]` to `[clients · n, channels, h, w]`."""
+        ctx.clients = clients
+        return _by_batch(x, clients)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        """The gradient, channels last."""
-        return grad.contiguous(memory_format=torch.channels_last)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """The other way round."""
+        pixels = _split(grad, 0, ctx.clients).permute(1, 3, 4, 0, 2).flatten(3)
+        return pixels.permute(0, 3, 1, 2), None
+
+
+class _Product(torch.autograd.Function):
+    """`x · weightᵀ + bias` for each client, with the gradient of the weight in the weight's own order.
+
+    What torch derives by itself lies the other way round, and has to be turned over before it can be used.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """`[clients, n, in]` to `[clients, n, out]`."""
+        ctx.save_for_backward(x, weight)
+        return _product(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients with respect to x, weight and bias."""
+        x, weight = ctx.saved_tensors
+        for_x, for_weight, for_bias = ctx.needs_input_grad
+        return (
+            torch.bmm(grad, weight) if for_x else None,
+            torch.bmm(grad.transpose(1, 2), x) if for_weight else None,
+            grad.sum(1) if for_bias else None,
+        )
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    turned = weight.transpose(1, 2)
+    return torch.bmm(x, turned) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, turned)
 
 
 def _split(x: Tensor, dim: int, parts: int) -> Tensor:
@@ -91,12 +127,12 @@ def linear(layer: nn.Linear, name: str, x: Value, p: Tensors) -> Value:
     """A linear layer for each client: one batched matrix product."""
     inputs = x.client_first()
     flat = inputs.flatten(1, -2) if inputs.ndim > 2 else inputs.unsqueeze(1)
-    weight = p[f"{name}weight"].transpose(1, 2)
-    out = (
-        torch.bmm(flat, weight)
-        if layer.bias is None
-        else torch.baddbmm(p[f"{name}bias"].unsqueeze(1), flat, weight)
-    )
+    weight, bias = p[f"{name}weight"], None if layer.bias is None else p[f"{name}bias"]
+    # Autocast changes types inside of torch's own functions, where a function of ours does not see it.
+    if flat.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
+        out = _Product.apply(flat, weight, bias)  # type: ignore[no-untyped-call]
+    else:
+        out = _product(flat, weight, bias)
     if inputs.ndim != 3:
         out = out.unflatten(1, inputs.shape[1:-1]) if inputs.ndim > 3 else out.squeeze(1)
     return Value(out.flatten(0, 1), x.clients)

@@ -29,9 +29,12 @@ class Stopwatch:
         """Charge the time since the last lap to `part`."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        now = time.perf_counter()
-        self.seconds[part] = self.seconds.get(part, 0.0) + now - self._last
-        self._last = now
+        self.charge(part, time.perf_counter() - self._last)
+
+    def charge(self, part: str, seconds: float) -> None:
+        """Charge seconds that somebody else has measured; the next lap begins now."""
+        self.seconds[part] = self.seconds.get(part, 0.0) + seconds
+        self._last = time.perf_counter()
 
 
 class MaskCount:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -30,11 +29,12 @@ class Value:
         """`[clients · n, ...]`."""
         if not self.by_channel:
             return self.tensor
-        x = self.tensor
-        if x.ndim == 4 and x.requires_grad and x.device.type == "cpu":
-            found: Tensor = _ByBatch.apply(x, self.clients)  # type: ignore[no-untyped-call]
-            return found
-        return _by_batch(x, self.clients)
+        if self.tensor.ndim != 4:
+            return _split(self.tensor, 1, self.clients).transpose(0, 1).flatten(0, 1)
+        # Through pixels, so that the gradient comes back by pixel after a single copy. Otherwise pooling goes
+        # back through it in an order that costs two copies of the whole input.
+        pixels = _split(self.tensor.permute(0, 2, 3, 1), 3, self.clients)
+        return pixels.permute(3, 0, 4, 1, 2).flatten(0, 1)
 
     def channel(self) -> Tensor:
         """`[n, clients · channels, ...]`."""
@@ -66,59 +66,6 @@ def by_pixel(x: Tensor) -> Tensor:
     return x.contiguous().as_strided(x.shape, (height * width, 1, width, 1))
 
 
-def _by_batch(x: Tensor, clients: int) -> Tensor:
-    return _split(x, 1, clients).transpose(0, 1).flatten(0, 1)
-
-
-class _ByBatch(torch.autograd.Function):
-    """Pictures by channel to pictures by batch; backward the gradient lies by pixel after a single copy.
-
-    Left alone it would come as a view in the other layout. Pooling would go back through it in an order that
-    costs two copies of the whole input.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, clients: int) -> Tensor:
-        """`[n, clients · channels, h, w]` to `[clients · n, channels, h, w]`."""
-        ctx.clients = clients
-        return _by_batch(x, clients)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """The other way round."""
-        pixels = _split(grad, 0, ctx.clients).permute(1, 3, 4, 0, 2).flatten(3)
-        return pixels.permute(0, 3, 1, 2), None
-
-
-class _Product(torch.autograd.Function):
-    """`x · weightᵀ + bias` for each client, with the gradient of the weight in the weight's own order.
-
-    What torch derives by itself lies the other way round, and has to be turned over before it can be used.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """`[clients, n, in]` to `[clients, n, out]`."""
-        ctx.save_for_backward(x, weight)
-        return _product(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients with respect to x, weight and bias."""
-        x, weight = ctx.saved_tensors
-        for_x, for_weight, for_bias = ctx.needs_input_grad
-        return (
-            torch.bmm(grad, weight) if for_x else None,
-            torch.bmm(grad.transpose(1, 2), x) if for_weight else None,
-            grad.sum(1) if for_bias else None,
-        )
-
-
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    turned = weight.transpose(1, 2)
-    return torch.bmm(x, turned) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, turned)
-
-
 def _split(x: Tensor, dim: int, parts: int) -> Tensor:
     return x.view(*x.shape[:dim], parts, x.shape[dim] // parts, *x.shape[dim + 1 :])
 
@@ -127,12 +74,13 @@ def linear(layer: nn.Linear, name: str, x: Value, p: Tensors) -> Value:
     """A linear layer for each client: one batched matrix product."""
     inputs = x.client_first()
     flat = inputs.flatten(1, -2) if inputs.ndim > 2 else inputs.unsqueeze(1)
-    weight, bias = p[f"{name}weight"], None if layer.bias is None else p[f"{name}bias"]
-    # Autocast changes types inside of torch's own functions, where a function of ours does not see it.
-    if flat.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
-        out = _Product.apply(flat, weight, bias)  # type: ignore[no-untyped-call]
-    else:
-        out = _product(flat, weight, bias)
+    weight, turned = p[f"{name}weight"], flat.transpose(1, 2)
+    # The weight first: so its gradient, which is larger than the outputs, comes in its own order.
+    out = (
+        torch.bmm(weight, turned)
+        if layer.bias is None
+        else torch.baddbmm(p[f"{name}bias"].unsqueeze(2), weight, turned)
+    ).transpose(1, 2)
     if inputs.ndim != 3:
         out = out.unflatten(1, inputs.shape[1:-1]) if inputs.ndim > 3 else out.squeeze(1)
     return Value(out.flatten(0, 1), x.clients)

@@ -22,7 +22,7 @@ from safari.engine.diagnosis import diagnose, due
 from safari.engine.mail import Mail
 from safari.engine.record import MaskCount, Record, Stopwatch, record_of
 from safari.engine.reference import network, train
-from safari.engine.stack.cpu import LEAST_CLIENTS, TURNS, Tester, crew_for, keep_freed_memory, stacked_at_once
+from safari.engine.stack.cpu import TURNS, Tester, crew_for, keep_freed_memory, stacked_at_once
 from safari.engine.stack.crew import Crew, finished, threads
 from safari.engine.stack.draws import Draws, step_by_step
 from safari.engine.stack.effort import FORECAST, compiles
@@ -286,10 +286,10 @@ class Vectorised:
             return lambda: _together(found)
         self._training_draws(group, t)  # here, so that no two threads do it
         # By the config alone: a share must not hang on how far other arms are.
-        others = len(self.world.config.arms) > 1
-        shares = crew.split(everybody, self._stacked, min(self._stacked, LEAST_CLIENTS) if others else 1)
+        arms = len(self.world.config.arms)
+        shares = crew.split(everybody, self._stacked, among=arms)
         # A client by itself: torch's own threads help where its kernels are long, and nobody else needs them.
-        alone = self._stacked == 1 and len(shares) % crew.size == 1 and not others
+        alone = self._stacked == 1 and len(shares) % crew.size == 1 and arms == 1
         begun = crew.submit(train, shares[:-1] if alone else shares)
 
         def finish() -> tuple[Tensor, Tensor, float]:

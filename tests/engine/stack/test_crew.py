@@ -22,14 +22,10 @@ def test_shares_are_even_and_complete(size, count, most):
     assert len(shares) % size == 0 or max(lengths) == 1
 
 
-@given(count=st.integers(1, 40), most=st.integers(4, 12), least=st.integers(1, 4))
-def test_shares_are_not_too_small(count, most, least):
-    shares = Crew(2).split(list(range(count)), most, least)
-    assert [thing for share in shares for thing in share] == list(range(count))
-    assert max(map(len, shares)) <= most
-    # Where two of them would be too small there is one, and no more are made than a crew of two needs.
-    assert min(map(len, shares)) >= min(least, count) or len(shares) == -(-count // most)
-    assert len(shares) <= len(Crew(2).split(list(range(count)), most))
+@given(size=st.integers(1, 5), count=st.integers(1, 40), most=st.integers(1, 12), among=st.integers(1, 6))
+def test_several_works_have_their_part_of_the_crew(size, count, most, among):
+    shares = Crew(size).split(list(range(count)), most, among)
+    assert shares == Crew(-(-size // among)).split(list(range(count)), most)
 
 
 def test_what_has_not_begun_can_be_dropped_and_the_caller_helps_himself_meanwhile():

@@ -60,19 +60,19 @@ class Crew:
         with threads(1):
             return [share.result() for share in self.submit(work, shares)]
 
-    def split(self, things: Sequence[S], most: int, least: int = 1) -> list[Sequence[S]]:
-        """Even shares of at most so many things, as many for each thread; the larger ones first. Fewer shares
-        where they would have less than `least`.
+    def split(self, things: Sequence[S], most: int, among: int = 1) -> list[Sequence[S]]:
+        """Even shares of at most so many things, as many for each thread; the larger ones first. When the
+        crew is shared `among` several such works, each has its part of the threads.
 
         >>> Crew(2).split([1, 2, 3, 4, 5], most=16)
         [[1, 2, 3], [4, 5]]
         >>> Crew(2).split([1, 2, 3, 4, 5], most=2)
         [[1, 2], [3], [4], [5]]
-        >>> Crew(2).split([1, 2, 3, 4, 5], most=16, least=4)
+        >>> Crew(2).split([1, 2, 3, 4, 5], most=16, among=2)
         [[1, 2, 3, 4, 5]]
         """
-        needed = -(-len(things) // most)
-        shares = max(1, needed, min(len(things) // least, -(-needed // self.size) * self.size))
+        needed, part = -(-len(things) // most), -(-self.size // among)
+        shares = max(1, min(len(things), -(-needed // part) * part))
         least, more = divmod(len(things), shares)
         ends = [(i + 1) * least + min(i + 1, more) for i in range(shares)]
         return [things[start:end] for start, end in zip([0, *ends], ends, strict=False)]

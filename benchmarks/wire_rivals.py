@@ -89,7 +89,7 @@ def _pcodec(numbers) -> int:
 
 
 def nncodec_size(recording, error: float) -> int | None:
-    """The smallest NNCodec stream of the kept differences (mask known) with at most that relative error."""
+    """The smallest NNCodec stream of the kept differences (mask known) with at most that error of weights."""
     return _if_installed(lambda: _nncodec(recording, error))
 
 
@@ -100,6 +100,7 @@ def _nncodec(recording, error: float) -> int | None:
     # One-dimensional tensors are kept nearly exact whatever is asked: a matrix it must be.
     matrix = np.zeros((-(-target.size // 64), 64), np.float32)
     matrix.reshape(-1)[: target.size] = target
+    weights = recording.prunable[recording.mask]
     before = Path.cwd()
     # It leaves files where it runs.
     with tempfile.TemporaryDirectory() as folder:
@@ -109,7 +110,8 @@ def _nncodec(recording, error: float) -> int | None:
                 with contextlib.redirect_stdout(io.StringIO()):
                     stream = tensor.encode(matrix, {"qp": qp})
                     found = tensor.decode(stream)
-                if np.linalg.norm(found - matrix) <= error * np.linalg.norm(target):
+                missing = found.reshape(-1)[: target.size] - target
+                if np.linalg.norm(missing[weights]) <= error * np.linalg.norm(target[weights]):
                     return len(stream)
         finally:
             os.chdir(before)

@@ -117,6 +117,7 @@ LIMITS = [
     ("wire.bits", 9, "wire.bits must be at most 8, got 9"),
     ("wire.bits", 1, "wire.bits must be at least 2, got 1"),
     ("wire.step", 0, "wire.step must be above 0.0, got 0"),
+    ("wire.ratio", -1, "wire.ratio must be at least 0.0, got -1"),
     (
         "wire.values",
         "stepp",

@@ -112,6 +112,12 @@ class Wire:
     )
     bits: int = _f(4, "bits of a number with qsgd", least=2, most=8)
     step: float = _f(1.0, "one step of the mode step, in units of the difference's rms", above=0.0)
+    ratio: float = _f(
+        60.0,
+        "the mode step rounds more coarsely where a message would be more than 1/ratio of the dense model; "
+        "0: never",
+        least=0.0,
+    )
     feedback: bool = _f(
         False,
         "error feedback: a client adds to its next upload what lossy values left out of those that arrived",

@@ -8,10 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safari.engine.lossy import encodable, seen, upward
-from safari.wire import Shared, decode, encode
-from safari.wire.values import upward as wire_upward
-from wire.samples import LOSSY_MODES, lossy, models, same_bits, small_layout, small_model
+from safari.engine.lossy import encodable, seen
+from safari.engine.steps import upward
+from safari.wire import Lossy, Shared, decode, encode
+from safari.wire.scales import upward as wire_upward
+from wire.samples import LOSSY_MODES, layout_of, lossy, models, same_bits, small_layout, small_model
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -31,6 +32,58 @@ def test_a_client_is_seen_as_its_frame_decodes(device, model, values, seed):
         return
     got = seen(*arrays, layout, values, [lossy(seed, bits=3, step=0.7)])
     assert same_bits(got[0].cpu().numpy(), expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("own", [False, True])
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    density=st.sampled_from([0.3, 0.5, 1.0]),
+    shape=st.sampled_from(["normal", "laplace", "uniform", "smooth", "few"]),
+    ratio=st.floats(5, 200),
+)
+def test_a_client_is_seen_within_its_budget(device, own, seed, density, shape, ratio):
+    layout = layout_of([700, 30, 0, 1400, 11], [True, False, True, True, False])
+    rng = np.random.default_rng(seed)
+    dense = ~np.repeat(np.array(layout.prunable), layout.sizes)
+    masks = (rng.random((3 if own else 1, layout.d)) < density) | dense
+    predicted = (masks[0] ^ (rng.random(layout.d) < 0.03 * own)) | dense
+    reference = rng.normal(0, 0.1, layout.d).astype(np.float32)
+    changes = np.stack([update(rng, shape, layout.d) for _ in range(3)])
+    # Some do not move at all.
+    changes[:, 100:140] = 0
+    vectors = np.where(masks, reference + 1e-3 * changes, 0).astype(np.float32)
+    arrays = [torch.from_numpy(a).to(device) for a in (vectors, masks, reference)]
+    expects = torch.from_numpy(predicted[None]).to(device)
+    got = seen(*arrays, layout, "step", [Lossy(ratio=ratio)] * 3, expects).cpu().numpy()
+    shared = Shared(layout, reference, predicted)
+    for row in range(3):
+        mask = masks[row % len(masks)]
+        frame = encode(vectors[row], mask, shared, values="step", lossy=Lossy(ratio=ratio))
+        assert same_bits(got[row], decode(frame, shared).vector)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -3e38])
+def test_a_model_that_cannot_be_encoded_does_not_disturb_the_others(wrong):
+    layout = small_layout()
+    vector, mask, reference, _ = small_model(layout)
+    bad = vector.copy()
+    bad[np.flatnonzero(mask)[:40]] = wrong
+    arrays = [torch.from_numpy(a) for a in (np.stack([bad, vector, bad]), mask[None], reference)]
+    got = seen(*arrays, layout, "step", [Lossy()] * 3, arrays[1])
+    shared = Shared(layout, reference, mask)
+    expected = decode(encode(vector, mask, shared, values="step"), shared).vector
+    assert same_bits(got[1].numpy(), expected)
+
+
+def update(rng, shape, size):
+    if shape == "few":
+        return rng.normal(size=size) ** 5
+    if shape == "smooth":
+        return np.convolve(rng.normal(size=size + 3), np.ones(4) / 2, "valid")
+    return {"normal": rng.normal, "laplace": rng.laplace, "uniform": rng.uniform}[shape](
+        *([-1, 1] if shape == "uniform" else []), size=size
+    )
 
 
 @pytest.mark.parametrize("values", LOSSY_MODES)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from safari.errors import SafariError, WireError
 from safari.wire.bits import Reader
+from safari.wire.scales import from_bf16, to_bf16, upward
 from safari.wire.symbols import (
     NIBBLES,
     alphabet,
@@ -25,12 +26,9 @@ from safari.wire.values import (
     Lossy,
     decode_values,
     encode_values,
-    from_bf16,
     ordered,
     quantise,
-    to_bf16,
     unordered,
-    upward,
 )
 from wire.samples import EXTREMES, lossy
 
@@ -152,6 +150,13 @@ def test_a_step_is_longer_where_a_number_would_take_too_many():
     assert 1e3 / 2**30 <= found.scales[0] <= 1e3 / 2**30 * 1.01
     assert found.whole.max() <= 2**30
     assert abs(found.whole[1] * float(found.scales[0]) - 1e3) < 1e-6
+
+
+def test_a_step_is_a_number_however_long():
+    base = np.zeros(3, np.float32)
+    assert round_trip(
+        "step", np.array([1e30, 2e30, -1e30], np.float32), base, choices=Lossy(step=1e30)
+    ).tolist() == [0, 0, 0]
 
 
 @given(st.lists(st.floats(0, 3e38), min_size=1, max_size=20))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from safari.aggregation.compensation import Compensation
 from safari.aggregation.plus import safari_plus
-from safari.aggregation.rivals import cluster_fedvarp, fdms, fedau, fedvarp, known_p, mifa, stale
+from safari.aggregation.rivals import cluster_fedvarp, fdms, fedau, fedvarp, few, known_p, mifa, stale
 from safari.aggregation.rules import drop, perfect, safari
 
 RULES: dict[str, Callable[..., Compensation]] = {
@@ -21,4 +21,5 @@ RULES: dict[str, Callable[..., Compensation]] = {
     "cluster-fedvarp": cluster_fedvarp,
     "fedau": fedau,
     "known-p": known_p,
+    "few": few,
 }

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from safari.engine.steps import stepped, upward
 from safari.wire import Lossy, WireLayout
-from safari.wire.values import INTEGER, MOST_STEPS, levels_of
+from safari.wire.values import INTEGER, levels_of
 
 # Differences from here on have no scale that is a number; nobody decodes them, and the server refuses them.
 TOO_LARGE = 1e38
@@ -25,15 +26,24 @@ def encodable(models: Tensor, x: Tensor) -> Tensor:
 
 
 def seen(
-    models: Tensor, masks: Tensor, x: Tensor, layout: WireLayout, values: str, choices: Sequence[Lossy]
+    models: Tensor,
+    masks: Tensor,
+    x: Tensor,
+    layout: WireLayout,
+    values: str,
+    choices: Sequence[Lossy],
+    predicted: Tensor | None = None,
 ) -> Tensor:
     """`models` (`float32[clients, d]`) as they come back from frames with these values, relative to `x`.
 
-    `masks` is `bool[clients, d]`, or `bool[1, d]` where all have the same; `choices` has an item a client.
+    `masks` is `bool[clients, d]`, or `bool[1, d]` where all have the same; `choices` has an item a client;
+    `predicted` (`bool[1, d]`) is the mask that the server expects, if it expects one.
     """
     kept = masks.expand(len(models), -1)
     target = torch.where(kept, models.double() - x.double(), 0.0)
-    if values in INTEGER:
+    if values == "step":
+        change = stepped(target, masks, layout, choices[0], predicted)
+    elif values in INTEGER:
         change = _multiples(target, masks, layout, values, choices)
     else:
         narrow = target.float()
@@ -44,35 +54,18 @@ def seen(
 def _multiples(
     target: Tensor, masks: Tensor, layout: WireLayout, values: str, choices: Sequence[Lossy]
 ) -> Tensor:
-    if values == "step":
-        scales, most = _quantum(target, masks, layout, choices[0].step), MOST_STEPS
-    else:
-        most = levels_of(values, choices[0].bits)
-        entry = torch.repeat_interleave(
-            torch.arange(len(layout.sizes), device=target.device),
-            torch.tensor(layout.sizes, device=target.device),
-        ).expand(len(target), -1)
-        largest = target.new_zeros(len(target), len(layout.sizes))
-        largest = largest.scatter_reduce(1, entry, target.abs(), "amax")
-        scales = upward(largest / most).gather(1, entry).double()
+    most = levels_of(values, choices[0].bits)
+    entry = torch.repeat_interleave(
+        torch.arange(len(layout.sizes), device=target.device),
+        torch.tensor(layout.sizes, device=target.device),
+    ).expand(len(target), -1)
+    largest = target.new_zeros(len(target), len(layout.sizes))
+    largest = largest.scatter_reduce(1, entry, target.abs(), "amax")
+    scales = upward(largest / most).gather(1, entry).double()
     exact = torch.where(scales > 0, target / scales, 0.0)
     whole = (exact + _draws(masks, layout, choices)).floor() if values == "qsgd" else exact.round()
     # Adding 0 makes a plus of the minus that rounding leaves on a zero.
     return (whole.clamp(-most, most) + 0.0) * scales
-
-
-def _quantum(target: Tensor, masks: Tensor, layout: WireLayout, step: float) -> Tensor:
-    """`float64[clients, 1]`: what one step is."""
-    flags = torch.tensor(layout.prunable, device=target.device)
-    sizes = torch.tensor(layout.sizes, device=target.device)
-    steering = masks & torch.repeat_interleave(flags, sizes)
-    # With nothing prunable kept, everything sets the step.
-    steering = torch.where(steering.any(dim=1, keepdim=True), steering, masks)
-    squares = torch.where(steering, target, 0.0).square().sum(dim=1, keepdim=True)
-    count = steering.sum(dim=1, keepdim=True).clamp(min=1)
-    nearest = (step * (squares / count).sqrt()).float().bfloat16().double()
-    least = upward(target.abs().amax(dim=1, keepdim=True) / MOST_STEPS).double()
-    return torch.maximum(nearest, least)
 
 
 def _draws(masks: Tensor, layout: WireLayout, choices: Sequence[Lossy]) -> Tensor:
@@ -84,11 +77,3 @@ def _draws(masks: Tensor, layout: WireLayout, choices: Sequence[Lossy]) -> Tenso
             here = places[row % len(places)]
             out[row, here] = choice.rng.random(here.size)
     return torch.from_numpy(out).to(masks.device)
-
-
-def upward(numbers: Tensor) -> Tensor:
-    """The smallest bfloat16, as float32, that is at least the number; see `safari.wire.values.upward`."""
-    near = numbers.float()
-    above = torch.where(near.double() < numbers, near.nextafter(near.new_tensor(float("inf"))), near)
-    bits = above.view(torch.int32).long()
-    return (((bits + 0xFFFF) >> 16) << 16).int().view(torch.float32)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from functools import cached_property
 from statistics import fmean
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,7 +65,7 @@ class Mail:
         got = sent
         if self.lossy:
             choices = [self._choices(wire, client) for client in clients]
-            decoded = seen(sent, masks, self._x, self.layout, wire.values, choices)
+            decoded = seen(sent, masks, self._x, self.layout, wire.values, choices, self._expected(masks))
             got = torch.where(fit[:, None], decoded, sent)
         if self.residual is not None:
             told = kept & fit[:, None]
@@ -107,12 +106,17 @@ class Mail:
     @cached_property
     def shared(self) -> Shared:
         """What both ends hold before an upload: the layout, the broadcast model, the mask to expect."""
-        return Shared(self.layout, reference=self._x.cpu().numpy(), predicted_mask=self._predicted())
+        return Shared(self.layout, self._x.cpu().numpy(), self._predicted.cpu().numpy())
 
-    def _predicted(self) -> np.ndarray:
+    def _expected(self, masks: Tensor) -> Tensor:
+        """The mask that the server expects, as a row: these clients' own where it needs no data."""
+        return self._predicted[None] if self._world.pruner.needs_data else masks[:1]
+
+    @cached_property
+    def _predicted(self) -> Tensor:
         """The mask that the server expects: the client's own where it needs no data, else by magnitude."""
         other = PRUNERS["mag"] if self._world.pruner.needs_data else None
-        return self._world.mask(self._x, 0, self._t, other).cpu().numpy()
+        return self._world.mask(self._x, 0, self._t, other)
 
     def _choices(self, wire: Wire, client: int) -> Lossy:
-        return Lossy(wire.bits, wire.step, generator(self._world.seed, "wire", client, self._t))
+        return Lossy(wire.bits, wire.step, generator(self._world.seed, "wire", client, self._t), wire.ratio)

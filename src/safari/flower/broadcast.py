@@ -82,6 +82,7 @@ def broadcast(
         values=config.wire.values,
         bits=config.wire.bits,
         step=config.wire.step,
+        ratio=config.wire.ratio,
         layout=wire.digest,
         predicted=shared.mask_digest,
         remember=remember,

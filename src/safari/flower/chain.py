@@ -74,7 +74,7 @@ class Downloads:
         if self.chain is None or self.chain.round + 1 != server.round:
             return server, Downloads(self.values, Chain.start(server.model.cpu(), server.round))
         luck = generator(config.seed, "download", server.round)
-        lossy = Lossy(config.wire.bits, config.wire.step, luck)
+        lossy = Lossy(config.wire.bits, config.wire.step, luck, config.wire.ratio)
         chain = self.chain.advance(
             server.model.cpu(), wire_layout(layout), layout.prunable, self.values, lossy
         )

@@ -70,7 +70,7 @@ class Job:
             self.mask.numpy(),
             self.shared,
             values=self.terms.values,
-            lossy=Lossy(self.terms.bits, self.terms.step, luck),
+            lossy=Lossy(self.terms.bits, self.terms.step, luck, self.terms.ratio),
         )
         return frame_record(frame)
 

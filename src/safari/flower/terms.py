@@ -35,6 +35,7 @@ class Terms:
     values: str
     bits: int
     step: float
+    ratio: float
     layout: bytes
     predicted: bytes
     remember: bool

@@ -10,6 +10,7 @@ import numpy as np
 from safari.errors import SafariError
 from safari.wire.bitmap import decode_bitmap, encode_bitmap
 from safari.wire.bits import Reader
+from safari.wire.budget import coded_bits
 from safari.wire.layout import Bools, Floats, Ints, WireLayout
 from safari.wire.shared import Shared, check_mask, check_vector
 from safari.wire.values import Kept, decode_values
@@ -111,6 +112,11 @@ class Model:
         return self.bits ^ predicted
 
     @cached_property
+    def flipped(self) -> Ints:
+        """The prunable coordinates at which that is."""
+        return np.flatnonzero(self.flips)
+
+    @cached_property
     def values(self) -> Floats:
         """The kept numbers."""
         return self.vector.take(self.places)
@@ -134,6 +140,17 @@ class Model:
         steering = int(np.searchsorted(here, self.layout.prunable_total))
         base = self.base[rows] if relative and self.base is not None else None
         return Kept(self.values[rows], base, np.diff(edges), steering)
+
+    def mask_bits(self, mode: str) -> float:
+        """About how many bits the mask takes in a mode, "auto" included."""
+        predicted = self.shared.mask_bits is not None
+        ways = [self.flipped] if predicted and mode != "coded" else []
+        if ways and not self.flipped.size:
+            return 0.0
+        if mode in ("auto", "coded"):
+            ways.append(self.coordinates)
+        starts = self.layout.wire_starts[: 1 + sum(self.layout.prunable)]
+        return coded_bits([np.diff(np.searchsorted(way, starts)) for way in ways], starts)
 
     def mask_bytes(self, part: Range, mode: str) -> bytes:
         """The mask of a range."""

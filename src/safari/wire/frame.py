@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from safari.errors import SafariError, WireError, one_of
 from safari.wire.bits import Reader
 from safari.wire.body import MASK_MODES, Model, Modes, Range, as_model, decode_body, whole
+from safari.wire.budget import room_bits
 from safari.wire.layout import LAYOUT_DIGEST_BYTES, Bools, Floats, WireLayout
 from safari.wire.shared import DIGEST_BYTES, Shared, SharedKnowledgeError, as_shared
 from safari.wire.values import EXACT, MAX_CODE, VALUE_MODES, Coded, Lossy, Quantised, encode_values, quantise
@@ -100,12 +101,15 @@ def choose(
     """The shortest of the modes that were asked for."""
     shared = model.shared
     part = whole(shared.layout)
+    room = None
+    if values == "step" and lossy.ratio:
+        room = room_bits(shared.layout.d, lossy.ratio) - model.mask_bits(mask_mode)
     mask_mode, mask_part = _choose_mask(model, part, mask_mode)
     usable = shared.reference is not None and receiver_reference in (None, shared.reference_digest)
     tried: dict[str, tuple[Coded, Quantised | None]] = {}
     for mode in candidates(values, usable):
         kept = model.kept(part, usable and mode != "absolute")
-        numbers = quantise(mode, kept, lossy)
+        numbers = quantise(mode, kept, lossy, room)
         tried[mode] = encode_values(mode, kept, numbers), numbers
     best = min(tried, key=lambda mode: len(tried[mode][0].data))
     coded, numbers = tried[best]
@@ -128,14 +132,17 @@ def _choose_mask(model: Model, part: Range, mode: str) -> tuple[str, bytes]:
     if mode == "auto" and model.shared.mask_bits is None:
         mode = "coded"
     if mode in ("auto", "known"):
-        flips = int(model.flips.sum())
+        flips = model.flipped.size
         if not flips:
             return "known", b""
         if mode == "known":
             raise SafariError(f"mask_mode 'known' needs mask equal to predicted_mask, {flips} bits differ")
     if mode != "auto":
         return mode, model.mask_bytes(part, mode)
-    tried = {name: model.mask_bytes(part, name) for name in ("flips", "coded")}
+    about = {name: model.mask_bits(name) for name in ("flips", "coded")}
+    # Bitmaps with a pattern fall below their entropy, but hardly to a quarter of it.
+    worth = [name for name, bits in about.items() if bits <= 4 * min(about.values())]
+    tried = {name: model.mask_bytes(part, name) for name in worth}
     best = min(tried, key=lambda name: len(tried[name]))
     return best, tried[best]
 

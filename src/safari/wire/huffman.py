@@ -54,7 +54,7 @@ def code_of(weights: Sequence[int]) -> Code:
     """
     used = [s for s, weight in enumerate(weights) if weight]
     floor = max(1, sum(weights) >> LONGEST)
-    while max(lengths := _lengths([max(weights[s], floor) for s in used])) > LONGEST:
+    while max(lengths := word_lengths([max(weights[s], floor) for s in used])) > LONGEST:
         floor *= 2
     out, words = np.zeros(256, np.uint8), np.zeros(256, np.uint32)
     word = before = 0
@@ -66,7 +66,7 @@ def code_of(weights: Sequence[int]) -> Code:
     return Code(out, words)
 
 
-def _lengths(weights: list[int]) -> list[int]:
+def word_lengths(weights: Sequence[float]) -> list[int]:
     """Depths in the tree that joins the two lightest nodes again and again; of equals, the earlier made."""
     if len(weights) == 1:
         return [1]

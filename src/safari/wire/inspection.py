@@ -13,9 +13,10 @@ from safari.wire.body import Modes, Range, decode_mask, whole
 from safari.wire.frame import MAGIC, Info, check_shared, read_info
 from safari.wire.layout import Bools, Floats, WireLayout
 from safari.wire.packet import read_packet_head
+from safari.wire.scales import SCALE_BYTES
 from safari.wire.shared import Shared, as_shared
 from safari.wire.symbols import NIBBLES, decode_symbols
-from safari.wire.values import INTEGER, SCALE_BYTES
+from safari.wire.values import INTEGER
 
 
 @dataclass(frozen=True)

@@ -72,16 +72,25 @@ def alphabet(code: int) -> Alphabet:
 
 def to_symbols(numbers: Words, code: int) -> tuple[Bytes8, Words, Bytes8]:
     """Symbols, fields and their widths for unsigned numbers."""
-    table = alphabet(code)
+    symbols = symbols_of(numbers, code)
+    return symbols, *fields_of(numbers, symbols, code)
+
+
+def symbols_of(numbers: Words, code: int) -> Bytes8:
+    """The symbols of unsigned numbers."""
     if code == NIBBLES:
         symbols = _small_nibbles().take(np.minimum(numbers, 284))
         symbols[numbers >= 65820] = 15
-    else:
-        length = np.frexp(numbers.astype(np.float64))[1].astype(np.int64)
-        shift = np.maximum(length - 1 - code, 0)
-        symbols = ((shift << code) + (numbers.astype(np.int64) >> shift)).astype(np.uint8)
-    fields = (numbers - table.base.astype(np.uint32).take(symbols)).astype(np.uint32)
-    return symbols, fields, table.width.take(symbols)
+        return symbols
+    # The exponent of a float is the bit length, and the bits after the leading one follow it.
+    top = (numbers.astype(np.float64).view(np.uint64) >> np.uint64(52 - code)).astype(np.uint32)
+    return np.where(numbers >> code, top - np.uint32((1022 + code) << code), numbers).astype(np.uint8)
+
+
+def fields_of(numbers: Words, symbols: Bytes8, code: int) -> tuple[Words, Bytes8]:
+    """What their symbols leave open of numbers, and the widths of that."""
+    table = alphabet(code)
+    return numbers - table.base.astype(np.uint32).take(symbols), table.width.take(symbols)
 
 
 @cache
@@ -108,8 +117,8 @@ def chained(numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     """
     out = numbers.copy()
     places = np.flatnonzero(numbers)
-    turned = places[1:][numbers[places[:-1]] < 0]
-    out[turned] = -out[turned]
+    moved = numbers.take(places)
+    out[places[1:]] = np.where(moved[:-1] < 0, -moved[1:], moved[1:])
     return out
 
 

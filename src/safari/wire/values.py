@@ -10,7 +10,28 @@ import numpy.typing as npt
 from safari.errors import SafariError, WireError
 from safari.wire.bits import Bytes8, Reader, Words, field_bytes
 from safari.wire.blocks import block_bits
+from safari.wire.budget import (
+    CENTRES,
+    STEPS_FROM,
+    at_most_bits,
+    choose_rounding,
+    size_classes,
+    step_classes,
+    steps_bits,
+    tally,
+)
 from safari.wire.layout import Floats, Ints
+from safari.wire.scales import (
+    MOST_STEPS,
+    SCALE_BYTES,
+    Wide,
+    by_entry,
+    from_bf16,
+    least_quantum,
+    near_bf16,
+    quantum,
+    to_bf16,
+)
 from safari.wire.symbols import (
     NIBBLES,
     SHORT,
@@ -18,9 +39,11 @@ from safari.wire.symbols import (
     chained,
     decode_symbols,
     encode_symbols,
+    fields_of,
     pair,
     plan_symbols,
     read_fields,
+    symbols_of,
     to_symbols,
     unchained,
     unpair,
@@ -35,11 +58,6 @@ INTEGER = frozenset({"int8", "qsgd", "step"})
 MAX_CODE = {"absolute": 0, "difference": 3, "bf16": 0, "fp16": 0, "int8": 4, "qsgd": 4, "step": 4}
 # Symbols 1 to 255 of the difference mode turn with the exponent of the reference; 0 means no change.
 RING = 255
-# A scale travels as a bfloat16; numbers are rounded to multiples of what travels.
-SCALE_BYTES = 2
-MOST_STEPS = 1 << 30
-
-Wide = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -47,18 +65,22 @@ class Lossy:
     """The sender's choices for modes that do not keep every bit.
 
     `bits` is the size of a QSGD number (2 to 8), `step` the quantum of the step mode in units of the root
-    mean square of what is sent, `rng` the source of QSGD's random rounding.
+    mean square of what is sent, `rng` the source of QSGD's random rounding. `ratio`: where a frame of the
+    step mode would be more than 1/ratio of the dense model, it is rounded more coarsely; 0: never.
     """
 
     bits: int = 4
     step: float = 1.0
     rng: np.random.Generator | None = None
+    ratio: float = 60.0
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 8:
             raise SafariError(f"bits must be 2 to 8, got {self.bits}")
         if not (self.step > 0 and np.isfinite(self.step)):
             raise SafariError(f"step must be positive and finite, got {self.step}")
+        if not (self.ratio >= 0 and np.isfinite(self.ratio)):
+            raise SafariError(f"ratio must be finite and at least 0, got {self.ratio}")
 
 
 @dataclass(frozen=True)
@@ -131,22 +153,6 @@ def decode_values(mode: str, code: int, reader: Reader, base: Floats | None, cou
             change = (from_bf16(halves) if mode == "bf16" else halves.view(np.float16)).astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         return (change if base is None else base.astype(np.float64) + change).astype(np.float32)
-
-
-def to_bf16(values: Floats) -> npt.NDArray[np.uint16]:
-    """The nearest bfloat16, ties to even; a NaN stays one.
-
-    >>> [hex(x) for x in to_bf16(np.array([1.0, 1.00390625, 3e38], np.float32))]
-    ['0x3f80', '0x3f80', '0x7f62']
-    """
-    bits = values.view(np.uint32)
-    rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16
-    return np.where(np.isnan(values), (bits >> 16) | 0x40, rounded).astype(np.uint16)
-
-
-def from_bf16(halves: npt.NDArray[np.uint16]) -> Floats:
-    """The float32 of a bfloat16."""
-    return (halves.astype(np.uint32) << 16).view(np.float32)
 
 
 def ordered(bits: Words) -> Words:
@@ -222,8 +228,10 @@ def _target(kept: Kept) -> Wide:
         return values - kept.base
 
 
-def quantise(mode: str, kept: Kept, lossy: Lossy) -> Quantised | None:
+def quantise(mode: str, kept: Kept, lossy: Lossy, room: float | None = None) -> Quantised | None:
     """The whole model's numbers as multiples of scales, in the modes that send such; packets share them.
+
+    `room`: about how many bits they may take in the step mode, by a coarser rounding if need be.
 
     >>> kept = Kept(np.array([2.54, -1.0, 3.0], np.float32), None, np.array([2, 1]), 3)
     >>> found = quantise("int8", kept, Lossy())
@@ -236,21 +244,57 @@ def quantise(mode: str, kept: Kept, lossy: Lossy) -> Quantised | None:
     if not np.isfinite(target).all():
         raise SafariError(f"{mode} mode needs finite values")
     if mode == "step":
-        scales = _quantum(target, kept.steering, lossy.step)
-        wide = np.broadcast_to(scales.astype(np.float64), target.shape)
-        levels = MOST_STEPS
-    else:
-        levels = levels_of(mode, lossy.bits)
-        scales = _scales(target, kept.counts, levels)
-        wide = np.repeat(scales.astype(np.float64), kept.counts)
-    exact = np.divide(target, wide, out=np.zeros_like(target), where=wide > 0)
+        asked = _multiples(target, quantum(target, kept.steering, lossy.step))
+        return asked if room is None else _within(room, target, kept.steering, asked)
+    levels = levels_of(mode, lossy.bits)
+    scales = by_entry(target, kept.counts, levels)
+    # A scale is 0 only where all its numbers are.
+    exact = target / np.repeat(np.where(scales > 0, scales, 1).astype(np.float64), kept.counts)
     if mode == "qsgd":
         if lossy.rng is None:
             raise SafariError("qsgd mode needs rng, the generator that rounds")
         whole = np.floor(exact + lossy.rng.random(exact.size))
     else:
         whole = np.rint(exact)
-    return Quantised(scales, np.clip(whole, -levels, levels).astype(np.int32))
+    return Quantised(scales, whole.astype(np.int32).clip(-levels, levels))
+
+
+def _multiples(target: Wide, scale: Floats) -> Quantised:
+    """The nearest multiples of one scale."""
+    wide = float(scale[0]) if scale.size else 0.0
+    exact = target / wide if wide else np.zeros_like(target)
+    return Quantised(scale, np.clip(np.rint(exact), -MOST_STEPS, MOST_STEPS).astype(np.int32))
+
+
+def _within(room: float, target: Wide, steering: int, asked: Quantised) -> Quantised:
+    """The rounding that was asked for, or a coarser one of the prunable numbers where it needs more room."""
+    if not steering or not asked.scales.any():
+        return asked
+    classes = step_classes(np.abs(asked.whole))
+    counts = [np.bincount(part, minlength=STEPS_FROM.size) for part in np.split(classes, [steering])]
+    if sum(map(at_most_bits, counts)) <= room:
+        return asked
+    negative = asked.whole < 0
+    rest = room - steps_bits(tally(classes[steering:], negative[steering:], STEPS_FROM.size))
+    if steps_bits(tally(classes[:steering], negative[:steering], STEPS_FROM.size)) <= rest:
+        return asked
+    leading = target[:steering]
+    unit = float(quantum(target, steering, 1.0)[0])
+    sizes, below = np.abs(leading) / unit, leading < 0
+    chosen = choose_rounding(tally(size_classes(sizes), below, CENTRES.size), rest)
+    scale = np.maximum(near_bf16(chosen.quantum * unit), least_quantum(target))
+    steps = (sizes > chosen.beyond).astype(np.int32)
+    if chosen.most > 1:
+        steps *= np.clip(np.abs(_multiples(leading, scale).whole), 1, chosen.most)
+    if chosen.yields:
+        even = steering & ~1
+        first, second = sizes[:even:2], sizes[1:even:2]
+        small = np.minimum(first, second)
+        turned = (below[:even:2] != below[1:even:2]) & (small > 0) & (small <= chosen.yields)
+        below[:even:2] ^= turned & (first < second)
+        below[1:even:2] ^= turned & (first >= second)
+    others = _multiples(target[steering:], scale).whole
+    return Quantised(scale, np.concatenate([np.where(below, -steps, steps), others]))
 
 
 def levels_of(mode: str, bits: int) -> int:
@@ -258,43 +302,16 @@ def levels_of(mode: str, bits: int) -> int:
     return 127 if mode == "int8" else (1 << (bits - 1)) - 1
 
 
-def _quantum(target: Wide, steering: int, step: float) -> Floats:
-    """`step` times the root mean square over the prunable numbers, as a bfloat16; more where a number
-    would otherwise be too many steps."""
-    if not target.size:
-        return np.zeros(1, np.float32)
-    leading = target[:steering] if steering else target
-    wanted = step * np.sqrt(np.mean(leading**2))
-    nearest = from_bf16(to_bf16(np.array([wanted], np.float32)))
-    return np.maximum(nearest, upward(np.abs(target).max(keepdims=True) / MOST_STEPS))
-
-
-def upward(numbers: Wide) -> Floats:
-    """The smallest bfloat16 that is at least the number, for numbers from 0 on.
-
-    >>> upward(np.array([1.0, 1.001]))
-    array([1.       , 1.0078125], dtype=float32)
-    """
-    with np.errstate(over="ignore"):
-        near = numbers.astype(np.float32)
-    above = np.where(near < numbers, np.nextafter(near, np.float32(np.inf)), near)
-    bits = above.view(np.uint32).astype(np.uint64)
-    scales = ((bits + 0xFFFF) >> 16 << 16).astype(np.uint32).view(np.float32)
-    if not np.isfinite(scales).all():
-        raise SafariError(f"values must be below {float(np.finfo(np.float32).max):.3g}")
-    return scales
-
-
 def _integers(numbers: Quantised, counts: Ints) -> Coded:
     folded = zigzag(chained(numbers.whole))
     codes = range(NIBBLES + 1) if folded.size <= SHORT else (3, NIBBLES)
-    rows = {code: to_symbols(folded, code) for code in codes}
-    if NIBBLES in rows:
-        symbols, fields, widths = rows[NIBBLES]
-        rows[NIBBLES] = pair(symbols), fields, widths
+    symbols = {code: symbols_of(folded, code) for code in codes}
     if folded.size > SHORT:
-        code = min(rows, key=lambda code: _about_bits(*rows[code]))
-        rows = {code: rows[code]}
+        code = min(codes, key=lambda code: _about_bits(symbols[code], code))
+        symbols = {code: symbols[code]}
+    rows = {code: (row, *fields_of(folded, row, code)) for code, row in symbols.items()}
+    if NIBBLES in rows:
+        rows[NIBBLES] = pair(symbols[NIBBLES]), *rows[NIBBLES][1:]
     best = _shortest(rows, counts)
     halves = (numbers.scales.view(np.uint32) >> 16).astype("<u2")
     return Coded(best.code, halves.tobytes() + best.data)
@@ -312,19 +329,11 @@ def _shortest(rows: dict[int, tuple[Bytes8, Words, Bytes8]], counts: Ints) -> Co
     return Coded(code, ways[code].write(symbols) + write_fields(fields, widths))
 
 
-def _about_bits(symbols: Bytes8, _: Words, widths: Bytes8) -> float:
-    counts = np.bincount(symbols, minlength=1).astype(np.float64)
-    return block_bits(counts) + float(widths.sum(dtype=np.int64))
-
-
-def _scales(target: Wide, counts: Ints, levels: int) -> Floats:
-    """For each entry the largest magnitude over `levels`, so that no number is beyond the last level."""
-    largest = np.zeros(counts.size)
-    used = counts > 0
-    if used.any():
-        starts = (np.cumsum(counts) - counts)[used]
-        largest[used] = np.maximum.reduceat(np.abs(target), starts)
-    return upward(largest / levels)
+def _about_bits(symbols: Bytes8, code: int) -> float:
+    counts = np.bincount(pair(symbols) if code == NIBBLES else symbols, minlength=256)
+    width = alphabet(code).width.astype(np.int64)
+    both = np.add.outer(width, width).ravel() if code == NIBBLES else width
+    return block_bits(counts.astype(np.float64)) + float(counts[: both.size] @ both)
 
 
 def _read_integers(mode: str, code: int, reader: Reader, counts: Ints) -> Wide:

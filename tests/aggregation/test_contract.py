@@ -193,7 +193,7 @@ def plays(draw: st.DrawFn) -> tuple[int, int, list[tuple[list[int], list[int]]]]
 
 
 @pytest.mark.parametrize("name", AVERAGING)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(play=plays())
 def test_weights_sum_to_one_and_the_model_is_among_the_arrivals(name: str, play: Any) -> None:
     clients, seed, rounds = play
@@ -213,7 +213,7 @@ def test_weights_sum_to_one_and_the_model_is_among_the_arrivals(name: str, play:
 
 
 @pytest.mark.parametrize("name", NAMELESS)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(play=plays(), data=st.data())
 def test_renaming_clients_renames_the_result(name: str, play: Any, data: st.DataObject) -> None:
     """Random numbers have no ties, so nothing but names may depend on names."""
@@ -236,7 +236,7 @@ def test_renaming_clients_renames_the_result(name: str, play: Any, data: st.Data
 
 
 @pytest.mark.parametrize("name", CUTTING)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_a_weight_that_everybody_cut_becomes_exactly_zero(name: str, data: st.DataObject) -> None:
     """Whatever the client weights and whoever arrived, no crumb of the old model is left."""

@@ -39,9 +39,9 @@ def slow_blend(among: np.ndarray, to: np.ndarray, whole: bool) -> np.ndarray:
     return found
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=150)
 @given(seed=st.integers(0, 10**6), known=st.integers(1, 5), whole=st.booleans())
-def test_the_blend_is_nearly_the_best_and_always_allowed(seed: int, known: int, whole: bool) -> None:
+def test_the_blend_is_the_best_that_is_allowed(seed: int, known: int, whole: bool) -> None:
     rng = np.random.default_rng(seed)
     vectors = rng.normal(size=(known + 1, 8)) + rng.normal(size=8) * rng.uniform(0, 2)
     products = vectors @ vectors.T / 8 + 0.1 * np.eye(known + 1)
@@ -56,10 +56,7 @@ def test_the_blend_is_nearly_the_best_and_always_allowed(seed: int, known: int, 
     assert got.sum() <= 1 + 1e-9
     if whole:
         assert got.sum() == pytest.approx(1)
-    best = cost(among, to, slow_blend(among, to, whole))
-    nothing = cost(among, to, np.full(known, 1 / known)) if whole else 0.0
-    # Leaving somebody out for good may miss the very best, never by much of what can be gained.
-    assert cost(among, to, got) <= best + 0.1 * max(nothing - best, 0.05)
+    assert cost(among, to, got) == pytest.approx(cost(among, to, slow_blend(among, to, whole)), abs=1e-7)
 
 
 def test_a_blend_that_may_use_nobody_is_nothing() -> None:

@@ -48,9 +48,9 @@ def remember(state: State, round: Round) -> State:
 def recall(state: State, round: Round, clients: Tensor) -> Tensor:
     """What these clients would have sent by memory, z_j = x + y_j inside j's last mask.
 
-    A weight that all arrivals cut is cut, as in their mean: old masks would hold the support above the budget,
-    so that masks never come to rest, and every round cuts weights that were trained. Somebody never heard is
-    taken to have changed nothing that the arrivals kept.
+    A weight that all arrivals cut is cut, as in their mean: old masks would hold the support above the
+    budget, so that masks never come to rest, and every round cuts weights that were trained. Somebody never
+    heard is taken to have changed nothing that the arrivals kept.
     """
     x = round.global_model
     base = x.clone()

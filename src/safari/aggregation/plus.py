@@ -71,10 +71,10 @@ def safari_plus(
     """Predict each missing client from the latest update of everybody, as alike and as old as they are.
 
     The options take the rule apart: without `friends` only its own last update speaks for a client, without
-    `memory` only arrivals do; without `fade` old updates count as new ones; with `stay` shares may sum to less
-    than 1, and the rest of the client stays where the model is. `patience`: over how many rounds noise may
-    average out, so that it counts that much less than being wrong for good. `keep`: what an observation is
-    worth after another one.
+    `memory` only arrivals do; without `fade` old updates count as new ones; with `stay` shares may sum to
+    less than 1, and the rest of the client stays where the model is. `patience`: over how many rounds noise
+    may average out, so that it counts that much less than being wrong for good. `keep`: what an observation
+    is worth after another one.
     """
     if not patience >= 1:
         raise ConfigError(f"patience must be at least 1, got {patience}")

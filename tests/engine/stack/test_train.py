@@ -28,7 +28,7 @@ def steps_of_torch(start: Tensor, gradients: list[Tensor], kept: Tensor, lr: flo
     return p.detach()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     seed=st.integers(0, 10**6),
     steps=st.integers(1, 12),

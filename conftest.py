@@ -1,8 +1,14 @@
-"""What pytest leaves out where an optional library is not installed."""
+"""What holds for all tests, and what pytest leaves out where an optional library is not installed."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
+
+from hypothesis import settings
+
+# How long an example takes depends on who else uses the machine: no test may fail for that.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 # The doctests of a room that cannot be imported; the room's tests say why they are skipped.
 collect_ignore = ["src/safari/flower", "tests/flower/kit.py", "tests/flower/deploy.py"]

@@ -30,7 +30,7 @@ Work = Callable[[int], object]
 def demo_round(name: str, precision: str) -> Work:
     """A round of each arm of `safari run`, evaluation and record included."""
     from safari.config import parse
-    from safari.engine import assemble, engine_of, load_data, rule_of
+    from safari.engine import assemble, engine_of, load_data, rule_of, side_by_side
     from safari.engine.state import initial
 
     config = parse({"engine": {"name": name, "device": "cpu", "precision": precision}})
@@ -39,8 +39,7 @@ def demo_round(name: str, precision: str) -> Work:
     states = [initial(world, rule_of(arm.rule)) for arm in config.arms]
 
     def work(t: int) -> None:
-        for i, state in enumerate(states):
-            states[i] = engine(state)[0]
+        states[:] = [state for state, _, _ in side_by_side(engine, states)]
 
     return work
 

@@ -111,7 +111,7 @@ def configs(draw: st.DrawFn) -> Config:
     )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(config=configs(), comments=st.booleans())
 def test_toml_there_and_back(config: Config, comments: bool) -> None:
     text = to_toml(config, comments=comments)

@@ -162,8 +162,8 @@ def test_too_many_clients_for_a_matrix_of_pairs() -> None:
     Server.start(torch.zeros(1), 20_001, "drop")
 
 
-def test_only_perfect_overrides_the_network() -> None:
-    assert {name for name, rule in RULES.items() if rule().overrides_network} == {"perfect"}
+def test_only_the_reference_and_its_oracle_override_the_network() -> None:
+    assert {name for name, rule in RULES.items() if rule().overrides_network} == {"perfect", "few"}
 
 
 def test_a_users_rule_with_a_memory() -> None:

@@ -39,9 +39,9 @@ def slow_blend(among: np.ndarray, to: np.ndarray, whole: bool) -> np.ndarray:
     return found
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=150)
 @given(seed=st.integers(0, 10**6), known=st.integers(1, 5), whole=st.booleans())
-def test_the_blend_is_nearly_the_best_and_always_allowed(seed: int, known: int, whole: bool) -> None:
+def test_the_blend_is_the_best_that_is_allowed(seed: int, known: int, whole: bool) -> None:
     rng = np.random.default_rng(seed)
     vectors = rng.normal(size=(known + 1, 8)) + rng.normal(size=8) * rng.uniform(0, 2)
     products = vectors @ vectors.T / 8 + 0.1 * np.eye(known + 1)
@@ -56,10 +56,7 @@ def test_the_blend_is_nearly_the_best_and_always_allowed(seed: int, known: int, 
     assert got.sum() <= 1 + 1e-9
     if whole:
         assert got.sum() == pytest.approx(1)
-    best = cost(among, to, slow_blend(among, to, whole))
-    nothing = cost(among, to, np.full(known, 1 / known)) if whole else 0.0
-    # Leaving somebody out for good may miss the very best, never by much of what can be gained.
-    assert cost(among, to, got) <= best + 0.1 * max(nothing - best, 0.05)
+    assert cost(among, to, got) == pytest.approx(cost(among, to, slow_blend(among, to, whole)), abs=1e-7)
 
 
 def test_a_blend_that_may_use_nobody_is_nothing() -> None:
@@ -106,24 +103,32 @@ def test_nobody_stands_in_for_a_group_that_pulls_the_other_way() -> None:
     x = server.model
     server, outcome = server.step(clients.send(x, [0, 1]))
     assert outcome.stand_ins == {}
-    moved = (server.model - x) @ clients.pulls[0] / (clients.pulls[0] @ clients.pulls[0])
-    assert float(moved) == pytest.approx(0.005, rel=0.1), "half of the clients moved by 0.01"
+    assert moved(clients, x, server) == pytest.approx(0.005, rel=0.1), "half of the clients moved by 0.01"
     assert names[-1] == {}
 
 
-def test_memory_speaks_for_the_silent_group_and_fades() -> None:
+@pytest.mark.parametrize(("stay", "moves"), [(False, 0.0), (True, 0.005)])
+def test_memory_holds_the_place_of_a_silent_group(stay: bool, moves: float) -> None:
+    """Or it fades until the group is taken to stay where it was, if the rule is told so."""
     clients = Clients(noise=0.05)
-    server, _ = play([[0, 1, 2, 3]] * 6 + [[0, 1]] * 1, clients)
-    x = server.model
+    server, _ = play([[0, 1, 2, 3]] * 6 + [[0, 1]] * 1, clients, stay=stay)
     for _ in range(3):
         before, server = server.model, server.step(clients.send(server.model, [0, 1]))[0]
-        moved = float((server.model - before) @ clients.pulls[0] / (clients.pulls[0] @ clients.pulls[0]))
-        assert 0 <= moved < 0.005, "the other group's memory pulls back"
+        assert abs(moved(clients, before, server)) < 0.004, "the other group's memory pulls back"
     for _ in range(60):
         before, server = server.model, server.step(clients.send(server.model, [0, 1]))[0]
-    moved = float((server.model - before) @ clients.pulls[0] / (clients.pulls[0] @ clients.pulls[0]))
-    assert moved == pytest.approx(0.005, rel=0.15), "what was said long ago no longer counts"
-    assert not torch.equal(server.model, x)
+    assert moved(clients, before, server) == pytest.approx(moves, abs=0.0008)
+
+
+def moved(clients: Clients, before: Tensor, server: Server) -> float:
+    """How far the model went the first group's way."""
+    return float((server.model - before) @ clients.pulls[0] / (clients.pulls[0] @ clients.pulls[0]))
+
+
+@pytest.mark.parametrize("arrivals", [[[0, 1, 2]] * 3, [[0, 2]] * 3])
+def test_for_one_never_heard_all_speak(arrivals: list[list[int]]) -> None:
+    _, names = play(arrivals, Clients())
+    assert set(names[-1][3]) == set(arrivals[-1])
 
 
 def test_everybody_heard_lately_speaks_not_only_the_arrivals() -> None:

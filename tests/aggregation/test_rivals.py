@@ -99,6 +99,16 @@ def test_fedau_weighs_by_the_mean_gap() -> None:
     assert server.state["omega"].tolist() == pytest.approx([4 / 3, 2, 3])
 
 
+def test_few_hears_some_of_each_cluster_in_turn() -> None:
+    """Clients 0, 1 | 2: of the first pair one in each round, for both; 2 is heard always."""
+    server, _ = begin("few", heard=1).step(FIRST)
+    torch.testing.assert_close(server.model, vector(4 * 2 / 3 - 2 / 3, 1 * 2 / 3 + 4 / 3))
+    server, _ = server.step(FIRST)
+    torch.testing.assert_close(server.model, vector(1 * 2 / 3 - 2 / 3, 4 * 2 / 3 + 4 / 3))
+    server, _ = begin("few", heard=2).step(FIRST)
+    torch.testing.assert_close(server.model, vector(1, 3), msg="everybody is heard")
+
+
 def test_known_p_divides_by_the_probability() -> None:
     server, _ = begin("known-p", p=[1, 0.5, 0.25]).step({0: vector(4, 1), 2: vector(1, 2)})
     torch.testing.assert_close(server.model, vector(1 + 3 / 3, 1 + 1 / 0.25 / 3))
@@ -107,6 +117,9 @@ def test_known_p_divides_by_the_probability() -> None:
 @pytest.mark.parametrize(
     ("rule", "options", "text"),
     [
+        ("few", {"heard": 0}, "heard must be at least 1, got 0"),
+        ("few", {"clusters": 0}, "clusters must be at least 1, got 0"),
+        ("few", {"clusters": 4}, "clusters must be at most the 3 clients, got 4"),
         ("known-p", {"p": 0.0}, "p must lie above 0 and be at most 1, got 0.0"),
         ("known-p", {"p": []}, "p must hold at least one number, got an empty list"),
         (

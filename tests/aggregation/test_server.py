@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregation.oracle import PlainServer
@@ -228,7 +228,6 @@ def histories(draw: st.DrawFn) -> tuple[list[float], list[tuple[list[int], dict[
     return weights, rounds
 
 
-@settings(deadline=None)
 @given(history=histories())
 def test_the_papers_rule_is_the_plain_oracle(history: Any) -> None:
     weights, rounds = history

@@ -30,7 +30,7 @@ def oracle(x: np.ndarray, shift: np.ndarray, flip: np.ndarray, pad: int) -> np.n
     st.integers(0, 4),
     st.integers(0, 2**32 - 1),
 )
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_crop_and_flip_is_the_slow_way_only_faster(n, channels, height, width, pad, seed):
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(n, channels, height, width)).astype(np.float32)

@@ -130,7 +130,7 @@ def partition_cases(draw):
 
 
 @given(partition_cases())
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_every_partition_holds_its_contract(case):
     name, labels, clients, options, seed = case
     before = labels.copy()

@@ -164,14 +164,13 @@ def test_what_is_no_dictionary_of_names_is_refused():
 
 
 @given(st.binary(max_size=200))
-@settings(deadline=None)
 def test_noise_gives_a_data_error_or_a_dictionary(raw):
     with suppress(DataError):
         assert isinstance(load_arrays(b"\x80\x02" + raw, "f"), dict)
 
 
 @given(st.integers(0, 400), st.integers(0, 255))
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_one_changed_byte_gives_a_data_error_or_a_dictionary(place, value):
     raw = bytearray(python_2_pickle(ARRAY, [0, 1]))
     raw[place % len(raw)] = value

@@ -42,7 +42,7 @@ def two_threads(tmp_path, monkeypatch):
 def test_as_the_reference_however_many_are_stacked(monkeypatch, pruner, stacked):
     monkeypatch.setattr(cpu, "MOST_CLIENTS", stacked)
     config = put(BASE, CNN, {"rounds": 4, "pruning": {"pruner": pruner}, "uplink": {"name": "perfect"}})
-    assert Vectorised(world_of(config)).chunk == 2 * stacked
+    assert Vectorised(world_of(config)).chunk == 2 * stacked * cpu.TURNS
     compare(config, near=ADAM, exact=4)
 
 
@@ -104,7 +104,7 @@ def test_what_has_something_in_common_is_not_shared(model):
 @pytest.mark.parametrize(("batch", "clients"), [(8, 16), (64, 16), (65, 15), (512, 2), (513, 1), (5000, 1)])
 def test_fewer_are_stacked_when_their_inputs_are_large(batch, clients):
     """A digit has 64 numbers, and 2^16 of them go at once."""
-    assert Vectorised(world_of(put(BASE, {"local": {"batch": batch}}))).chunk == 2 * clients
+    assert Vectorised(world_of(put(BASE, {"local": {"batch": batch}}))).chunk == 2 * clients * cpu.TURNS
 
 
 @pytest.mark.parametrize(("batch", "count"), [(8, 1), (513, 2)])

@@ -252,13 +252,13 @@ class Cramped(Vectorised):
         super().__init__(world)
         self.attempts: list[int] = []
 
-    def _train(self, x, masks, group, t):
+    def _begin(self, x, masks, group, t):
         self.attempts.append(len(group))
         self._recorded[len(group),] = None
         if len(group) > self.fits:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
         assert all(len(key) == 1 and key[0] <= self.chunk for key in self._recorded), "old graphs hold memory"
-        return super()._train(x, masks, group, t)
+        return super()._begin(x, masks, group, t)
 
 
 @pytest.mark.parametrize("pruner", ["mag", "snip"])

@@ -87,10 +87,13 @@ def test_a_plug_ins_option_goes_where_the_plug_in_takes_it(tmp_path: Path) -> No
 
 
 def test_quick_is_for_those_that_have_it(tmp_path: Path) -> None:
-    write(tmp_path, tiny=TINY, two=TWO_AXES)
+    found = 'finding = "We found out."\n'
+    write(tmp_path, tiny=found + TINY, two=TWO_AXES)
     (experiment,) = read(find(tmp_path), quick=True)
     assert experiment.name == "tiny"
     assert experiment.cases[0].config.rounds == 2
+    assert experiment.finding == "", "of the whole, not of the small one"
+    assert [e.finding for e in read(find(tmp_path))] == ["We found out.", ""]
 
 
 def test_the_folders_name_follows_from_the_setting_alone(tmp_path: Path) -> None:

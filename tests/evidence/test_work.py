@@ -95,6 +95,23 @@ def test_the_book_alone_is_enough(tmp_path: Path) -> None:
     ]
 
 
+def test_what_another_experiment_has_run_need_not_run_again(tmp_path: Path) -> None:
+    """The same setting under another name, and the same rule under another: one of two cases is known."""
+    experiment, out = tiny(tmp_path, seeds=1, arms=["safari"]), tmp_path / "out"
+    execute(todo(experiment, out), out, Listener())
+    book = done(experiment, out)
+    other = TINY.replace("rand =", "sparse =").replace('pruner = "rand"', "sparsity = 0.9")
+    write(tmp_path / "two", other=other.replace('arm = "safari"', 'arm = "mine"'))
+    arms = [{"name": "mine", "rule": "safari"}, "perfect"]
+    (second,) = read(find(tmp_path / "two"), [("seeds", 1), ("arms", arms)])
+    assert [(u.label, sorted(u.done)) for u in todo(second, tmp_path / "new", book)] == [
+        ("other/mag seed 0", ["perfect"]),
+        ("other/sparse seed 0", ["mine", "perfect"]),
+    ]
+    seeds = book.entries["tiny"]["cases"]["mag"]["arms"]["safari"]["seeds"]
+    assert book.trial(second.cases[0], second.cases[0].config.arms[0], 0) == seeds["0"]
+
+
 def test_another_arm_is_added_and_the_others_stay(tmp_path: Path) -> None:
     out, first = tmp_path / "out", tiny(tmp_path, arms=["drop"], seeds=1)
     execute(todo(first, out), out, Listener())

@@ -41,7 +41,7 @@ def walk(seed: int, steps: int, values: str) -> tuple[list[Chain], list[torch.Te
     return chains, targets
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 999), st.sampled_from(["step", "qsgd", "int8", "bf16"]), st.integers(1, LONGEST))
 def test_whoever_follows_comes_to_the_same_model(seed, values, age):
     chains, _ = walk(seed, LONGEST + 1, values)

@@ -160,7 +160,7 @@ OPTIMISERS = {
 }
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.sampled_from(sorted(OPTIMISERS)), st.floats(0.1, 0.9), st.integers(0, 99))
 def test_a_masked_optimiser_never_leaves_its_mask(name, sparsity, seed):
     model = net(seed)

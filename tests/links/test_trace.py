@@ -47,7 +47,7 @@ def error_of(path: Path) -> str:
 # --- reading
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_rows_in_any_order_from_both_formats(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

@@ -9,7 +9,7 @@ import struct
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -124,7 +124,6 @@ def test_entries_fill_the_vector_parameters_first(kind: str) -> None:
     assert layout.prunable.shape == (layout.size,)
 
 
-@settings(deadline=None)
 @given(words=st.lists(st.integers(0, 2**32 - 1), min_size=8, max_size=8))
 def test_every_bit_pattern_survives(words: list[int]) -> None:
     """Whatever the 32 bits of a number are: NaNs with a payload, denormals, both zeros."""

@@ -21,7 +21,6 @@ from safari.pruning import PRUNERS, Pruner, compute_mask, density, kept_count, p
 # --- counts
 
 
-@settings(deadline=None)
 @given(total=st.integers(1, 10**9), thousandths=st.integers(0, 999_999))
 def test_kept_count_is_the_rounded_exact_product(total: int, thousandths: int) -> None:
     text = f"0.{thousandths:06d}"
@@ -107,7 +106,6 @@ def test_a_module_with_nothing_to_prune(pruner: str, module: nn.Module) -> None:
 SCORES = st.lists(st.sampled_from([-math.inf, -1.0, -0.0, 0.0, 0.5, 1.0, math.inf]), min_size=1, max_size=40)
 
 
-@settings(deadline=None)
 @given(data=st.data(), scores=SCORES)
 def test_top_k_sorts_by_score_and_then_by_index(data: st.DataObject, scores: list[float]) -> None:
     keep = data.draw(st.integers(0, len(scores)))
@@ -117,7 +115,6 @@ def test_top_k_sorts_by_score_and_then_by_index(data: st.DataObject, scores: lis
     assert {i for i, kept in enumerate(mask.tolist()) if kept} == winners
 
 
-@settings(deadline=None)
 @given(data=st.data(), scores=SCORES)
 def test_top_k_among_looks_only_there(data: st.DataObject, scores: list[float]) -> None:
     n = len(scores)
@@ -156,7 +153,7 @@ def test_what_is_not_prunable_is_always_kept() -> None:
     assert density(mask, layout) == 0.0
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_a_support_within_the_budget_is_the_mask_and_nothing_is_scored(data: st.DataObject) -> None:
     module, layout, vector = setting()
@@ -169,7 +166,7 @@ def test_a_support_within_the_budget_is_the_mask_and_nothing_is_scored(data: st.
 
 
 @pytest.mark.parametrize("pruner", PRUNERS)
-@settings(deadline=None, max_examples=5)
+@settings(max_examples=5)
 @given(data=st.data())
 def test_a_larger_support_holds_the_mask(pruner: str, data: st.DataObject) -> None:
     module, layout, vector = setting()

@@ -113,7 +113,7 @@ def test_names_are_not_markup(synthetic):
     assert "[red]x/drop" in printed(to_rich(rows, "[bold]t"), 200)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(min_value=0, max_value=10**17))
 def test_bytes_are_within_half_a_percent(count):
     number, unit = human_bytes(count).split()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -235,7 +235,6 @@ def test_training_works_where_gradients_are_off() -> None:
 # --- batches
 
 
-@settings(deadline=None)
 @given(
     seed=st.integers(0, 2**32), samples=st.integers(1, 40), batch=st.integers(1, 20), steps=st.integers(1, 10)
 )

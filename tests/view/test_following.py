@@ -40,7 +40,7 @@ def test_only_whole_lines_are_read_and_each_once(tmp_path):
 
 
 @given(st.lists(st.integers(0, 60), max_size=6))
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_wherever_the_writer_pauses_nothing_is_lost_or_doubled(tmp_path, pauses):
     path = tmp_path / "x.jsonl"
     path.unlink(missing_ok=True)

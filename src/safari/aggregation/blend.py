@@ -7,6 +7,8 @@ from torch import Tensor
 
 # Keeps nearly equal vectors from fighting each other with large weights of opposite sign.
 _RIDGE = 1e-3
+# A vector is taken back for a gain of more than rounding.
+_WORTH = 1e-9
 
 
 def blend(among: Tensor, to: Tensor, allowed: Tensor, *, whole: bool = False) -> Tensor:
@@ -14,8 +16,8 @@ def blend(among: Tensor, to: Tensor, allowed: Tensor, *, whole: bool = False) ->
 
     `among[i, k]` is the expected product of two known vectors (or `among[j, i, k]`, where each row has its
     own), `to[j, i]` of an unknown and a known one.
-    The vectors with the most negative weights are left out for good, and the others are solved for again: in
-    rare cases that is not the very best mixture, but always a sensible one. A row that may use nothing is 0.
+    Vectors with negative weights are left out, and those who would help then are taken back, until neither is
+    left. A row that may use nothing is 0.
 
     >>> two_alike = torch.tensor([[1.0, 0.8, -0.3], [0.8, 1.0, -0.3], [-0.3, -0.3, 1.0]]).double()
     >>> unknown = torch.tensor([[0.9, 0.9, -0.3], [-0.3, -0.3, 0.6]]).double()
@@ -28,20 +30,29 @@ def blend(among: Tensor, to: Tensor, allowed: Tensor, *, whole: bool = False) ->
     # Products that were estimated pair by pair need not fit together: as much noise as makes them.
     least = torch.linalg.eigvalsh(among)[..., :1, None].clamp(max=0.0)
     known = among + (_RIDGE - least) * eye
+    inside = allowed
     c = torch.zeros_like(to)
-    # Each pass leaves somebody out, or is the last.
-    for _ in range(count + 1):
-        inside = allowed.to(known.dtype)
-        matrix = torch.where(allowed[:, :, None] & allowed[:, None, :], known, eye)
-        sides = torch.stack([to * inside, inside], 2)
-        free, level = torch.linalg.solve(matrix, sides).unbind(2)
-        total, over = level.sum(1, keepdim=True), 1 - free.sum(1, keepdim=True)
-        bound = free + level * over / total.clamp(min=1e-30)
-        c = (bound if whole else torch.where(over < 0, bound, free)) * inside
+    # A pass leaves somebody out, takes one back, or is the last; in the second half nobody comes back.
+    for tries in range(4 * count + 2):
+        part = inside.to(known.dtype)
+        matrix = torch.where(inside[:, :, None] & inside[:, None, :], known, eye)
+        free, level = torch.linalg.solve(matrix, torch.stack([to * part, part], 2)).unbind(2)
+        over = free.sum(1, keepdim=True) - 1
+        # What one more unit of weight costs, where there is no more to give.
+        price = over / (level * part).sum(1, keepdim=True).clamp(min=1e-30)
+        price = price if whole else price.clamp(min=0.0)
+        c = (free - level * price) * part
         worst = c.min(1, keepdim=True).values
-        if not bool((worst < 0).any()):
-            break
         # Not all negative ones: without the worst, the others may well help.
-        allowed = allowed & ~((c < 0) & (c <= worst / 2))
+        leave = (c < 0) & (c <= worst / 2)
+        gain = to - (known @ c[:, :, None])[:, :, 0] - price
+        gain = torch.where(allowed & ~inside & (worst >= 0), gain, -torch.inf)
+        best = gain.argmax(1, keepdim=True)
+        back = torch.zeros_like(inside).scatter(1, best, gain.gather(1, best) > _WORTH)
+        if tries > 2 * count:
+            back = torch.zeros_like(inside)
+        if not bool((leave | back).any()):
+            break
+        inside = (inside & ~leave) | back
     # Also no -0.0.
     return torch.where(c > 0, c, 0.0)

@@ -48,13 +48,16 @@ def remember(state: State, round: Round) -> State:
 def recall(state: State, round: Round, clients: Tensor) -> Tensor:
     """What these clients would have sent by memory, z_j = x + y_j inside j's last mask.
 
-    Somebody never heard is taken to have changed nothing that the arrivals kept.
+    A weight that all arrivals cut is cut, as in their mean: old masks would hold the support above the
+    budget, so that masks never come to rest, and every round cuts weights that were trained. Somebody never
+    heard is taken to have changed nothing that the arrivals kept.
     """
     x = round.global_model
     base = x.clone()
     base[round.parameters :] = 0
-    recalled = (base + state["updates"][clients]) * state["kept"][clients]
+    alive = (round.models != 0).any(0)
+    recalled = (base + state["updates"][clients]) * (state["kept"][clients] & alive)
     never = (state["age"][clients] < 0)[:, None]
     if not bool(never.any()):
         return recalled
-    return torch.where(never, x * (round.models != 0).any(0) if len(round.models) else x, recalled)
+    return torch.where(never, x * alive, recalled)

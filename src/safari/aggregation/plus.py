@@ -5,12 +5,13 @@ those that arrive: how alike two clients' updates are (a cosine for each pair), 
 (the cosine of a client's update with its own last one, by age). From these follows, for each missing client,
 the mixture of all latest updates that is expected to come nearest to the true one:
 
-    minimise E ‖Δ_j - Σ_v c_v y_v‖²   with c ≥ 0, Σ c ≤ 1
+    minimise E ‖Δ_j - Σ_v c_v y_v‖²   with c ≥ 0, Σ c = 1
 
 - Where clients fall into groups, that is about a mean over the group, new and old; where they do not, its own
   memory; in between, something in between. Nobody has to say which.
-- An old update fades as old updates have been seen to; where nothing alike is left, the client is taken to
-  have stayed where it was: better than being spoken for by somebody who pulls the other way.
+- An old update fades as old updates have been seen to. What fades and is noisy would make the best guess
+  small; but what all updates have in common, the progress, is a small part of each, and a model that moves by
+  nine tenths in every round is a tenth late in the end. So shares sum to 1.
 - All that were heard take part, not those alone who arrived: so the few with a good link do not train the
   model on their data alone.
 
@@ -63,16 +64,17 @@ def safari_plus(
     friends: bool = True,
     memory: bool = True,
     fade: bool = True,
-    stay: bool = True,
-    patience: float = 30.0,
+    stay: bool = False,
+    patience: float = 3.0,
     keep: float = 0.98,
 ) -> Compensation:
     """Predict each missing client from the latest update of everybody, as alike and as old as they are.
 
     The options take the rule apart: without `friends` only its own last update speaks for a client, without
-    `memory` only arrivals do; without `fade` old updates count as new ones, without `stay` shares sum to 1.
-    `patience`: over how many rounds noise may average out, so that it counts that much less than being wrong
-    for good. `keep`: what an observation is worth after another one.
+    `memory` only arrivals do; without `fade` old updates count as new ones; with `stay` shares may sum to
+    less than 1, and the rest of the client stays where the model is. `patience`: over how many rounds noise
+    may average out, so that it counts that much less than being wrong for good. `keep`: what an observation
+    is worth after another one.
     """
     if not patience >= 1:
         raise ConfigError(f"patience must be at least 1, got {patience}")
@@ -172,6 +174,9 @@ def _mixture(known: State, old: Tensor, missing: Tensor, options: Options) -> Te
     allowed = (old >= 0 if options.memory else old == 0).expand(len(missing), -1)
     if not options.friends:
         allowed = allowed & torch.nn.functional.one_hot(missing, clients).bool()
+    # Nobody speaks for one who pulls the other way, not even to quieten a noisy friend; of one never heard
+    # nothing is known, so all may.
+    allowed = allowed & ((to > 0) | (old[missing] < 0)[:, None])
     # Those who promise most; in the order of their ids.
     promise = to.masked_fill(~allowed, -torch.inf)
     best = promise.topk(min(clients, _MOST_FRIENDS), dim=1).indices.sort(1).values

@@ -134,8 +134,9 @@ class Server:
         """The same for models in one matrix: row i is the model of client `ids[i]`; ids ascend."""
         asked = self._cohort(cohort)
         refused = {}
-        bad = (~torch.isfinite(models)).sum(1).tolist()
-        if any(bad):
+        # A sum is finite only if all that is in it is; the numbers are looked at one by one only where not.
+        if not bool(torch.isfinite(models.sum(1)).all()):
+            bad = (~torch.isfinite(models)).sum(1).tolist()
             refused = {
                 client: f"{count} numbers are NaN or infinite"
                 for client, count in zip(ids, bad, strict=True)

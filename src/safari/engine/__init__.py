@@ -1,6 +1,16 @@
 """What computes the rounds: `reference` reads like Algorithm 1."""
 
-from safari.engine.experiment import ENGINES, Watcher, check, engine_of, ready, resume, run, run_seed
+from safari.engine.experiment import (
+    ENGINES,
+    Watcher,
+    check,
+    engine_of,
+    ready,
+    resume,
+    run,
+    run_seed,
+    side_by_side,
+)
 from safari.engine.world import KINDS, Problems, World, assemble, check_names, load_data, rule_of
 
 __all__ = [
@@ -19,4 +29,5 @@ __all__ = [
     "rule_of",
     "run",
     "run_seed",
+    "side_by_side",
 ]

@@ -6,7 +6,8 @@ import contextlib
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +24,8 @@ from safari.errors import ConfigError, DataError, SafariError, one_of
 from safari.runs import RunFolder, Trial, seeds_of, summarise
 from safari.version import __version__
 
-RoundFunction = Callable[[State], tuple[State, Record, dict[str, float]]]
+Round = tuple[State, Record, dict[str, float]]
+RoundFunction = Callable[[State], Round]
 
 # An engine is prepared once for a world and then runs rounds; see `reference` for what a round is.
 ENGINES: dict[str, Callable[[World], RoundFunction]] = {
@@ -181,28 +183,25 @@ def _run_arms(run: RunFolder, world: World, engine: RoundFunction, watchers: Seq
         for record in trial.records():
             for watcher in watchers:
                 watcher.round(trial, record)
-        arms.append(_rounds(trial, state, world, engine))
+        arms.append((trial, state))
+    rounds, every = run.config.rounds, run.config.checkpoint.every
     # Side by side: one round of each arm in turn.
-    while arms:
-        for arm_rounds in list(arms):
-            step = next(arm_rounds, None)
-            if step is None:
-                arms.remove(arm_rounds)
-                continue
-            for watcher in watchers:
-                watcher.round(*step)
+    while arms := [(trial, state) for trial, state in arms if state.round < rounds]:
+        following = []
+        with contextlib.closing(side_by_side(engine, [state for _, state in arms])) as results:
+            for (trial, _), (state, record, seconds) in zip(arms, results, strict=True):
+                trial.append(record, seconds, similarity_picture(state))
+                if state.round % every == 0 or state.round == rounds:
+                    trial.save(to_saved(state, world, trial))
+                for watcher in watchers:
+                    watcher.round(trial, record)
+                following.append((trial, state))
+        arms = following
 
 
-def _rounds(
-    trial: Trial, state: State, world: World, engine: RoundFunction
-) -> Iterator[tuple[Trial, Record]]:
-    rounds, every = world.config.rounds, world.config.checkpoint.every
-    while state.round < rounds:
-        state, record, seconds = engine(state)
-        trial.append(record, seconds, similarity_picture(state))
-        if state.round % every == 0 or state.round == rounds:
-            trial.save(to_saved(state, world, trial))
-        yield trial, record
+def side_by_side(engine: RoundFunction, states: Sequence[State]) -> Generator[Round, None, None]:
+    """A round of each, as far as the engine can at the same time."""
+    yield from getattr(engine, "side_by_side", partial(map, engine))(states)
 
 
 @contextlib.contextmanager

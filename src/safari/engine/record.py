@@ -29,9 +29,12 @@ class Stopwatch:
         """Charge the time since the last lap to `part`."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        now = time.perf_counter()
-        self.seconds[part] = self.seconds.get(part, 0.0) + now - self._last
-        self._last = now
+        self.charge(part, time.perf_counter() - self._last)
+
+    def charge(self, part: str, seconds: float) -> None:
+        """Charge seconds that somebody else has measured; the next lap begins now."""
+        self.seconds[part] = self.seconds.get(part, 0.0) + seconds
+        self._last = time.perf_counter()
 
 
 class MaskCount:
@@ -50,7 +53,7 @@ class MaskCount:
 
     def add_rows(self, masks: Tensor) -> None:
         """Count several clients' masks, one a row."""
-        weights = masks[:, self._layout.prunable.to(masks.device)]
+        weights = masks & self._layout.prunable.to(masks.device)
         self._kept += weights.sum(1).tolist()
         either, both = weights.any(0), weights.all(0)
         self._any = either if self._any is None else self._any | either
@@ -92,10 +95,11 @@ def record_of(
     the other, where it is not 0.
     """
     weights = [e for e in layout.entries if e.kind == "weight"]
-    was, now = before != 0, after != 0
+    now = after != 0
+    changed = now ^ (before != 0)
     # One look at the device for all layers.
     counts = torch.stack([now[e.offset : e.end].sum() for e in weights]).tolist()
-    changes = torch.stack([(was ^ now)[e.offset : e.end].sum() for e in weights]).tolist()
+    changes = torch.stack([changed[e.offset : e.end].sum() for e in weights]).tolist()
     support = {e.name: round(n / max(1, e.size), 6) for e, n in zip(weights, counts, strict=True)}
     churn = {e.name: round(n / e.size, 6) for e, n in zip(weights, changes, strict=True) if n}
     return {

@@ -7,8 +7,9 @@ arrive is not trained: nobody would ever see what it learned.
 from __future__ import annotations
 
 import math
+import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TypeVar
@@ -21,9 +22,9 @@ from safari.engine.diagnosis import diagnose, due
 from safari.engine.mail import Mail
 from safari.engine.record import MaskCount, Record, Stopwatch, record_of
 from safari.engine.reference import network, train
-from safari.engine.stack.cpu import Tester, crew_for, keep_freed_memory, stacked_at_once
-from safari.engine.stack.crew import Crew, threads
-from safari.engine.stack.draws import Draws
+from safari.engine.stack.cpu import TURNS, Tester, crew_for, keep_freed_memory, stacked_at_once
+from safari.engine.stack.crew import Crew, finished, threads
+from safari.engine.stack.draws import Draws, step_by_step
 from safari.engine.stack.effort import FORECAST, compiles
 from safari.engine.stack.flat import Flat
 from safari.engine.stack.forward import stack
@@ -39,6 +40,10 @@ from safari.engine.world import World
 _TRIAL_SAMPLES = 8
 
 T = TypeVar("T")
+
+Round = tuple[State, Record, dict[str, float]]
+# Waits for a group's training: the models, the mean losses, and the seconds from the first start to the end.
+Training = Callable[[], tuple[Tensor, Tensor, float]]
 
 _SLOWER = {
     "layers": "clients are stacked layer by layer, without fused kernels",
@@ -76,7 +81,7 @@ class Vectorised:
         if world.device.type == "cpu":
             keep_freed_memory()
             self._crew = crew_for(self.stack)
-            self.chunk = self._stacked * (self._crew.size if self._crew else 1)
+            self.chunk = self._stacked * (self._crew.size * TURNS if self._crew else 1)
             if self.stack.way == "layers":
                 self._tester = Tester(world.module, self._crew, example)
         self._frozen = {name for name, p in world.module.named_parameters() if not p.requires_grad}
@@ -97,13 +102,28 @@ class Vectorised:
         """One line about the way taken, when it is not the fast one."""
         return f"{_SLOWER[self.stack.way]} ({self.stack.why})" if self.stack.why else ""
 
-    def __call__(self, state: State) -> tuple[State, Record, dict[str, float]]:
+    def __call__(self, state: State) -> Round:
         """One round; see `reference.run_round`, whose steps these are."""
-        # torch's own threads go on spinning for a while, on the cores that the crew needs next.
-        with threads(1) if self._crew else nullcontext():
-            return self._round(state)
+        (found,) = self.side_by_side([state])
+        return found
 
-    def _round(self, state: State) -> tuple[State, Record, dict[str, float]]:
+    def side_by_side(self, states: Sequence[State]) -> Iterator[Round]:
+        """A round of each arm, in order. While one arm's models are averaged and tested, a crew trains the
+        clients of the next; what comes out is the same as without the others.
+        """
+        if self._crew is None:
+            for state in states:
+                yield from finished([self._round(state)])
+            return
+        # torch's own threads go on spinning for a while, on the cores that the crew needs next.
+        with threads(1):
+            try:
+                yield from finished([self._round(state) for state in states])
+            finally:
+                self._crew.drop()
+
+    def _round(self, state: State) -> Generator[None, None, Round]:
+        """Stops wherever it would have to wait for the crew."""
         world, t, x = self.world, state.round, state.server.model
         watch, masks = Stopwatch(world.device), MaskCount(world.layout)
         mail = Mail(world, x, t, state.residual)
@@ -116,18 +136,20 @@ class Vectorised:
             masks.add(shared[0], len(arriving))
             watch.lap("mask")
 
-        def work(group: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        def work(group: Sequence[int]) -> tuple[Tensor, Training]:
             kept = self._masks(x, group, t) if shared is None else shared
             watch.lap("mask")
-            return kept, *self._train(x, kept, group, t)
+            return kept, self._begin(x, kept, group, t)
 
         models = x.new_empty((len(arriving), world.layout.size))
         losses = x.new_empty(len(arriving))
         place = {client: row for row, client in enumerate(arriving)}
-        for group, (kept, sent, lost) in self._in_groups(arriving, work):
+        for group, (kept, training) in self._in_groups(arriving, work):
+            yield
+            sent, lost, seconds = training()
+            watch.charge("train", seconds)
             rows = [place[client] for client in group]
             losses[rows] = lost
-            watch.lap("train")
             if shared is None:
                 masks.add_rows(kept)
             models[rows] = mail.up(group, sent, kept)
@@ -208,6 +230,9 @@ class Vectorised:
     def _masks(self, x: Tensor, group: Sequence[int], t: int) -> Tensor:
         """`bool[clients, size]`: the masks of clients whose pruner looks at their data."""
         world = self.world
+        if self._crew is not None and len(group) > self._stacked * self._crew.size:
+            most = self._stacked * self._crew.size
+            return torch.cat([self._masks(x, group[i : i + most], t) for i in range(0, len(group), most)])
         picks = self._pruning_draws(group, t)
         together = len({len(pick) for pick in picks}) == 1 and self.stack.way != "loop"
         known = world.pruner.score in STACKED_SCORES and world.pruner.iterations == 1
@@ -244,28 +269,43 @@ class Vectorised:
 
     def _train(self, x: Tensor, masks: Tensor, group: Sequence[int], t: int) -> tuple[Tensor, Tensor]:
         """The group's models after their local steps, and their mean losses."""
-        if self._crew is None:
-            return self._train_stacked(x, masks, group, t)
+        with threads(1) if self._crew else nullcontext():
+            return self._begin(x, masks, group, t)()[:2]
+
+    def _begin(self, x: Tensor, masks: Tensor, group: Sequence[int], t: int) -> Training:
+        """Begin a group's training: by the crew, or else at once."""
+
+        def train(share: Sequence[int]) -> tuple[Tensor, Tensor, float, float]:
+            own, start = masks if len(masks) == 1 else masks[list(share)], time.perf_counter()
+            found = self._train_stacked(x, own, [group[i] for i in share], t)
+            return *found, start, time.perf_counter()
+
+        crew, everybody = self._crew, range(len(group))
+        if crew is None:
+            found = [train(everybody)]
+            return lambda: _together(found)
         self._training_draws(group, t)  # here, so that no two threads do it
-        shares = self._crew.split(range(len(group)), self._stacked)
-        if len(shares) == 1:
-            # A client by itself: torch's own threads help where its kernels are long.
-            with threads(self._crew.size if self._stacked == 1 else 1):
-                return self._train_stacked(x, masks, group, t)
-        found = self._crew.map(
-            lambda share: self._train_stacked(
-                x, masks if len(masks) == 1 else masks[list(share)], [group[i] for i in share], t
-            ),
-            shares,
-        )
-        models, losses = zip(*found, strict=True)
-        return torch.cat(models), torch.cat(losses)
+        # By the config alone: a share must not hang on how far other arms are.
+        arms = len(self.world.config.arms)
+        shares = crew.split(everybody, self._stacked, among=arms)
+        # A client by itself: torch's own threads help where its kernels are long, and nobody else needs them.
+        alone = self._stacked == 1 and len(shares) % crew.size == 1 and arms == 1
+        begun = crew.submit(train, shares[:-1] if alone else shares)
+
+        def finish() -> tuple[Tensor, Tensor, float]:
+            found = [share.result() for share in begun]
+            if alone:
+                with threads(crew.size):
+                    found.append(train(shares[-1]))
+            return _together(found)
+
+        return finish
 
     def _train_stacked(self, x: Tensor, masks: Tensor, group: Sequence[int], t: int) -> tuple[Tensor, Tensor]:
         world = self.world
         if self.stack.way == "loop":
             return self._train_one_by_one(x, masks, group, t)
-        index, extra = _step_by_step(self._training_draws(group, t))
+        index, extra = step_by_step(self._training_draws(group, t))
         # The data may stay on the host: then the samples, not their numbers, go to the device.
         picked = [torch.from_numpy(index)]
         if world.data.train_x.device != world.device:
@@ -311,15 +351,14 @@ class Vectorised:
         """
         world, flat, local = self.world, Flat(self.world.layout, clients), self.world.config.local
         steps = len(draws[0])
-        mask = flat.spread(masks[0]) if len(masks) == 1 else flat.from_rows(masks)
         get = world.gather if picked == 1 else world.augmented
         batches = (get(*(d[s] for d in draws)) for s in range(steps))
         with self._precision():
             out, losses = train_stacked(
                 self.stack.train,
                 flat,
-                flat.spread(x),
-                mask,
+                x,
+                masks,
                 batches,
                 steps,
                 optimiser=local.optimiser,
@@ -331,14 +370,8 @@ class Vectorised:
         return flat.to_rows(out), losses
 
 
-def _step_by_step(
-    draws: Sequence[tuple[np.ndarray, tuple[np.ndarray, ...]]],
-) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Clients' draws as `[steps, clients · batch, ...]`: what each step needs lies together."""
-    index = np.stack([index for index, _ in draws], axis=1)
-    steps, clients, batch = index.shape
-    extra = []
-    for column in zip(*(rest for _, rest in draws), strict=True):
-        whole = np.stack([d.reshape(steps, batch, *d.shape[1:]) for d in column], axis=1)
-        extra.append(whole.reshape(steps, clients * batch, *whole.shape[3:]))
-    return index.reshape(steps, clients * batch), extra
+def _together(found: Sequence[tuple[Tensor, Tensor, float, float]]) -> tuple[Tensor, Tensor, float]:
+    models, losses, starts, ends = zip(*found, strict=True)
+    if len(found) == 1:
+        return models[0], losses[0], ends[0] - starts[0]
+    return torch.cat(models), torch.cat(losses), max(ends) - min(starts)

@@ -247,7 +247,8 @@ def _experiment(
     checks = [_check(item, k, own) for k, item in enumerate(fields.pop("checks", ()))]
     if quick:
         own += misfits(_File, replaced, "quick.")
-        fields |= replaced
+        # What came out of the whole experiment says nothing of the small one.
+        fields |= {"finding": ""} | replaced
     cost = fitting(Cost, fields.get("cost", {}), "cost.", own)
     own += [one_of("show", item, FIGURES) for item in fields.get("show", ()) if item not in FIGURES]
     axes = _axes(fields.get("axes", {}), own)

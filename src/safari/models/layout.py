@@ -107,6 +107,17 @@ class Layout:
         return int(self.prunable.sum())
 
     @cached_property
+    def homes(self) -> tuple[Tensor, Tensor]:
+        """For each parameter, the size and the offset of the tensor that it is a part of.
+
+        >>> Layout.of(nn.Linear(2, 1)).homes
+        (tensor([2, 2, 1]), tensor([0, 0, 2]))
+        """
+        held = [e for e in self.entries if e.kind != "buffer"]
+        sizes = torch.tensor([e.size for e in held])
+        return sizes.repeat_interleave(sizes), torch.tensor([e.offset for e in held]).repeat_interleave(sizes)
+
+    @cached_property
     def digest(self) -> str:
         """A hash of names, shapes and kinds: two sides with the same digest mean the same vector."""
         table = [(e.name, e.shape, e.kind) for e in self.entries]

@@ -113,15 +113,17 @@ def compute_mask(
     because a weight that everybody cut stays cut). A support within the budget *is* the mask.
     """
     everywhere = layout.prunable.to(vector.device)
-    weights = everywhere.nonzero().squeeze(1)
     keep = kept_count(layout.prunable_count, sparsity)
-    mask = torch.ones(len(weights), dtype=torch.bool, device=vector.device)
-    if keep < layout.prunable_count and support is not None:
-        mask = support[weights]
-    start = int(mask.sum())
+    if support is None or keep == layout.prunable_count:
+        support = torch.ones_like(everywhere)
+    start = int((support & everywhere).sum())
     # When the budget does not bind, nothing has to be scored.
+    if start <= keep:
+        return support | ~everywhere
+    weights = everywhere.nonzero().squeeze(1)
+    mask = support[weights]
     with _judged(module):
-        for step in range(1, pruner.iterations + 1) if start > keep else ():
+        for step in range(1, pruner.iterations + 1):
             goal = keep if step == pruner.iterations else _on_schedule(start, keep, step / pruner.iterations)
             layout.write(module, _masked(vector, weights, mask))
             found = _flat_scores(pruner.score(module, batch, generator), layout, weights)

@@ -22,6 +22,33 @@ def test_shares_are_even_and_complete(size, count, most):
     assert len(shares) % size == 0 or max(lengths) == 1
 
 
+@given(size=st.integers(1, 5), count=st.integers(1, 40), most=st.integers(1, 12), among=st.integers(1, 6))
+def test_several_works_have_their_part_of_the_crew(size, count, most, among):
+    shares = Crew(size).split(list(range(count)), most, among)
+    assert shares == Crew(-(-size // among)).split(list(range(count)), most)
+
+
+def test_what_has_not_begun_can_be_dropped_and_the_caller_helps_himself_meanwhile():
+    crew, begun, go = Crew(1), threading.Event(), threading.Event()
+
+    def work(share: int) -> int:
+        begun.set()
+        go.wait(10)
+        return share
+
+    first, second = crew.submit(work, [1, 2])
+    assert begun.wait(10)
+    assert crew.busy
+    here = threading.current_thread()
+    assert crew.map(lambda share: (share, threading.current_thread()), [3, 4]) == [(3, here), (4, here)]
+    crew.drop()
+    go.set()
+    assert first.result(10) == 1
+    assert second.cancelled()
+    assert crew.map(lambda share: share, [5, 6]) == [5, 6]
+    assert not crew.busy
+
+
 def test_results_come_in_order_from_threads_of_one_thread_each():
     meet = threading.Barrier(2, timeout=10)
 

@@ -37,11 +37,12 @@ def test_from_rows_and_back(flat):
     assert sorted(buffer.tolist()) == list(range(rows.numel())), "nothing twice, nothing lost"
 
 
-@given(flats())
-def test_spread_is_the_same_row_for_all(flat):
-    vector = torch.arange(flat.layout.size)
-    assert torch.equal(flat.spread(vector), flat.from_rows(vector.repeat(flat.clients, 1)))
-    assert torch.equal(flat.to_rows(flat.spread(vector)), vector.expand(flat.clients, -1))
+@given(flats(), st.randoms(use_true_random=False))
+def test_places_are_those_of_the_kept_parameters(flat, random):
+    for rows in (1, flat.clients):
+        masks = torch.tensor([[random.random() < 0.5 for _ in range(flat.layout.size)] for _ in range(rows)])
+        wanted = flat.from_rows(masks.expand(flat.clients, -1))[: flat.parameters].nonzero().squeeze(1)
+        assert sorted(flat.places(masks).tolist()) == wanted.tolist()
 
 
 @given(flats())

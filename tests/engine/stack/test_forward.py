@@ -68,8 +68,8 @@ def test_trained_together_as_alone(name):
     together, losses = train_stacked(
         s.stack.train,
         s.flat,
-        s.flat.spread(s.start),
-        s.flat.from_rows(s.masks),
+        s.start,
+        s.masks,
         [(x.clone(), y) for x, y in s.batches],
         STEPS,
         optimiser="sgd",
@@ -99,7 +99,7 @@ def test_trained_together_as_alone(name):
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_together_as_alone(name):
     s = Setting(name)
-    buffer = s.flat.spread(s.start)
+    buffer = s.flat.from_rows(s.start.expand(CLIENTS, -1))
     x, y = s.batches[0]
     split = s.flat.parameters
     found, _ = gradients(
@@ -127,7 +127,7 @@ def test_gradients_together_as_alone(name):
 def test_dropout_draws_the_same_numbers_as_alone(name):
     s = Setting(name)
     x = s.batches[0][0]
-    spread = s.flat.spread(s.start)
+    spread = s.flat.from_rows(s.start.expand(CLIENTS, -1))
     views = s.flat.views(spread[: s.flat.parameters], spread[s.flat.parameters :])
     with torch.random.fork_rng([]), torch.no_grad():
         torch.manual_seed(SEEDS[0])
@@ -148,8 +148,8 @@ def test_neither_trial_nor_training_moves_the_global_generator_or_the_module(nam
     train_stacked(
         s.stack.train,
         s.flat,
-        s.flat.spread(s.start),
-        s.flat.from_rows(s.masks),
+        s.start,
+        s.masks,
         s.batches,
         STEPS,
         optimiser="adam",

@@ -12,6 +12,8 @@ from safari.engine.stack.ops import by_pixel
 # What is stacked at most, in clients and in numbers of one step's inputs: beyond that activations leave the
 # cache, and it no longer matters how long Python takes to start a kernel.
 MOST_CLIENTS, MOST_INPUTS = 16, 1 << 16
+# How many shares a thread of the crew gets before all wait for each other.
+TURNS = 8
 # The largest block from which glibc learns, less what it adds.
 _LESSON = 31 << 20
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
+import numpy as np
+
 T = TypeVar("T")
 
 
@@ -31,17 +33,18 @@ class Draws(Generic[T]):
 
     def __call__(self, clients: Sequence[int], t: int) -> list[T]:
         """The draws of these clients in round t."""
-        if t not in self._made:
-            self._made = {t: {}}
-        found = [self._one(client, t) for client in clients]
+        made = self._made.get(t)
+        if made is None:
+            made = {}
+            self._made = {t: made}
+        found = [self._one(made, client, t) for client in clients]
         if self._thread is not None and self._ahead is not None and t + 1 not in self._made:
             # Only this round and the next are kept.
-            self._made = {t: self._made[t], t + 1: {}}
+            self._made = {t: made, t + 1: {}}
             self._thread.submit(self._fill, self._ahead, self._made[t + 1], t + 1)
         return found
 
-    def _one(self, client: int, t: int) -> T:
-        made = self._made[t]
+    def _one(self, made: dict[int, T], client: int, t: int) -> T:
         if client not in made:
             made[client] = self._draw(client, t)
         return made[client]
@@ -50,3 +53,16 @@ class Draws(Generic[T]):
         for client in clients(t):
             if client not in made:
                 made[client] = self._draw(client, t)
+
+
+def step_by_step(
+    draws: Sequence[tuple[np.ndarray, tuple[np.ndarray, ...]]],
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Clients' draws as `[steps, clients · batch, ...]`: what each step needs lies together."""
+    index = np.stack([index for index, _ in draws], axis=1)
+    steps, clients, batch = index.shape
+    extra = []
+    for column in zip(*(rest for _, rest in draws), strict=True):
+        whole = np.stack([d.reshape(steps, batch, *d.shape[1:]) for d in column], axis=1)
+        extra.append(whole.reshape(steps, clients * batch, *whole.shape[3:]))
+    return index.reshape(steps, clients * batch), extra

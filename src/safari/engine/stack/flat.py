@@ -27,21 +27,39 @@ class Flat:
         """How many numbers of the buffer, from the front, are parameters."""
         return self.clients * self.layout.parameters
 
-    def spread(self, vector: Tensor) -> Tensor:
-        """The buffer in which every client has the same model (or mask).
+    def from_rows(self, rows: Tensor) -> Tensor:
+        """A new buffer that holds the given models (or masks), one a row.
 
         >>> layout = Layout.of(torch.nn.Linear(1, 2))
-        >>> Flat(layout, 2).spread(torch.tensor([1.0, 2.0, 3.0, 4.0]))
-        tensor([1., 2., 1., 2., 3., 4., 3., 4.])
+        >>> Flat(layout, 2).from_rows(torch.tensor([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]]))
+        tensor([1., 2., 5., 6., 3., 4., 7., 8.])
         """
-        return torch.cat([vector[e.offset : e.end].repeat(self.clients) for e in self.layout.entries])
+        buffer = rows.new_empty(self.clients * self.layout.size)
+        if self.clients == 1:
+            return buffer.copy_(rows[0])
+        for e in self.layout.entries:
+            self._part(buffer, e.offset, e.end).copy_(rows[:, e.offset : e.end])
+        return buffer
 
-    def from_rows(self, rows: Tensor) -> Tensor:
-        """The buffer that holds the given models, one a row."""
-        return torch.cat([rows[:, e.offset : e.end].reshape(-1) for e in self.layout.entries])
+    def places(self, masks: Tensor) -> Tensor:
+        """Where the buffer holds the parameters that clients keep: `masks` as rows, one for each or for all.
+
+        >>> layout = Layout.of(torch.nn.Linear(1, 2))
+        >>> Flat(layout, 2).places(torch.tensor([[False, True, True, False]]))
+        tensor([1, 4, 3, 6])
+        """
+        if len(masks) > 1 or self.clients == 1:
+            return self.from_rows(masks)[: self.parameters].nonzero().squeeze(1)
+        # One client's places are soon found; another's lie a tensor's size further on.
+        place = masks[0, : self.layout.parameters].nonzero().squeeze(1)
+        sizes, offsets = (table.to(place.device)[place] for table in self.layout.homes)
+        first = place + (self.clients - 1) * offsets
+        return (first + torch.arange(self.clients, device=place.device).unsqueeze(1) * sizes).flatten()
 
     def to_rows(self, buffer: Tensor) -> Tensor:
         """The models as rows again: the inverse of `from_rows`."""
+        if self.clients == 1:
+            return buffer.unsqueeze(0)
         parts = [self._part(buffer, e.offset, e.end) for e in self.layout.entries]
         return torch.cat(parts, dim=1)
 

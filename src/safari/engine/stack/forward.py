@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.func import functional_call
 
-from safari.engine.stack.fusion import Fusion, find_fusions, find_in_place
+from safari.engine.stack.fusion import Fusion, find_fusions, find_in_place, pool_first
 from safari.engine.stack.luck import Forward, Luck, seeded_by
 from safari.engine.stack.ops import LAYERS, Stacked, Tensors, Value, refuses
 from safari.engine.stack.shared import Folded, find_folded, shared_layers
@@ -130,6 +130,8 @@ def by_layers(module: nn.Module, training: bool, fuse: bool = False) -> Forward:
         graph = fx.Tracer().trace(module)
         modules = dict(module.named_modules())
         _check_graph(graph, module, modules)
+        if not fuse:
+            pool_first(graph, modules)
         fusions: Mapping[fx.Node, Fusion | Folded] = find_fusions(graph, modules) if fuse and training else {}
         if not training:
             fusions = find_folded(graph, modules, fuse)

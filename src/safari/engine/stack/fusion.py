@@ -93,6 +93,25 @@ def _fusion_at(node: fx.Node, modules: Mapping[str, nn.Module]) -> tuple[fx.Node
     return last, Fusion(conv, norm, str(node.target), str(after.target), source, residual, relu, tuple(inner))
 
 
+def pool_first(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> None:
+    """Swap a ReLU with the max pooling behind it, which gives the same numbers and gradients to the last bit:
+    the largest of several, cut at 0, is the largest of them cut at 0. The ReLU then has less to do.
+    """
+    for pool in list(graph.nodes):
+        layer = modules[str(pool.target)] if pool.op == "call_module" else None
+        if type(layer) is not nn.MaxPool2d or layer.return_indices:
+            continue
+        relu = pool.args[0]
+        # Nobody else may read what either of them reads: it may be done in place.
+        if not _is_relu(relu, modules) or any(len(node.users) > 1 for node in (relu, relu.args[0])):
+            continue
+        pool.replace_input_with(relu, relu.args[0])
+        with graph.inserting_after(pool):
+            after = graph.call_function(F.relu, (pool,))
+        pool.replace_all_uses_with(after, delete_user_cb=lambda user, after=after: user is not after)
+        graph.erase_node(relu)
+
+
 def find_in_place(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> set[fx.Node]:
     """The ReLUs that may write over their input: made by a layer that does not need it again, and read by
     nobody else."""
@@ -103,7 +122,7 @@ def _is_free(node: object, modules: Mapping[str, nn.Module]) -> bool:
     if not isinstance(node, fx.Node) or len(node.users) > 1:
         return False
     if node.op == "call_module":
-        return type(modules[str(node.target)]) in (nn.Conv2d, nn.BatchNorm2d)
+        return type(modules[str(node.target)]) in (nn.Conv2d, nn.BatchNorm2d, nn.MaxPool2d)
     return node.op == "call_function" and node.target is operator.add
 
 

@@ -15,19 +15,18 @@ BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
 
 class Kept:
-    """A step in place, a call: `parameters` where `kept` is True go against their gradient.
+    """A step in place, a call: `parameters` at their `places` go against their gradient.
 
     >>> parameters = torch.tensor([1.0, 0.0, 3.0])
-    >>> step = Kept(parameters, torch.tensor([True, False, True]), optimiser="sgd", lr=1.0, steps=2)
+    >>> step = Kept(parameters, torch.tensor([0, 2]), optimiser="sgd", lr=1.0, steps=2)
     >>> step(torch.tensor([2.0, torch.nan, 4.0]))
     >>> parameters
     tensor([0., 0., 1.])
     """
 
-    def __init__(self, parameters: Tensor, kept: Tensor, *, optimiser: str, lr: float, steps: int):
+    def __init__(self, parameters: Tensor, places: Tensor, *, optimiser: str, lr: float, steps: int):
         self._parameters, self._adam, self._lr, self._steps = parameters, optimiser == "adam", lr, steps
-        places = kept.nonzero().squeeze(1)
-        self._places = places if len(places) < len(kept) else None
+        self._places = places if len(places) < len(parameters) else None
         self._values = parameters if self._places is None else parameters[places]
         self._moments = (torch.zeros_like(self._values), torch.zeros_like(self._values))
         self._count = torch.zeros(())

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -30,10 +29,12 @@ class Value:
         """`[clients · n, ...]`."""
         if not self.by_channel:
             return self.tensor
-        x = self.tensor
-        if x.ndim == 4 and x.requires_grad and x.device.type == "cpu":
-            x = _GradientInOrder.apply(x)  # type: ignore[no-untyped-call]
-        return _split(x, 1, self.clients).transpose(0, 1).flatten(0, 1)
+        if self.tensor.ndim != 4:
+            return _split(self.tensor, 1, self.clients).transpose(0, 1).flatten(0, 1)
+        # Through pixels, so that the gradient comes back by pixel after a single copy. Otherwise pooling goes
+        # back through it in an order that costs two copies of the whole input.
+        pixels = _split(self.tensor.permute(0, 2, 3, 1), 3, self.clients)
+        return pixels.permute(3, 0, 4, 1, 2).flatten(0, 1)
 
     def channel(self) -> Tensor:
         """`[n, clients · channels, ...]`."""
@@ -65,24 +66,6 @@ def by_pixel(x: Tensor) -> Tensor:
     return x.contiguous().as_strided(x.shape, (height * width, 1, width, 1))
 
 
-class _GradientInOrder(torch.autograd.Function):
-    """Nothing forward; backward the gradient gets the memory order of what it belongs to.
-
-    The gradient comes from another layout as a view of it. Pooling would go back through it in an order
-    that costs two copies of the whole input.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        """x as it is."""
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        """The gradient, channels last."""
-        return grad.contiguous(memory_format=torch.channels_last)
-
-
 def _split(x: Tensor, dim: int, parts: int) -> Tensor:
     return x.view(*x.shape[:dim], parts, x.shape[dim] // parts, *x.shape[dim + 1 :])
 
@@ -91,12 +74,13 @@ def linear(layer: nn.Linear, name: str, x: Value, p: Tensors) -> Value:
     """A linear layer for each client: one batched matrix product."""
     inputs = x.client_first()
     flat = inputs.flatten(1, -2) if inputs.ndim > 2 else inputs.unsqueeze(1)
-    weight = p[f"{name}weight"].transpose(1, 2)
+    weight, turned = p[f"{name}weight"], flat.transpose(1, 2)
+    # The weight first: so its gradient, which is larger than the outputs, comes in its own order.
     out = (
-        torch.bmm(flat, weight)
+        torch.bmm(weight, turned)
         if layer.bias is None
-        else torch.baddbmm(p[f"{name}bias"].unsqueeze(1), flat, weight)
-    )
+        else torch.baddbmm(p[f"{name}bias"].unsqueeze(2), weight, turned)
+    ).transpose(1, 2)
     if inputs.ndim != 3:
         out = out.unflatten(1, inputs.shape[1:-1]) if inputs.ndim > 3 else out.squeeze(1)
     return Value(out.flatten(0, 1), x.clients)

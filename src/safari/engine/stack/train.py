@@ -19,7 +19,7 @@ def train_stacked(
     forward: Forward,
     flat: Flat,
     start: Tensor,
-    mask: Tensor,
+    masks: Tensor,
     batches: Iterable[Batch],
     steps: int,
     *,
@@ -29,32 +29,36 @@ def train_stacked(
     frozen: Collection[str] = (),
     compiled: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """From `start ⊙ mask` (in the order of `flat`), a step a batch; inputs are `[clients · n, ...]`.
+    """From `start ⊙ mask`, a step a batch; inputs are `[clients · n, ...]`.
 
-    Parameters named in `frozen` stay as they are; `compiled` takes a step of Adam in one kernel (CUDA).
-    Returns all clients' models in the same order, and each client's mean loss.
+    `start` is one model, `masks` are `bool[clients, size]`, or one row for all. Parameters named in `frozen`
+    stay as they are; `compiled` takes a step of Adam in one kernel (CUDA).
+    Returns all clients' models in the order of `flat`, and each client's mean loss.
     """
     # Filled, not multiplied, here and below: 0 · inf is NaN, and 0 · -1 is -0.
-    begin = start.masked_fill(~mask, 0.0)
-    parameters = begin[: flat.parameters].clone()
-    buffers = begin[flat.parameters :].clone()
-    kept = mask[: flat.parameters]
+    begin = flat.from_rows(start.masked_fill(~masks, 0.0).expand(flat.clients, -1))
+    # Apart, because a pass writes to the buffers while the parameters wait for their gradients.
+    parameters, buffers = begin[: flat.parameters], begin[flat.parameters :].clone()
     on_cpu = parameters.device.type == "cpu"
-    step_kept = Kept(parameters, kept, optimiser=optimiser, lr=lr, steps=steps) if on_cpu else None
-    size = flat.parameters if optimiser == "adam" and not on_cpu else 0
-    moments = (parameters.new_zeros(size), parameters.new_zeros(size))
+    if on_cpu:
+        step_kept = Kept(parameters, flat.places(masks), optimiser=optimiser, lr=lr, steps=steps)
+    else:
+        kept = flat.from_rows(masks.expand(flat.clients, -1))[: flat.parameters]
+        size = flat.parameters if optimiser == "adam" else 0
+        moments = (parameters.new_zeros(size), parameters.new_zeros(size))
     tensors, wanted = _leaves(flat, parameters, buffers, frozen)
     losses = []
     for step, (x, y) in enumerate(batches, 1):
         gradient, loss = _gradients(forward, flat, tensors, wanted, x, y, luck)
         losses.append(loss)
-        if step_kept is not None:
+        if on_cpu:
             step_kept(gradient)
         elif optimiser == "adam":
             adam_(parameters, gradient, *moments, kept, step, lr, compiled)
         else:
             parameters.add_(gradient.masked_fill_(~kept, 0.0), alpha=-lr / steps)
-    return torch.cat([parameters, buffers]), torch.stack(losses).mean(0)
+    begin[flat.parameters :] = buffers
+    return begin, torch.stack(losses).mean(0)
 
 
 def gradients(

@@ -1,0 +1,137 @@
+"""Arms side by side: while one is averaged and tested, the next one's clients train. Nothing else changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import safari
+from engine.kit import StopAfter, world_of
+from engine.own_parts import PLUGINS
+from engine.test_vectorised import BASE, CNN, put
+from safari.engine import rule_of, side_by_side, vectorised
+from safari.engine.stack import cpu
+from safari.engine.stack.crew import Crew, threads
+from safari.engine.stack.forward import Stack
+from safari.engine.state import State, initial
+from safari.engine.vectorised import Vectorised
+
+ARMS = {"arms": ["perfect", "drop", "safari"], "rounds": 4, "clients": 10}
+
+
+@pytest.fixture(autouse=True)
+def two_threads(tmp_path, monkeypatch):
+    """The engine finds two threads when it is built; everything else goes on with one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(PLUGINS)
+    real = vectorised.crew_for
+
+    def with_two(stack: Stack) -> Crew | None:
+        with threads(2):
+            return real(stack)
+
+    monkeypatch.setattr(vectorised, "crew_for", with_two)
+    with threads(1):
+        yield
+
+
+def beginnings(engine: Vectorised) -> list[State]:
+    return [initial(engine.world, rule_of(arm.rule)) for arm in engine.world.config.arms]
+
+
+def one_by_one(config: dict[str, Any], rounds: int) -> list[list[tuple[State, Any]]]:
+    """Every arm for itself: the states and records of its rounds."""
+    engine = Vectorised(world_of(config))
+    found = []
+    for state in beginnings(engine):
+        arm = []
+        for _ in range(rounds):
+            state, record, _ = engine(state)
+            arm.append((state, record))
+        found.append(arm)
+    return found
+
+
+def the_same(found: State, expected: State) -> None:
+    assert found.round == expected.round
+    assert torch.equal(found.server.model, expected.server.model)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"pruning": {"pruner": "snip"}},
+        {"uplink": {"name": "bernoulli", "p": 0.1}},
+        {"local": {"epochs": 0.4}, "partition": {"name": "dirichlet", "alpha": 0.3}},
+        {"model": {"name": "mine.py:dropout"}},
+        {"diagnostics": {"every": 2}, "wire": {"every": 1}},
+    ],
+    ids=["as it is", "masks of their own", "rounds in which nobody arrives", "sizes", "no crew", "diagnosed"],
+)
+def test_every_bit_is_that_of_an_arm_by_itself(change):
+    config = put(BASE, CNN, ARMS, change)
+    expected = one_by_one(config, 4)
+    engine = Vectorised(world_of(config))
+    states = beginnings(engine)
+    for t in range(4):
+        rounds = list(engine.side_by_side(states))
+        for arm, (state, record, seconds) in enumerate(rounds):
+            the_same(state, expected[arm][t][0])
+            assert record == expected[arm][t][1]
+            assert all(part >= 0 for part in seconds.values())
+        states = [state for state, _, _ in rounds]
+
+
+@pytest.mark.parametrize("stacked", [1, 2, 16])
+def test_also_when_arms_are_not_equally_far(monkeypatch, stacked):
+    monkeypatch.setattr(cpu, "MOST_CLIENTS", stacked)
+    config = put(BASE, CNN, ARMS)
+    expected = one_by_one(config, 3)
+    engine = Vectorised(world_of(config))
+    states = [beginnings(engine)[0], expected[1][0][0], expected[2][1][0]]
+    for arm, (state, record, _) in enumerate(engine.side_by_side(states)):
+        the_same(state, expected[arm][arm][0])
+        assert record == expected[arm][arm][1]
+
+
+def test_whoever_stops_in_between_leaves_nothing_behind():
+    engine = Vectorised(world_of(put(BASE, CNN, ARMS)))
+    states = beginnings(engine)
+    expected = list(engine.side_by_side(states))
+    rounds = engine.side_by_side(states)
+    next(rounds)
+    rounds.close()
+    assert torch.get_num_threads() == 1
+    for found, right in zip(engine.side_by_side(states), expected, strict=True):
+        the_same(found[0], right[0])
+
+
+def test_an_error_of_one_arm_comes_out(monkeypatch):
+    engine = Vectorised(world_of(put(BASE, CNN, ARMS)))
+    states = beginnings(engine)
+    with monkeypatch.context() as patch:
+        patch.setattr(Vectorised, "_train_stacked", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            list(engine.side_by_side(states))
+    assert torch.get_num_threads() == 1
+    assert len(list(engine.side_by_side(states))) == 3
+
+
+def test_an_engine_without_it_runs_arm_after_arm():
+    assert list(side_by_side(lambda state: (state, {}, {}), [1, 2])) == [(1, {}, {}), (2, {}, {})]
+
+
+def test_a_run_of_several_arms_in_two_halves_is_bit_equal(tmp_path):
+    config = put(BASE, CNN, ARMS, {"rounds": 5, "checkpoint": {"every": 2}})
+    safari.run(config, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        safari.run(config, tmp_path / "halves", [StopAfter(4)])
+    safari.resume(tmp_path / "halves")
+    for name in ("rounds.jsonl", "checkpoint.safetensors"):
+        whole, halves = (sorted((tmp_path / run).rglob(name)) for run in ("whole", "halves"))
+        assert len(whole) == 3
+        for one, other in zip(whole, halves, strict=True):
+            assert one.read_bytes() == other.read_bytes()

@@ -10,7 +10,7 @@ import math
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from safari.errors import ConfigError, did_you_mean, one_of
 from safari.plugins import fits, spell
@@ -118,9 +118,10 @@ class Wire:
         "0: never",
         least=0.0,
     )
-    feedback: bool = _f(
-        False,
-        "error feedback: a client adds to its next upload what lossy values left out of those that arrived",
+    feedback: Literal["auto"] | bool = _f(
+        "auto",
+        "error feedback: a client adds to its next upload what lossy values left out of those that arrived; "
+        "auto: with step, whose rounding would otherwise swallow small changes for good",
     )
     every: int = _f(
         10,
@@ -128,6 +129,15 @@ class Wire:
         "rounded in every round",
         least=0,
     )
+
+    @property
+    def feeds_back(self) -> bool:
+        """Whether clients keep what their uploads left out.
+
+        >>> Wire().feeds_back, Wire("step").feeds_back, Wire("step", feedback=False).feeds_back
+        (False, True, False)
+        """
+        return self.values == "step" if self.feedback == "auto" else self.feedback
 
 
 @dataclass(frozen=True)
@@ -244,7 +254,7 @@ def examine(table: Mapping[str, Any]) -> tuple[Config, list[str]]:
         problems.append(f"cohort must be at most clients ({clients}), got {cohort}")
         del values["cohort"]
     wire = values.get("wire", Wire())
-    if wire.feedback and wire.values in ("auto", "absolute", "difference"):
+    if wire.feeds_back and wire.values in ("auto", "absolute", "difference"):
         problems.append(f"wire.feedback needs lossy wire.values, got {wire.values!r}")
     names = [arm.name for arm in values.get("arms", ())]
     problems += [f"arms: the name {n!r} is used twice" for n in sorted(set(names)) if names.count(n) > 1]

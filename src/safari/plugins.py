@@ -139,7 +139,7 @@ def spell(hint: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join(spell(arg) for arg in args)
     if origin is Literal:
-        return "one of " + ", ".join(str(arg) for arg in args)
+        return ("one of " if len(args) > 1 else "") + ", ".join(str(arg) for arg in args)
     if origin in (list, tuple, Sequence) or hint in (list, tuple):
         return f"a list (each {spell(args[0])})" if args else "a list"
     return words.get(hint, getattr(hint, "__name__", str(hint)))

@@ -14,7 +14,7 @@ from safari.engine.mail import wire_layout
 from safari.engine.reference import network, train
 from safari.engine.state import State, initial
 from safari.engine.world import assemble, load_data, rule_of
-from safari.errors import ConfigError
+from safari.errors import ConfigError, RunError
 from safari.runs import RunFolder
 from safari.seeds import generator
 from safari.wire import Lossy, Shared, decode, encode, settle, with_residual
@@ -27,7 +27,7 @@ SMALL = {
     "local": {"steps": 2, "batch": 8},
     "uplink": {"name": "bernoulli", "p": 0.6},
     "downlink": {"name": "bernoulli", "p": 0.8},
-    "wire": {"values": "step", "feedback": True, "every": 0},
+    "wire": {"values": "step", "every": 0},
     "checkpoint": {"every": 2},
 }
 
@@ -76,7 +76,7 @@ def by_hand(world, rounds):
 @pytest.mark.parametrize("values", ["step", "int8", "qsgd", "fp16"])
 @pytest.mark.parametrize("pruner", ["mag", "snip"])
 def test_the_reference_does_what_the_loop_by_hand_does(values, pruner):
-    wire = SMALL["wire"] | {"values": values}
+    wire = SMALL["wire"] | {"values": values, "feedback": True}
     world = world_of(wire=wire, pruning={"pruner": pruner})
     state = start(world)
     for model, residual in by_hand(world, 5):
@@ -103,7 +103,7 @@ def test_a_lost_upload_leaves_the_residual_and_feedback_changes_the_run():
     world = world_of(uplink={"name": "lost"}, downlink={"name": "perfect"}, arms=["drop"])
     state, *_ = reference.run_round(world, start(world))
     assert not state.residual.any()
-    with_it, without = world_of(), world_of(wire={"values": "step", "every": 0})
+    with_it, without = world_of(), world_of(wire=SMALL["wire"] | {"feedback": False})
     states = [start(world) for world in (with_it, without)]
     assert states[1].residual is None
     for _ in range(4):
@@ -126,6 +126,28 @@ def test_a_resumed_run_is_bit_equal(tmp_path, engine):
     assert trials[0].records() == trials[1].records()
 
 
+@pytest.mark.parametrize("values", ["auto", "difference", "int8", "qsgd", "bf16", "step"])
+def test_by_default_what_steps_leave_out_is_kept_and_nothing_else(values):
+    wire = SMALL["wire"] | {"values": values}
+    assert (start(world_of(wire=wire)).residual is not None) == (values == "step")
+    assert start(world_of(wire=wire | {"feedback": False})).residual is None
+
+
+def test_a_run_may_be_told_what_it_does_anyway(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        safari.run(SMALL, tmp_path / "run", [StopAfter(3)])
+    file = tmp_path / "run" / "config.toml"
+    text = file.read_text()
+    assert 'feedback = "auto"' in text
+    file.write_text(text.replace('feedback = "auto"', "feedback = false"))
+    with pytest.raises(RunError, match=r"wire\.feedback was True and is False"):
+        safari.resume(tmp_path / "run")
+    file.write_text(text.replace('feedback = "auto"', "feedback = true"))
+    safari.resume(tmp_path / "run")
+
+
 def test_feedback_needs_something_to_feed_back():
     with pytest.raises(ConfigError, match=r"^wire.feedback needs lossy wire.values, got 'auto'$"):
         parse({"wire": {"feedback": True}})
+    with pytest.raises(ConfigError, match=r"^wire.feedback must be auto or true or false, got 'on'$"):
+        parse({"wire": {"feedback": "on"}})

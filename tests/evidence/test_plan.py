@@ -119,6 +119,18 @@ def test_the_folders_name_follows_from_the_setting_alone(tmp_path: Path) -> None
     assert digest(here) == digest(there)
 
 
+def test_results_from_before_feedback_was_automatic_keep_their_names() -> None:
+    def of(**wire: object) -> str:
+        return digest(parse({"wire": wire}))[:12]
+
+    # As version 0.1's code named them, with feedback off unless it was asked for.
+    assert of() == "44136fa355b3"
+    assert of(values="step", feedback=False) == "0fd6107d3971"
+    assert of(values="step", feedback=True) == "9064ee4b2aa7"
+    assert of(values="qsgd") == "1a2bd7eb7376"
+    assert of(values="step") == of(values="step", feedback="auto") == of(values="step", feedback=True)
+
+
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [

@@ -344,7 +344,6 @@ WRONG_ARGUMENTS = [
     ({"patience": -1}, "patience must be at least 0, got -1"),
     ({"min_nodes": 4}, r"min_nodes must lie between 1 and clients \(3\), got 4"),
     ({"config": {"prunning": {}}}, "prunning is not a field"),
-    ({"config": {"wire": {"values": "step", "feedback": True}}}, r"wire\.feedback needs our own engines"),
     ({"config": {"pruning": {"pruner": "file.py:mine"}}}, "your own goes into sparse"),
 ]
 

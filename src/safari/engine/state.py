@@ -60,7 +60,7 @@ def initial(world: World, rule: Compensation) -> State:
         uplink=world.uplink.init(world.setting("uplink")),
         downlink=world.downlink.init(world.setting("downlink")),
         residual=world.start.new_zeros(len(world.parts), world.layout.size)
-        if world.config.wire.feedback
+        if world.config.wire.feeds_back
         else None,
     )
 
@@ -125,6 +125,7 @@ def meaning(config: Config, arm: str) -> dict[str, Any]:
     rule = next(a.rule for a in config.arms if a.name == arm)
     # How often bytes are counted changes nothing else.
     wire = {name: value for name, value in table["wire"].items() if name != "every"}
+    wire["feedback"] = config.wire.feeds_back
     named = {"wire": wire, "rule": {"name": rule.name, **rule.options}}
     return {name: table[name] for name in _MEANINGFUL} | named
 

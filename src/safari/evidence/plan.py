@@ -191,11 +191,12 @@ def read(
 def digest(config: Config) -> str:
     """A hash of the setting: of all that a trial's numbers follow from, except its arm and seed.
 
-    What has its default is left out, so that a field that a later version adds changes no name.
+    What has its default is left out, so that a field that a later version adds changes no name. Feedback
+    counts as what it comes to, and off is its default: results from before it was automatic keep their names.
     """
-    defaults = Config().to_dict()
+    defaults = _outright(Config())
     table: dict[str, Any] = {}
-    for key, value in config.to_dict().items():
+    for key, value in _outright(config).items():
         if key in _NOT_THE_SETTING:
             continue
         if isinstance(value, Mapping) and not isinstance(getattr(config, key), Plug):
@@ -205,6 +206,12 @@ def digest(config: Config) -> str:
         if value not in ({}, defaults[key]):
             table[key] = value
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+
+
+def _outright(config: Config) -> dict[str, Any]:
+    table = config.to_dict()
+    table["wire"]["feedback"] = config.wire.feeds_back
+    return table
 
 
 def _without_links(config: Config) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from safari.config import Config
 from safari.engine.mail import wire_layout
 from safari.errors import SafariError
+from safari.flower.leftover import NEVER
 from safari.flower.parcel import chain_record, dense_record, dense_vector, frame_of, frame_record
 from safari.flower.terms import PARTITION_ID, SAFARI, Signature, Terms, node_name
 from safari.models import Layout
@@ -35,13 +36,17 @@ class Broadcast:
     size: int
 
     def content(
-        self, config: Mapping[str, Any], server_round: int, frames: tuple[bytes, ...] | None = None
+        self,
+        config: Mapping[str, Any],
+        server_round: int,
+        frames: tuple[bytes, ...] | None = None,
+        heard: int = NEVER,
     ) -> RecordDict:
         """A message's content: the model (or frames that lead to it), the user's own config with the round
-        in it, and our terms."""
+        in it, and our terms for clients that were last heard in round `heard`."""
         table = ConfigRecord({**config, "server-round": server_round})
         arrays = self.arrays if frames is None else chain_record(frames)
-        return RecordDict({ARRAYS: arrays, CONFIG: table, SAFARI: self.terms.record()})
+        return RecordDict({ARRAYS: arrays, CONFIG: table, SAFARI: replace(self.terms, heard=heard).record()})
 
 
 def predict_mask(module: nn.Module, layout: Layout, x: Tensor, round: int, sparsity: float) -> Tensor:
@@ -86,6 +91,8 @@ def broadcast(
         layout=wire.digest,
         predicted=shared.mask_digest,
         remember=remember,
+        feedback=config.wire.feeds_back,
+        heard=NEVER,
     )
     if dense is not None:
         arrays = dense_record(layout, vector, dense)

@@ -16,13 +16,14 @@ from safari.engine.mail import wire_layout
 from safari.errors import SafariError
 from safari.flower.broadcast import ARRAYS, predict_mask
 from safari.flower.chain import follow, remember, remembered
+from safari.flower.leftover import keep_leftover, leftover
 from safari.flower.masked import inside
 from safari.flower.parcel import chain_of, dense_record, dense_vector, frame_of, frame_record, others_of
 from safari.flower.terms import SAFARI, Signature, Terms, identity, known_pruner
 from safari.models import Layout
 from safari.pruning import PRUNERS, Batch, Pruner, Score, as_pruner, compute_mask
 from safari.seeds import generator, torch_generator
-from safari.wire import Lossy, Shared, decode, encode
+from safari.wire import Lossy, Shared, decode, encode, settle, with_residual
 
 MASK = "safari.mask"
 METRICS = "metrics"
@@ -34,7 +35,8 @@ Train = Callable[[nn.Module, Message, Context], Mapping[str, float] | None]
 
 @dataclass(frozen=True)
 class Job:
-    """One round at one client: the model as it came, the mask to train in, and how to answer."""
+    """One round at one client: the model as it came, the mask to train in, and how to answer. `state` is the
+    client's own, which lasts from round to round."""
 
     module: nn.Module
     layout: Layout
@@ -42,6 +44,7 @@ class Job:
     mask: Tensor
     shared: Shared
     client: str
+    state: RecordDict
 
     @property
     def masks(self) -> dict[str, Tensor]:
@@ -65,13 +68,15 @@ class Job:
         # The draws of our own engines, where a client is a number.
         client = int(self.client) if self.client.isdecimal() else self.client
         luck = generator(self.terms.seed, "wire", client, self.terms.round)
-        frame = encode(
-            vector.numpy(),
-            self.mask.numpy(),
-            self.shared,
-            values=self.terms.values,
-            lossy=Lossy(self.terms.bits, self.terms.step, luck, self.terms.ratio),
-        )
+        lossy = Lossy(self.terms.bits, self.terms.step, luck, self.terms.ratio)
+        model, mask = vector.numpy(), self.mask.numpy()
+        if not self.terms.feedback:
+            return frame_record(encode(model, mask, self.shared, values=self.terms.values, lossy=lossy))
+        before = leftover(self.state, len(model), self.terms.heard)
+        target = with_residual(model, mask, before)
+        frame = encode(target, mask, self.shared, values=self.terms.values, lossy=lossy)
+        after = settle(before, target, decode(frame, self.shared).vector, mask, True)
+        keep_leftover(self.state, before, after, self.terms.round)
         return frame_record(frame)
 
 
@@ -185,7 +190,7 @@ def open_job(
         )
     layout.write(module, here.masked_fill(~mask, 0.0))
     shared = _shared(layout, x, expected.cpu(), terms)
-    return Job(module, layout, terms, mask.cpu(), shared, identity(context))
+    return Job(module, layout, terms, mask.cpu(), shared, identity(context), context.state)
 
 
 def _shared(layout: Layout, x: Tensor, expected: Tensor, terms: Terms) -> Shared:

@@ -40,7 +40,5 @@ def settings(
         found = parse({**basis, **elsewhere, **(config or {}), "clients": clients, "arms": [arm]})
     if found.cohort > found.clients:
         raise ConfigError(f"cohort must be at most clients ({clients}), got {found.cohort}")
-    if found.wire.feedback:
-        raise ConfigError("wire.feedback needs our own engines: on Flower no client learns what arrived")
     known_pruner(found.pruning.pruner)
     return found

@@ -26,6 +26,7 @@ from safari.flower.broadcast import Broadcast, broadcast, numbers_of
 from safari.flower.chain import Downloads
 from safari.flower.diary import Diary, line_of, with_scores
 from safari.flower.exchange import exchange, wait_for_nodes
+from safari.flower.leftover import NEVER
 from safari.flower.parcel import dense_record, dense_vector, others_of
 from safari.flower.roster import Roster
 from safari.flower.settings import settings
@@ -174,10 +175,9 @@ class SafariStrategy(Strategy):
             self._server, self._downloads = self._downloads.publish(self.server, self.layout, self.config)
         self._sent = self._broadcast()
         self._messages, sizes = [], []
-        for frames, group in self._by_frames(nodes).items():
-            self._messages += self._to(
-                group, self._sent.content(config, server_round, frames), MessageType.TRAIN
-            )
+        for (frames, heard), group in self._by_news(nodes).items():
+            content = self._sent.content(config, server_round, frames, heard)
+            self._messages += self._to(group, content, MessageType.TRAIN)
             sizes += [self._sent.size if frames is None else sum(map(len, frames))] * len(group)
         self._sent = replace(self._sent, size=sum(sizes) // len(sizes) if sizes else self._sent.size)
         _log.info(
@@ -312,12 +312,17 @@ class SafariStrategy(Strategy):
             remember=self._downloads is not None,
         )
 
-    def _by_frames(self, nodes: Iterable[int]) -> dict[tuple[bytes, ...] | None, list[int]]:
-        """Nodes by the frames that each needs; None: the model in full."""
-        groups: dict[tuple[bytes, ...] | None, list[int]] = {}
+    def _by_news(self, nodes: Iterable[int]) -> dict[tuple[tuple[bytes, ...] | None, int], list[int]]:
+        """Nodes by the frames that each needs (None: the model in full) and, where clients want to know what
+        arrived, by the round in which each was last heard."""
+        groups: dict[tuple[tuple[bytes, ...] | None, int], list[int]] = {}
         for node in nodes:
-            frames = self._downloads.frames_for(self.roster.nodes.get(node)) if self._downloads else None
-            groups.setdefault(frames, []).append(node)
+            name = self.roster.nodes.get(node)
+            frames = self._downloads.frames_for(name) if self._downloads else None
+            heard = NEVER
+            if name is not None and self.config.wire.feeds_back:
+                heard = self.roster.heard.get(name, NEVER)
+            groups.setdefault((frames, heard), []).append(node)
         return groups
 
     def _note_downloads(self, verdict: Verdict) -> None:

@@ -25,7 +25,8 @@ class Terms:
 
     `round` counts from 0; `layout` and `predicted` are the digests of the wire layout and of the mask that
     the server expects, so that both ends know what they share before a frame relies on it. `remember`: the
-    next round may build on this one's model.
+    next round may build on this one's model. `feedback`: the client adds to its upload what earlier ones left
+    out; `heard` is the last round in which the server heard this client, or -1.
     """
 
     round: int
@@ -39,6 +40,8 @@ class Terms:
     layout: bytes
     predicted: bytes
     remember: bool
+    feedback: bool
+    heard: int
 
     def record(self) -> ConfigRecord:
         """The terms as they travel."""

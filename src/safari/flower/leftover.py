@@ -1,0 +1,38 @@
+"""Error feedback at a client: what its lossy uploads left out waits in the client's own state.
+
+Whether an upload arrived, the client learns from its next message: the server says which round it last heard
+of it. Until then both outcomes are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, RecordDict
+
+from safari.wire.layout import Floats
+
+MEMORY = "safari.leftover"
+NEVER = -1
+_LOST, _ARRIVED, _ROUND = "lost", "arrived", "round"
+
+
+def leftover(state: Mapping[str, object], size: int, heard: int) -> Floats:
+    """The residual of a client that the server last heard in round `heard`.
+
+    Zeros where nothing was kept, or something of another length.
+    """
+    record = state.get(MEMORY)
+    if not isinstance(record, ArrayRecord) or not {_LOST, _ARRIVED, _ROUND} <= set(record):
+        return np.zeros(size, np.float32)
+    arrived = heard != NEVER and record[_ROUND].numpy().tolist() == [heard]
+    found = record[_ARRIVED if arrived else _LOST].numpy()
+    fits = found.shape == (size,) and found.dtype == np.float32
+    return found if fits else np.zeros(size, np.float32)
+
+
+def keep_leftover(state: RecordDict, lost: Floats, arrived: Floats, round: int) -> None:
+    """Keep the residual for the two things that can happen to the upload of this round."""
+    parts = {_LOST: lost, _ARRIVED: arrived, _ROUND: np.array([round], np.int64)}
+    state[MEMORY] = ArrayRecord({name: Array(array) for name, array in parts.items()})

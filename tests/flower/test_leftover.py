@@ -1,0 +1,63 @@
+"""What a client keeps of its lossy uploads until it hears what arrived."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra flower: pip install 'safari-fl[flower]'")
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from flower.kit import Loopback, Net, net, train_a_bit
+from safari.flower import SafariStrategy, sparse
+from safari.flower.leftover import MEMORY, NEVER, keep_leftover, leftover
+from safari.flower.parcel import dense_record
+
+OLD, NEW = np.array([1, 2], np.float32), np.array([3, 4], np.float32)
+
+
+def test_the_last_round_that_was_heard_decides():
+    state = RecordDict()
+    assert leftover(state, 2, 5).tolist() == [0, 0]
+    keep_leftover(state, OLD, NEW, 5)
+    assert leftover(state, 2, 5).tolist() == [3, 4]
+    assert leftover(state, 2, 4).tolist() == [1, 2]
+    assert leftover(state, 2, NEVER).tolist() == [1, 2]
+
+
+def test_what_does_not_fit_is_forgotten():
+    state = RecordDict()
+    keep_leftover(state, OLD, NEW, 0)
+    assert leftover(state, 3, 0).tolist() == [0, 0, 0]
+    state[MEMORY] = ArrayRecord({"lost": Array(OLD)})
+    assert leftover(state, 2, 0).tolist() == [0, 0]
+    keep_leftover(state, OLD.astype(np.float64), NEW.astype(np.float64), 0)
+    assert leftover(state, 2, 0).tolist() == [0, 0]
+
+
+def play(rounds, wire):
+    app = ClientApp()
+    app.train()(sparse(Net)(train_a_bit))
+    grid = Loopback({7: app, 8: app})
+    strategy = SafariStrategy(net(), 2, "drop", config={"wire": wire})
+    start = net()
+    strategy.start(grid, dense_record(strategy.layout, strategy.layout.read(start)), num_rounds=rounds)
+    return grid
+
+
+def test_clients_are_told_what_arrived_where_they_want_to_know():
+    def heard(grid):
+        return [m.content["safari"]["heard"] for m in grid.sent]
+
+    grid = play(3, {"values": "step"})
+    assert heard(grid) == [-1, -1, 0, 0, 1, 1]
+    for state in grid.states.values():
+        kept = state[MEMORY]
+        assert kept["round"].numpy().tolist() == [2]
+        assert not np.array_equal(kept["lost"].numpy(), kept["arrived"].numpy())
+    for wire in ({"values": "step", "feedback": False}, {"values": "int8"}, {}):
+        grid = play(2, wire)
+        assert heard(grid) == [-1] * 4
+        assert all(MEMORY not in state for state in grid.states.values())

@@ -338,7 +338,8 @@ def test_a_runs_folder_can_be_shown(tmp_path):
 
 WRONG_ARGUMENTS = [
     ({"rule": "safarri"}, "did you mean 'safari'"),
-    ({"rule": "perfect"}, "rule perfect overrides the network"),
+    ({"rule": "perfect"}, "this rule overrides the network"),
+    ({"rule": "few"}, "this rule overrides the network"),
     ({"identify": "face"}, "identify must be one of name, node; got 'face'"),
     ({"download": "slow"}, "download must be one of bf16, dense, fp16, frame, int8, qsgd, step; got 'slow'"),
     ({"patience": -1}, "patience must be at least 0, got -1"),

@@ -7,8 +7,10 @@ of it. Until then both outcomes are kept.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, RecordDict
 
 from safari.wire.layout import Floats
@@ -34,5 +36,6 @@ def leftover(state: Mapping[str, object], size: int, heard: int) -> Floats:
 
 def keep_leftover(state: RecordDict, lost: Floats, arrived: Floats, round: int) -> None:
     """Keep the residual for the two things that can happen to the upload of this round."""
-    parts = {_LOST: lost, _ARRIVED: arrived, _ROUND: np.array([round], np.int64)}
+    last = np.array([round], np.int64)
+    parts: dict[str, npt.NDArray[Any]] = {_LOST: lost, _ARRIVED: arrived, _ROUND: last}
     state[MEMORY] = ArrayRecord({name: Array(array) for name, array in parts.items()})

@@ -255,6 +255,16 @@ def test_a_weight_that_everybody_cut_becomes_exactly_zero(name: str, data: st.Da
         assert (server.model[[0, 2]] != 0).all()
 
 
+@pytest.mark.parametrize("name", ["mifa", "fedvarp", "cluster-fedvarp", "safari+"])
+def test_old_masks_do_not_hold_a_weight_that_all_arrivals_cut(name: str) -> None:
+    """Else the support stays above the budget, and masks never come to rest."""
+    first, last = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.5, 0.0, 3.5])
+    server, _ = Server.start(torch.ones(3), 4, RULES[name]()).step({i: first + i for i in range(4)})
+    assert (server.model != 0).all()
+    server, _ = server.step({0: last})
+    assert (server.model != 0).tolist() == [True, False, True]
+
+
 # --- the parts
 
 

@@ -9,32 +9,16 @@ import torch
 
 import safari
 from engine.kit import StopAfter, world_of
-from engine.own_parts import PLUGINS
 from engine.test_vectorised import BASE, CNN, put
-from safari.engine import rule_of, side_by_side, vectorised
+from safari.engine import rule_of, side_by_side
 from safari.engine.stack import cpu
-from safari.engine.stack.crew import Crew, threads
-from safari.engine.stack.forward import Stack
 from safari.engine.state import State, initial
 from safari.engine.vectorised import Vectorised
 
 ARMS = {"arms": ["perfect", "drop", "safari"], "rounds": 4, "clients": 10}
 
 
-@pytest.fixture(autouse=True)
-def two_threads(tmp_path, monkeypatch):
-    """The engine finds two threads when it is built; everything else goes on with one."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(PLUGINS)
-    real = vectorised.crew_for
-
-    def with_two(stack: Stack) -> Crew | None:
-        with threads(2):
-            return real(stack)
-
-    monkeypatch.setattr(vectorised, "crew_for", with_two)
-    with threads(1):
-        yield
+pytestmark = pytest.mark.usefixtures("two_threads")
 
 
 def beginnings(engine: Vectorised) -> list[State]:

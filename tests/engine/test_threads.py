@@ -11,30 +11,14 @@ from torch import nn
 
 import safari
 from engine.kit import StopAfter, play, world_of
-from engine.test_vectorised import ADAM, BASE, CNN, PLUGINS, RESNET, compare, put
-from safari.engine import vectorised
+from engine.test_vectorised import ADAM, BASE, CNN, RESNET, compare, put
 from safari.engine.stack import cpu
-from safari.engine.stack.crew import Crew, threads
-from safari.engine.stack.forward import Stack
+from safari.engine.stack.crew import Crew
 from safari.engine.vectorised import Vectorised
 from safari.models import zoo as models_zoo
 from safari.training import evaluate
 
-
-@pytest.fixture(autouse=True)
-def two_threads(tmp_path, monkeypatch):
-    """The engine finds two threads when it is built; everything else goes on with one."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(PLUGINS)
-    real = vectorised.crew_for
-
-    def with_two(stack: Stack) -> Crew | None:
-        with threads(2):
-            return real(stack)
-
-    monkeypatch.setattr(vectorised, "crew_for", with_two)
-    with threads(1):
-        yield
+pytestmark = pytest.mark.usefixtures("two_threads")
 
 
 @pytest.mark.parametrize("stacked", [1, 2, 16])

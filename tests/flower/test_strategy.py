@@ -338,8 +338,8 @@ def test_a_runs_folder_can_be_shown(tmp_path):
 
 WRONG_ARGUMENTS = [
     ({"rule": "safarri"}, "did you mean 'safari'"),
-    ({"rule": "perfect"}, "this rule overrides the network"),
-    ({"rule": "few"}, "this rule overrides the network"),
+    ({"rule": "perfect"}, "rule must take the network as it is, got perfect, which overrides it"),
+    ({"rule": "few"}, "rule must take the network as it is, got few, which overrides it"),
     ({"identify": "face"}, "identify must be one of name, node; got 'face'"),
     ({"download": "slow"}, "download must be one of bf16, dense, fp16, frame, int8, qsgd, step; got 'slow'"),
     ({"patience": -1}, "patience must be at least 0, got -1"),

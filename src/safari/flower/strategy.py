@@ -89,7 +89,10 @@ class SafariStrategy(Strategy):
         self.config = settings(module, clients, rule, config)
         self.rule = rule if isinstance(rule, Compensation) else rule_of(self.config.arms[0].rule)
         if self.rule.overrides_network:
-            raise ConfigError("this rule overrides the network, which only our own engines can; use drop")
+            raise ConfigError(
+                f"rule must take the network as it is, got {self.config.arms[0].name}, which overrides it: "
+                "only our own engines can; use drop"
+            )
         # A copy, because masks are worked out in it.
         self.module, self.layout = copy.deepcopy(module).cpu(), Layout.of(module)
         self._first = self.layout.read(self.module)

@@ -7,8 +7,12 @@ the mixture of all latest updates that is expected to come nearest to the true o
 
     minimise E ‖Δ_j - Σ_v c_v y_v‖²   with c ≥ 0, Σ c = 1
 
-- Where clients fall into groups, that is about a mean over the group, new and old; where they do not, its own
-  memory; in between, something in between. Nobody has to say which.
+- Where clients fall into groups, that is about a mean over those of the group who arrived; where they do not,
+  its own memory; in between, something in between. Nobody has to say which.
+- Fresh first: who has a close friend among the arrivals is predicted from arrivals alone. An old update looks
+  nearly as good by its cosine, and would quieten the noise; but it was made on an older model and says
+  again what was done since, and a model that is steered with delay learns less (after 1,000 rounds of
+  ResNet-20 by four points).
 - An old update fades as old updates have been seen to. What fades and is noisy would make the best guess
   small; but what all updates have in common, the progress, is a small part of each, and a model that moves by
   nine tenths in every round is a tenth late in the end. So shares sum to 1.
@@ -54,6 +58,7 @@ class Options:
     friends: bool
     memory: bool
     fade: bool
+    fresh: float
     stay: bool
     patience: float
     keep: float
@@ -64,6 +69,7 @@ def safari_plus(
     friends: bool = True,
     memory: bool = True,
     fade: bool = True,
+    fresh: float = 0.7,
     stay: bool = False,
     patience: float = 3.0,
     keep: float = 0.98,
@@ -72,15 +78,18 @@ def safari_plus(
 
     The options take the rule apart: without `friends` only its own last update speaks for a client, without
     `memory` only arrivals do; without `fade` old updates count as new ones; with `stay` shares may sum to
-    less than 1, and the rest of the client stays where the model is. `patience`: over how many rounds noise
-    may average out, so that it counts that much less than being wrong for good. `keep`: what an observation
-    is worth after another one.
+    less than 1, and the rest of the client stays where the model is. `fresh`: an arrival this nearly as much
+    like a client as its own next update makes memory needless for it (above 1: never). `patience`: over how
+    many rounds noise may average out, so that it counts that much less than being wrong for good. `keep`:
+    what an observation is worth after another one.
     """
+    if not fresh >= 0:
+        raise ConfigError(f"fresh must be at least 0, got {fresh}")
     if not patience >= 1:
         raise ConfigError(f"patience must be at least 1, got {patience}")
     if not 0 < keep <= 1:
         raise ConfigError(f"keep must lie above 0 and be at most 1, got {keep}")
-    options = Options(friends, memory, fade, stay, patience, keep)
+    options = Options(friends, memory, fade, fresh, stay, patience, keep)
 
     def init(clients: int, size: int, device: torch.device) -> State:
         check_pairs("safari+", clients, _MOST_CLIENTS)
@@ -177,6 +186,8 @@ def _mixture(known: State, old: Tensor, missing: Tensor, options: Options) -> Te
     # Nobody speaks for one who pulls the other way, not even to quieten a noisy friend; of one never heard
     # nothing is known, so all may.
     allowed = allowed & ((to > 0) | (old[missing] < 0)[:, None])
+    close = allowed & (old == 0) & (to >= options.fresh * signal)
+    allowed = allowed & ((old == 0) | ~close.any(1, keepdim=True))
     # Those who promise most; in the order of their ids.
     promise = to.masked_fill(~allowed, -torch.inf)
     best = promise.topk(min(clients, _MOST_FRIENDS), dim=1).indices.sort(1).values

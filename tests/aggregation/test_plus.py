@@ -132,23 +132,26 @@ def test_for_one_never_heard_all_speak(arrivals: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "fresh", "expected"),
+    ("own", "options", "expected"),
     [
-        # All alike: a close friend arrived, and 1's own memory stays out; or it has a ninth, if it is let in.
-        (0.0, 0.7, [0.5, 0.0, 0.5]),
-        (0.0, 2.0, [0.44, 0.11, 0.44]),
+        # All alike, and half of it noise: a close friend arrived, and 1's own memory stays out.
+        (0.0, {}, [0.5, 0.0, 0.5]),
+        # It has a third of the guess where updates count as calm.
+        (0.0, {"calm": 0.4}, [0.44, 0.11, 0.44]),
+        (0.0, {"calm": 0.0}, [0.44, 0.11, 0.44]),
         # Half of what each always sends is its own: friends are half as near as 1's own memory is.
-        (1.0, 0.7, [0.36, 0.28, 0.36]),
-        (1.0, 0.4, [0.5, 0.0, 0.5]),
+        (1.0, {"calm": 1.0}, [0.36, 0.28, 0.36]),
+        (1.0, {"calm": 1.0, "close": 0.4}, [0.5, 0.0, 0.5]),
+        (1.0, {"calm": 0.6, "close": 0.4}, [0.36, 0.28, 0.36]),
     ],
 )
 def test_memory_speaks_where_no_close_friend_has_come(
-    own: float, fresh: float, expected: list[float]
+    own: float, options: dict[str, float], expected: list[float]
 ) -> None:
     """0 always comes, 1 and 2 in turn; who speaks for the missing one?"""
     draw = torch.Generator().manual_seed(1)
     pull, *apart = torch.randn(4, 8 * SIZE, generator=draw)
-    server = Server.start(torch.ones(8 * SIZE), 3, RULES["safari+"](fresh=fresh))
+    server = Server.start(torch.ones(8 * SIZE), 3, RULES["safari+"](**options))
     last: dict[int, Tensor] = {}
     for number in range(40):
         x = server.model
@@ -163,6 +166,13 @@ def test_memory_speaks_where_no_close_friend_has_come(
     assert set(outcome.stand_ins[1]) == {0, 2}
     assert shares.tolist() == pytest.approx(expected, abs=0.03)
     assert float(shares.sum()) == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize("option", ["close", "calm"])
+@pytest.mark.parametrize("value", [-0.1, 1.5, float("nan")])
+def test_how_close_and_how_calm_are_parts_of_one(option: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"{option} must lie between 0 and 1, got {value}"):
+        RULES["safari+"](**{option: value})
 
 
 def test_products_that_do_not_fit_together_give_no_wild_weights() -> None:

@@ -9,10 +9,10 @@ the mixture of all latest updates that is expected to come nearest to the true o
 
 - Where clients fall into groups, that is about a mean over those of the group who arrived; where they do not,
   its own memory; in between, something in between. Nobody has to say which.
-- Fresh first: who has a close friend among the arrivals is predicted from arrivals alone. An old update looks
-  nearly as good by its cosine, and would quieten the noise; but it was made on an older model and says
-  again what was done since, and a model that is steered with delay learns less (after 1,000 rounds of
-  ResNet-20 by four points).
+- Fresh first, once updates are mostly noise: then who has a close friend among the arrivals is predicted
+  from arrivals alone. An old update looks nearly as good by its cosine and would quieten the noise; but it
+  was made on an older model and asks again for what was done since, and a model that is steered with delay
+  learns less.
 - An old update fades as old updates have been seen to. What fades and is noisy would make the best guess
   small; but what all updates have in common, the progress, is a small part of each, and a model that moves by
   nine tenths in every round is a tenth late in the end. So shares sum to 1.
@@ -58,7 +58,8 @@ class Options:
     friends: bool
     memory: bool
     fade: bool
-    fresh: float
+    close: float
+    calm: float
     stay: bool
     patience: float
     keep: float
@@ -69,7 +70,8 @@ def safari_plus(
     friends: bool = True,
     memory: bool = True,
     fade: bool = True,
-    fresh: float = 0.7,
+    close: float = 0.7,
+    calm: float = 0.6,
     stay: bool = False,
     patience: float = 3.0,
     keep: float = 0.98,
@@ -78,18 +80,20 @@ def safari_plus(
 
     The options take the rule apart: without `friends` only its own last update speaks for a client, without
     `memory` only arrivals do; without `fade` old updates count as new ones; with `stay` shares may sum to
-    less than 1, and the rest of the client stays where the model is. `fresh`: an arrival this nearly as much
-    like a client as its own next update makes memory needless for it (above 1: never). `patience`: over how
+    less than 1, and the rest of the client stays where the model is. `calm`: memory is mixed in everywhere as
+    long as a client's two updates in a row have at least this cosine (0: always); below it, only for those
+    who have no friend among the arrivals that is this `close`, as a part of that cosine. `patience`: over how
     many rounds noise may average out, so that it counts that much less than being wrong for good. `keep`:
     what an observation is worth after another one.
     """
-    if not fresh >= 0:
-        raise ConfigError(f"fresh must be at least 0, got {fresh}")
+    for name, value in (("close", close), ("calm", calm)):
+        if not 0 <= value <= 1:
+            raise ConfigError(f"{name} must lie between 0 and 1, got {value}")
     if not patience >= 1:
         raise ConfigError(f"patience must be at least 1, got {patience}")
     if not 0 < keep <= 1:
         raise ConfigError(f"keep must lie above 0 and be at most 1, got {keep}")
-    options = Options(friends, memory, fade, fresh, stay, patience, keep)
+    options = Options(friends, memory, fade, close, calm, stay, patience, keep)
 
     def init(clients: int, size: int, device: torch.device) -> State:
         check_pairs("safari+", clients, _MOST_CLIENTS)
@@ -186,8 +190,9 @@ def _mixture(known: State, old: Tensor, missing: Tensor, options: Options) -> Te
     # Nobody speaks for one who pulls the other way, not even to quieten a noisy friend; of one never heard
     # nothing is known, so all may.
     allowed = allowed & ((to > 0) | (old[missing] < 0)[:, None])
-    close = allowed & (old == 0) & (to >= options.fresh * signal)
-    allowed = allowed & ((old == 0) | ~close.any(1, keepdim=True))
+    if signal < options.calm:
+        close = allowed & (old == 0) & (to >= options.close * signal)
+        allowed = allowed & ((old == 0) | ~close.any(1, keepdim=True))
     # Those who promise most; in the order of their ids.
     promise = to.masked_fill(~allowed, -torch.inf)
     best = promise.topk(min(clients, _MOST_FRIENDS), dim=1).indices.sort(1).values

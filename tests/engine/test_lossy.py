@@ -12,7 +12,16 @@ from safari.engine.lossy import encodable, seen
 from safari.engine.steps import upward
 from safari.wire import Lossy, Shared, decode, encode
 from safari.wire.scales import upward as wire_upward
-from wire.samples import LOSSY_MODES, layout_of, lossy, models, same_bits, small_layout, small_model
+from wire.samples import (
+    LOSSY_MODES,
+    around_zero,
+    layout_of,
+    lossy,
+    models,
+    same_bits,
+    small_layout,
+    small_model,
+)
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -32,6 +41,27 @@ def test_a_client_is_seen_as_its_frame_decodes(device, model, values, seed):
         return
     got = seen(*arrays, layout, values, [lossy(seed, bits=3, step=0.7)])
     assert same_bits(got[0].cpu().numpy(), expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@given(
+    model=around_zero(),
+    values=st.sampled_from(LOSSY_MODES),
+    seed=st.integers(0, 99),
+    step=st.floats(0.1, 8),
+    ratio=st.sampled_from([0, 2, 5, 60]),
+)
+def test_signs_are_kept_as_the_encoder_keeps_them(device, model, values, seed, step, ratio):
+    layout, vector, mask, reference = model
+    several = np.stack([vector, reference, np.abs(vector), reference - vector])
+    own = {"bits": 2 + seed % 7, "step": step, "ratio": ratio}
+    arrays = [torch.from_numpy(a).to(device) for a in (several, mask[None], reference)]
+    got = seen(*arrays, layout, values, [lossy(seed + row, **own) for row in range(4)]).cpu().numpy()
+    dense = ~np.repeat(np.array(layout.prunable), layout.sizes)
+    assert not (dense & (several >= 0) & (got < 0)).any()
+    for row in range(4):
+        expected = decoded(several[row], mask, reference, layout, values, lossy(seed + row, **own))
+        assert same_bits(got[row], expected)
 
 
 @pytest.mark.parametrize("device", DEVICES)

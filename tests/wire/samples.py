@@ -103,3 +103,23 @@ def models(draw, finite=False):
     else:
         reference, trained = rng.choice(EXTREMES, (2, layout.d)).view(np.float32)
     return layout, np.where(mask, trained, np.float32(0)), mask, reference, predicted
+
+
+@st.composite
+def around_zero(draw):
+    """Weights that set a step, and dense numbers that lie within a few of their own changes of 0."""
+    sizes = draw(st.tuples(st.integers(0, 30), st.integers(1, 20), st.integers(0, 30), st.integers(1, 20)))
+    layout = layout_of(sizes, [True, False, True, False])
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    dense = ~np.repeat(np.array(layout.prunable), sizes)
+    # Down to where numbers of 16 bits, and then those of 32, have no leading bit.
+    unit = 10.0 ** draw(st.sampled_from([-44, -38, -7, -3, 0, 3]))
+    spread = np.where(dense, draw(st.sampled_from([0.1, 1.0, 1000.0])), 1.0)
+    reference, trained = (
+        (unit * spread * rng.choice([-1, -0.3, -0.0, 0, 0.1, 0.3, 0.7, 1, 1.003], layout.d)).astype(
+            np.float32
+        )
+        for _ in range(2)
+    )
+    trained = np.where(rng.random(layout.d) < 0.3, reference * np.float32(0.999), trained)
+    return layout, trained, np.ones(layout.d, bool), reference

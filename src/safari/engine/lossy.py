@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from safari.engine.signs import Signs
 from safari.engine.steps import stepped, upward
 from safari.wire import Lossy, WireLayout
 from safari.wire.values import INTEGER, levels_of
@@ -41,18 +42,19 @@ def seen(
     """
     kept = masks.expand(len(models), -1)
     target = torch.where(kept, models.double() - x.double(), 0.0)
+    signs = Signs.read(models, x, layout)
     if values == "step":
-        change = stepped(target, masks, layout, choices[0], predicted)
+        change = stepped(target, masks, layout, choices[0], predicted, signs)
     elif values in INTEGER:
-        change = _multiples(target, masks, layout, values, choices)
+        change = _multiples(target, masks, layout, values, choices, signs)
     else:
         narrow = target.float()
-        change = (narrow.bfloat16() if values == "bf16" else narrow.half()).double()
+        change = signs.keep_halves(narrow.bfloat16() if values == "bf16" else narrow.half()).double()
     return torch.where(kept, x.double() + change, 0.0).float()
 
 
 def _multiples(
-    target: Tensor, masks: Tensor, layout: WireLayout, values: str, choices: Sequence[Lossy]
+    target: Tensor, masks: Tensor, layout: WireLayout, values: str, choices: Sequence[Lossy], signs: Signs
 ) -> Tensor:
     most = levels_of(values, choices[0].bits)
     entry = torch.repeat_interleave(
@@ -65,7 +67,7 @@ def _multiples(
     exact = torch.where(scales > 0, target / scales, 0.0)
     whole = (exact + _draws(masks, layout, choices)).floor() if values == "qsgd" else exact.round()
     # Adding 0 makes a plus of the minus that rounding leaves on a zero.
-    return (whole.clamp(-most, most) + 0.0) * scales
+    return signs.keep_multiples(whole.clamp(-most, most) + 0.0, scales) * scales
 
 
 def _draws(masks: Tensor, layout: WireLayout, choices: Sequence[Lossy]) -> Tensor:

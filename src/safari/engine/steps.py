@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from safari.engine.signs import Signs
 from safari.wire import Lossy, WireLayout
 from safari.wire.budget import (
     CENTRES,
@@ -28,14 +29,14 @@ from safari.wire.scales import LARGEST, MOST_STEPS, near_bf16
 
 
 def stepped(
-    target: Tensor, masks: Tensor, layout: WireLayout, choice: Lossy, predicted: Tensor | None
+    target: Tensor, masks: Tensor, layout: WireLayout, choice: Lossy, predicted: Tensor | None, signs: Signs
 ) -> Tensor:
     """`target` (`float64[clients, d]`, 0 where cut) in whole steps of each client's own size.
 
     `predicted` is the mask that the receiver expects, `bool[1 or clients, d]`.
     """
     asked = _quanta(target, masks, layout, choice.step)
-    out = _multiples(target, asked)
+    out = signs.keep_multiples(_multiples(target, asked), asked)
     if choice.ratio and layout.prunable_total:
         prunable, others = _rows(masks, layout)
         room = _rooms(masks, predicted, layout, choice.ratio) * (len(target) // len(masks))
@@ -48,7 +49,8 @@ def stepped(
             units = _quanta(target[at], own, layout, 1.0)
             rows = prunable.of(at), others.of(at)
             rooms = [room[i] for i in unsure]
-            out[at], asked[at] = _within(rooms, target[at], out[at], asked[at], units, rows)
+            coarse, scales = _within(rooms, target[at], out[at], asked[at], units, rows)
+            out[at], asked[at] = signs.of(at).keep_multiples(coarse, scales), scales
     return out * asked
 
 

@@ -32,6 +32,7 @@ from safari.wire.scales import (
     quantum,
     to_bf16,
 )
+from safari.wire.signs import Halves, next_above, sign_lost
 from safari.wire.symbols import (
     NIBBLES,
     SHORT,
@@ -125,10 +126,7 @@ def encode_values(mode: str, kept: Kept, numbers: Quantised | None = None) -> Co
         return Coded(0, _rotated(kept.values.view(np.uint32), 32, kept.counts))
     if mode == "difference":
         return _difference(kept)
-    with np.errstate(over="ignore", invalid="ignore"):
-        narrow = _target(kept).astype(np.float32)
-        halves = to_bf16(narrow) if mode == "bf16" else narrow.astype(np.float16).view(np.uint16)
-    return Coded(0, _rotated(halves.astype(np.uint32), 16, kept.counts))
+    return Coded(0, _rotated(_halves(mode, kept).astype(np.uint32), 16, kept.counts))
 
 
 def decode_values(mode: str, code: int, reader: Reader, base: Floats | None, counts: Ints) -> Floats:
@@ -148,9 +146,7 @@ def decode_values(mode: str, code: int, reader: Reader, base: Floats | None, cou
         symbols = decode_symbols(reader, n).astype(np.uint32)
         raw = read_fields(reader, 8, n)
         turned = (symbols << 8) | raw
-        halves = ((turned >> 1) | (turned << 15)).astype(np.uint16)
-        with np.errstate(invalid="ignore"):
-            change = (from_bf16(halves) if mode == "bf16" else halves.view(np.float16)).astype(np.float64)
+        change = _widened(mode, ((turned >> 1) | (turned << 15)).astype(np.uint16))
     with np.errstate(over="ignore", invalid="ignore"):
         return (change if base is None else base.astype(np.float64) + change).astype(np.float32)
 
@@ -228,6 +224,26 @@ def _target(kept: Kept) -> Wide:
         return values - kept.base
 
 
+def _halves(mode: str, kept: Kept) -> Halves:
+    """The nearest numbers of 16 bits; the next above where the nearest would cost a dense number its sign."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrow = _target(kept).astype(np.float32)
+        halves = to_bf16(narrow) if mode == "bf16" else narrow.astype(np.float16).view(np.uint16)
+        if kept.base is None:
+            return halves
+        dense = halves[kept.steering :]
+        above = next_above(dense)
+        lost = sign_lost(kept.values[kept.steering :], kept.base[kept.steering :], _widened(mode, dense))
+        # Above the largest there is none.
+        lost &= np.isfinite(_widened(mode, above))
+    return np.concatenate([halves[: kept.steering], np.where(lost, above, dense)])
+
+
+def _widened(mode: str, halves: Halves) -> Wide:
+    with np.errstate(invalid="ignore"):
+        return (from_bf16(halves) if mode == "bf16" else halves.view(np.float16)).astype(np.float64)
+
+
 def quantise(mode: str, kept: Kept, lossy: Lossy, room: float | None = None) -> Quantised | None:
     """The whole model's numbers as multiples of scales, in the modes that send such; packets share them.
 
@@ -244,8 +260,8 @@ def quantise(mode: str, kept: Kept, lossy: Lossy, room: float | None = None) -> 
     if not np.isfinite(target).all():
         raise SafariError(f"{mode} mode needs finite values")
     if mode == "step":
-        asked = _multiples(target, quantum(target, kept.steering, lossy.step))
-        return asked if room is None else _within(room, target, kept.steering, asked)
+        asked = _signed(kept, _multiples(target, quantum(target, kept.steering, lossy.step)))
+        return asked if room is None else _signed(kept, _within(room, target, kept.steering, asked))
     levels = levels_of(mode, lossy.bits)
     scales = by_entry(target, kept.counts, levels)
     # A scale is 0 only where all its numbers are.
@@ -256,7 +272,24 @@ def quantise(mode: str, kept: Kept, lossy: Lossy, room: float | None = None) -> 
         whole = np.floor(exact + lossy.rng.random(exact.size))
     else:
         whole = np.rint(exact)
-    return Quantised(scales, whole.astype(np.int32).clip(-levels, levels))
+    return _signed(kept, Quantised(scales, whole.astype(np.int32).clip(-levels, levels)))
+
+
+def _signed(kept: Kept, numbers: Quantised) -> Quantised:
+    """One multiple more where a dense number would lose its sign.
+
+    That is enough, for a rounding is less than one scale off, and never beyond the last level: the last level
+    leads to the value or further.
+    """
+    if kept.base is None:
+        return numbers
+    scales = numbers.scales.astype(np.float64)
+    each = scales if scales.size == 1 else np.repeat(scales, kept.counts)[kept.steering :]
+    dense = numbers.whole[kept.steering :]
+    lost = sign_lost(kept.values[kept.steering :], kept.base[kept.steering :], dense * each)
+    if not lost.any():
+        return numbers
+    return Quantised(numbers.scales, np.concatenate([numbers.whole[: kept.steering], dense + lost]))
 
 
 def _multiples(target: Wide, scale: Floats) -> Quantised:

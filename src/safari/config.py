@@ -120,8 +120,8 @@ class Wire:
     )
     feedback: Literal["auto"] | bool = _f(
         "auto",
-        "error feedback: a client adds to its next upload what lossy values left out of those that arrived; "
-        "auto: with step, whose rounding would otherwise swallow small changes for good",
+        "error feedback: a client adds to its next upload what lossy values left out of the parameters in "
+        "those that arrived; auto: with step, whose rounding would otherwise swallow small changes for good",
     )
     every: int = _f(
         10,

@@ -8,6 +8,7 @@ import torch
 
 import safari
 from engine.kit import StopAfter
+from engine.own_parts import NORMED
 from safari.config import parse
 from safari.engine import reference, vectorised
 from safari.engine.mail import wire_layout
@@ -45,7 +46,7 @@ def by_hand(world, rounds):
     """The states after each round: clients settle when their next broadcast brings the news."""
     wire, layout = world.config.wire, wire_layout(world.layout)
     state, clients = start(world), range(len(world.parts))
-    residual = {client: np.zeros(layout.d, np.float32) for client in clients}
+    residual = {client: np.zeros(world.layout.parameters, np.float32) for client in clients}
     letters = {}
     states = []
     for t in range(rounds):
@@ -84,6 +85,18 @@ def test_the_reference_does_what_the_loop_by_hand_does(values, pruner):
         assert torch.equal(state.server.model, model)
         assert np.array_equal(state.residual.numpy(), residual)
     assert np.count_nonzero(residual) > 100
+
+
+def test_buffers_travel_without_a_residual(tmp_path):
+    (tmp_path / "parts.py").write_text(NORMED)
+    data, model = ({"name": f"{tmp_path}/parts.py:{name}"} for name in ("pictures", "normed"))
+    world = world_of(data=data, model=model, partition={"name": "iid"}, arms=["drop"])
+    state = start(world)
+    for model, residual in by_hand(world, 5):
+        state, *_ = reference.run_round(world, state)
+        assert torch.equal(state.server.model, model)
+        assert np.array_equal(state.residual.numpy(), residual)
+    assert residual.shape == (5, world.layout.size - 16)
 
 
 def test_the_vectorised_engine_keeps_the_same_residual():

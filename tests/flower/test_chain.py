@@ -23,12 +23,13 @@ from safari.wire import Lossy, WireLayout
 
 WIRE = WireLayout(["w", "b"], [40, 8], [True, False])
 PRUNABLE = torch.arange(48) < 40
+WITH_BUFFER = WireLayout(["w", "b", "variance"], [40, 8, 4], [True, False, False])
 
 
 def walk(seed: int, steps: int, values: str) -> tuple[list[Chain], list[torch.Tensor]]:
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(48, generator=g)
-    chains, targets = [Chain.start(x, 0)], [x]
+    chains, targets = [Chain.start(x, 0, 48)], [x]
     for t in range(steps):
         x = chains[-1].model + 0.01 * torch.randn(48, generator=g)
         if t == 0:
@@ -56,6 +57,22 @@ def test_what_a_frame_leaves_out_goes_into_the_next():
         kept = x != 0
         assert torch.allclose((now.model + now.residual)[kept], (x + before.residual)[kept], atol=1e-6)
         assert bool((now.model[PRUNABLE & ~kept] == 0).all())
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 999), st.sampled_from(["step", "qsgd", "int8", "bf16", "fp16"]))
+def test_variances_that_fall_to_zero_go_no_further(seed, values):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.cat([torch.randn(48, generator=g), 0.1 * torch.rand(4, generator=g)])
+    chain = Chain.start(x, 0, 48)
+    for t in range(20):
+        x = chain.model + 0.01 * torch.randn(52, generator=g)
+        x[48:] = 0.6 * chain.model[48:]
+        lossy = Lossy(4, 1.0, np.random.default_rng(seed + t))
+        chain = chain.advance(x, WITH_BUFFER, torch.arange(52) < 40, values, lossy)
+        assert bool((chain.model[48:] >= 0).all())
+        assert chain.residual.shape == (48,)
+    assert bool(chain.residual.any())
 
 
 def test_a_chain_reaches_only_so_far_back():

@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'safari-fl[flower]'")
 
 import numpy as np
+import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -57,7 +58,30 @@ def test_clients_are_told_what_arrived_where_they_want_to_know():
         kept = state[MEMORY]
         assert kept["round"].numpy().tolist() == [2]
         assert not np.array_equal(kept["lost"].numpy(), kept["arrived"].numpy())
+        # 8·6 + 8, a norm's 2·8 and 3·8 + 3 parameters; the norm's buffers have none.
+        assert kept["lost"].numpy().shape == kept["arrived"].numpy().shape == (99,)
     for wire in ({"values": "step", "feedback": False}, {"values": "int8"}, {}):
         grid = play(2, wire)
         assert heard(grid) == [-1] * 4
         assert all(MEMORY not in state for state in grid.states.values())
+
+
+@pytest.mark.parametrize("values", ["step", "int8", "qsgd"])
+@pytest.mark.parametrize("feedback", [True, False])
+def test_variances_that_fall_to_zero_go_no_further(values, feedback):
+    seen = []
+
+    def train(model, message, context):
+        seen.append(float(model.norm.running_var.min()))
+        metrics = train_a_bit(model, message, context)
+        # As of a layer into which nothing comes any more.
+        model.norm.running_var.copy_(torch.tensor([0.5 * seen[-1]] * 8))
+        return metrics
+
+    app = ClientApp()
+    app.train()(sparse(Net)(train))
+    strategy = SafariStrategy(net(), 2, "drop", config={"wire": {"values": values, "feedback": feedback}})
+    strategy.start(Loopback({7: app, 8: app}), num_rounds=15)
+    assert len(seen) == 30
+    assert min(seen) >= 0
+    assert seen[-1] < 0.1

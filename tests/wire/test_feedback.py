@@ -35,6 +35,17 @@ def test_residual_moves_only_where_the_bytes_arrived():
     assert (settle(old, target, received, mask, False) == old).all()
 
 
+def test_a_shorter_residual_is_about_the_first_numbers():
+    vector, mask = np.array([1, 0, 2, 0.125], np.float32), np.array([True, False, True, True])
+    residual = np.array([0.25, 0.5, -0.25], np.float32)
+    target = with_residual(vector, mask, residual)
+    assert target.tolist() == [1.25, 0, 1.75, 0.125]
+    received = np.array([1, 0, 2, 0], np.float32)
+    assert settle(residual, target, received, mask, True).tolist() == [0.25, 0.5, -0.25]
+    arrived = np.array([False, True, True, True])
+    assert settle(residual * 2, target, received, mask, arrived).tolist() == [0.5, 1, -0.25]
+
+
 def test_with_feedback_small_changes_get_through():
     # Without feedback a change of a fraction of a step is lost every time; with it, it adds up and arrives.
     layout = small_layout()

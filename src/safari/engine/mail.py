@@ -33,8 +33,9 @@ class Mail:
     """One round's messages. Both ends hold the broadcast model; an upload says what the server lacks.
 
     Messages are encoded in the rounds in which bytes are counted. Lossy modes are felt in every round: the
-    server gets what it would have decoded. `residual` (`float32[clients, d]`) is what earlier uploads left
-    out, where clients keep that for later; after the round it is the next round's.
+    server gets what it would have decoded. `residual` (`float32[clients, parameters]`) is what earlier
+    uploads left out, where clients keep that for later; after the round it is the next round's. Buffers
+    have none: they are statistics that renew themselves.
     """
 
     def __init__(self, world: World, x: Tensor, t: int, residual: Tensor | None = None):
@@ -59,7 +60,9 @@ class Mail:
         fit = encodable(models, self._x)
         sent, rows = models, torch.tensor(list(clients), device=models.device)
         if self.residual is not None:
-            sent = torch.where(kept, models + self.residual[rows], 0.0)
+            trained = self.residual.shape[1]
+            more = torch.where(kept[:, :trained], models[:, :trained] + self.residual[rows], 0.0)
+            sent = torch.cat([more, models[:, trained:]], dim=1)
             fit &= encodable(sent, self._x)
             sent = torch.where(fit[:, None], sent, models)
         got = sent
@@ -68,8 +71,8 @@ class Mail:
             decoded = seen(sent, masks, self._x, self.layout, wire.values, choices, self._expected(masks))
             got = torch.where(fit[:, None], decoded, sent)
         if self.residual is not None:
-            told = kept & fit[:, None]
-            self.residual[rows] = torch.where(told, sent - got, self.residual[rows])
+            told = kept[:, :trained] & fit[:, None]
+            self.residual[rows] = torch.where(told, (sent - got)[:, :trained], self.residual[rows])
         if self.counts:
             self._count(clients, sent, kept, fit)
         return got

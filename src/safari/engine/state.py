@@ -37,7 +37,7 @@ class State:
     server: Server
     uplink: dict[str, np.ndarray]
     downlink: dict[str, np.ndarray]
-    # What each client's lossy uploads left out so far, where clients keep that for later.
+    # What each client's lossy uploads left out of its parameters so far, where clients keep that for later.
     residual: torch.Tensor | None = None
 
     @property
@@ -59,7 +59,7 @@ def initial(world: World, rule: Compensation) -> State:
         server=server,
         uplink=world.uplink.init(world.setting("uplink")),
         downlink=world.downlink.init(world.setting("downlink")),
-        residual=world.start.new_zeros(len(world.parts), world.layout.size)
+        residual=world.start.new_zeros(len(world.parts), world.layout.parameters)
         if world.config.wire.feeds_back
         else None,
     )
@@ -99,12 +99,15 @@ def from_saved(saved: Saved, world: World, rule: Compensation, trial: Trial) -> 
     def part(name: str) -> dict[str, torch.Tensor]:
         return {k.removeprefix(name): v for k, v in saved.tensors.items() if k.startswith(name)}
 
-    residual = saved.tensors.get("wire.residual")
+    residual = saved.tensors.get("wire.residual", state.residual)
+    if residual is not None:
+        # Checkpoints from before buffers were left out of it have a column for each of them too.
+        residual = residual[:, : world.layout.parameters].to(world.device)
     return State(
         server=with_tensors(state.server, saved.round, saved.tensors),
         uplink={name: tensor.numpy() for name, tensor in part("uplink.").items()},
         downlink={name: tensor.numpy() for name, tensor in part("downlink.").items()},
-        residual=state.residual if residual is None else residual.to(world.device),
+        residual=residual,
     )
 
 

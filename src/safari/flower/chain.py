@@ -1,8 +1,8 @@
 """Lossy downloads: one public model that all clients can follow, step by small step.
 
 A client that holds the public model of an earlier round gets the frames that lead from there to now; any
-other gets the model in full. Either way all hold the same numbers. What the frames leave out is kept and goes
-into the next one, so that nothing is lost for good.
+other gets the model in full. Either way all hold the same numbers. What the frames leave out of the
+parameters is kept and goes into the next one, so that nothing is lost for good.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from safari.engine.mail import wire_layout
 from safari.errors import SafariError
 from safari.models import Layout
 from safari.seeds import generator
-from safari.wire import Lossy, Shared, WireLayout, decode, encode
+from safari.wire import Lossy, Shared, WireLayout, decode, encode, with_residual
 
 # Beyond this many frames the model in full is hardly longer, and a client that old rarely exists.
 LONGEST = 8
@@ -30,8 +30,8 @@ MEMORY = "safari.model"
 
 @dataclass(frozen=True)
 class Chain:
-    """The public model of a round, what it lacks, and the frames that led to it; the last leads from the
-    round before to this one."""
+    """The public model of a round, what its parameters lack, and the frames that led to it; the last leads
+    from the round before to this one."""
 
     round: int
     model: Tensor
@@ -39,18 +39,18 @@ class Chain:
     frames: tuple[bytes, ...] = ()
 
     @classmethod
-    def start(cls, model: Tensor, round: int) -> Chain:
-        """A chain that begins with a model as it is."""
-        return cls(round, model, torch.zeros_like(model))
+    def start(cls, model: Tensor, round: int, parameters: int) -> Chain:
+        """A chain that begins with a model as it is; its first numbers, so many, are parameters."""
+        return cls(round, model, torch.zeros_like(model[:parameters]))
 
     def advance(self, x: Tensor, wire: WireLayout, prunable: Tensor, values: str, lossy: Lossy) -> Chain:
         """The next public model: near x, few bytes away from this one."""
         kept = (x != 0) | ~prunable
-        target = torch.where(kept, x + self.residual, 0.0)
+        target = torch.from_numpy(with_residual(x.numpy(), kept.numpy(), self.residual.numpy()))
         shared = _shared(wire, self.model.numpy())
         frame = encode(target.numpy(), kept.numpy(), shared, values=values, lossy=lossy)
         model = torch.from_numpy(decode(frame, shared).vector)
-        residual = torch.where(kept, target - model, 0.0)
+        residual = torch.where(kept, target - model, 0.0)[: len(self.residual)]
         return Chain(self.round + 1, model, residual, (*self.frames, frame)[-LONGEST:])
 
     def since(self, held: int | None) -> tuple[bytes, ...] | None:
@@ -72,7 +72,8 @@ class Downloads:
     def publish(self, server: Server, layout: Layout, config: Config) -> tuple[Server, Downloads]:
         """The server with the next public model in place of its own."""
         if self.chain is None or self.chain.round + 1 != server.round:
-            return server, Downloads(self.values, Chain.start(server.model.cpu(), server.round))
+            start = Chain.start(server.model.cpu(), server.round, layout.parameters)
+            return server, Downloads(self.values, start)
         luck = generator(config.seed, "download", server.round)
         lossy = Lossy(config.wire.bits, config.wire.step, luck, config.wire.ratio)
         chain = self.chain.advance(

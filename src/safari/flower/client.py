@@ -72,7 +72,7 @@ class Job:
         model, mask = vector.numpy(), self.mask.numpy()
         if not self.terms.feedback:
             return frame_record(encode(model, mask, self.shared, values=self.terms.values, lossy=lossy))
-        before = leftover(self.state, len(model), self.terms.heard)
+        before = leftover(self.state, self.layout.parameters, self.terms.heard)
         target = with_residual(model, mask, before)
         frame = encode(target, mask, self.shared, values=self.terms.values, lossy=lossy)
         after = settle(before, target, decode(frame, self.shared).vector, mask, True)

@@ -1,4 +1,4 @@
-"""Error feedback at a client: what its lossy uploads left out waits in the client's own state.
+"""Error feedback at a client: what its lossy uploads left out of the parameters waits in its own state.
 
 Whether an upload arrived, the client learns from its next message: the server says which round it last heard
 of it. Until then both outcomes are kept.

@@ -1,6 +1,8 @@
 """Error feedback: what a lossy frame left out goes into the next one, once it is known to have been left out.
 
-The residual is the sender's state, passed in and out. It starts as zeros.
+The residual is the sender's state, passed in and out. It starts as zeros. It may be shorter than the vector,
+and then is about its first numbers: a model's parameters. Buffers, which come after them, need none: they are
+statistics that renew themselves, and a variance from which something is taken may fall below 0.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ def with_residual(vector: Floats, mask: Bools, residual: Floats) -> Floats:
     >>> with_residual(vector, mask, np.array([0.25, 0.5], np.float32)).tolist()
     [1.25, 0.0]
     """
-    return np.where(mask, vector + residual, np.float32(0))
+    out = np.where(mask, vector, np.float32(0))
+    out[: residual.size] += np.where(mask[: residual.size], residual, np.float32(0))
+    return out
 
 
 def settle(residual: Floats, target: Floats, received: Floats, mask: Bools, arrived: Bools | bool) -> Floats:
@@ -30,4 +34,5 @@ def settle(residual: Floats, target: Floats, received: Floats, mask: Bools, arri
     >>> settle(f(0, 0.5), f(1.25, 2), f(1, 2.5), np.array([True, True]), np.array([True, False])).tolist()
     [0.25, 0.5]
     """
-    return np.where(mask & arrived, target - received, residual)
+    first = slice(residual.size)
+    return np.where((mask & arrived)[first], target[first] - received[first], residual)

@@ -1,0 +1,70 @@
+"""Lossy uploads leave variances what they are: batch norms take their roots when the server tests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import safari
+from engine.kit import StopAfter, play
+from engine.own_parts import NORMED
+from safari.runs import RunFolder
+
+# A convolution's 8·27, a norm's 2·8, and 4·32 + 4; the norm's means and variances come after them.
+PARAMETERS, BUFFERS = 364, 16
+
+
+def config_of(folder, engine="reference", **wire):
+    plugins = folder / "parts.py"
+    plugins.write_text(NORMED)
+    return {
+        "rounds": 20,
+        "clients": 4,
+        "arms": ["drop"],
+        "data": {"name": f"{plugins}:pictures"},
+        "model": {"name": f"{plugins}:normed"},
+        "partition": {"name": "iid"},
+        "pruning": {"pruner": "mag", "sparsity": 0.5},
+        "local": {"steps": 8, "batch": 16},
+        "uplink": {"name": "bernoulli", "p": 0.7},
+        "wire": {"every": 0, **wire},
+        "engine": {"name": engine, "device": "cpu", "threads": 1},
+    }
+
+
+@pytest.mark.parametrize("engine", ["reference", "vectorised"])
+@pytest.mark.parametrize(
+    ("values", "feedback"), [("step", True), ("int8", True), ("qsgd", True), ("qsgd", False)]
+)
+def test_all_tests_are_finite(tmp_path, engine, values, feedback):
+    rounds = list(play(config_of(tmp_path, engine, values=values, feedback=feedback)))
+    assert len(rounds) == 20
+    # A loss that is no number is recorded as None.
+    assert [record["round"] for _, _, record in rounds if record["loss"] is None] == []
+    variances = torch.stack([after.server.model[-8:] for _, after, _ in rounds])
+    assert variances.min() >= 0
+    # It did fall as far as one step or so.
+    assert variances[-1, 0] < 0.02 < variances[0, 0]
+
+
+def test_what_waits_is_about_parameters_alone(tmp_path):
+    for _, after, _ in play(config_of(tmp_path, values="step") | {"rounds": 2}):
+        assert after.residual.shape == (4, PARAMETERS)
+        assert after.server.model.shape == (PARAMETERS + BUFFERS,)
+
+
+def test_checkpoints_that_hold_a_residual_of_buffers_are_still_read(tmp_path):
+    config = config_of(tmp_path, values="step") | {"rounds": 4, "checkpoint": {"every": 2}}
+    safari.run(config, tmp_path / "at once")
+    with pytest.raises(KeyboardInterrupt):
+        safari.run(config, tmp_path / "halves", [StopAfter(3)])
+    trial = RunFolder.open(tmp_path / "halves").trials()[0]
+    saved = trial.load()
+    old = torch.cat([saved.tensors["wire.residual"], torch.ones(4, BUFFERS)], dim=1)
+    trial.save(replace(saved, tensors={**saved.tensors, "wire.residual": old}))
+    safari.resume(tmp_path / "halves")
+    ends = [RunFolder.open(tmp_path / name).trials()[0].load().tensors for name in ("at once", "halves")]
+    assert ends[0]["wire.residual"].shape == (4, PARAMETERS)
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])

@@ -72,6 +72,13 @@ class Aggregation:
     weights: str = _f(
         "uniform", "uniform, or samples: by each client's sample count", choices=("uniform", "samples")
     )
+    average: float = _f(
+        0.0,
+        "keep and test a running average of the global models, too: the weight that the past keeps in each "
+        "round, such as 0.9; 0: none. It changes nothing else (docs/algorithm.md)",
+        least=0.0,
+        below=1.0,
+    )
 
 
 @dataclass(frozen=True)

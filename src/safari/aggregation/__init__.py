@@ -1,5 +1,6 @@
 """The server's side (Algorithm 3): similarity, compensation, the weighted sum."""
 
+from safari.aggregation.average import kept_share, running_average
 from safari.aggregation.compensation import Compensation, Decision, Round, combine
 from safari.aggregation.registry import RULES
 from safari.aggregation.rules import stand_in
@@ -15,7 +16,9 @@ __all__ = [
     "Round",
     "Server",
     "combine",
+    "kept_share",
     "observe",
+    "running_average",
     "stand_in",
     "to_tensors",
     "unknown",

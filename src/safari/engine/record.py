@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -15,6 +16,8 @@ from safari.aggregation import Outcome
 from safari.models import Layout
 
 Record = dict[str, Any]
+
+_SCORES = ("loss", "top1", "top5")
 
 
 class Stopwatch:
@@ -72,43 +75,52 @@ class MaskCount:
         return int(self._all.sum()) / max(1, int(self._any.sum()))
 
 
-def record_of(
-    layout: Layout,
-    t: int,
-    trained: Sequence[int],
-    outcome: Outcome,
-    scores: Mapping[str, float] | None,
-    losses: Sequence[float],
-    masks: MaskCount,
-    sizes: Mapping[str, float | None],
-    modes: Mapping[str, int] | None,
-    before: Tensor,
-    after: Tensor,
-    diagnosis: Mapping[str, float | None] | None,
-) -> Record:
-    """The line for round t (counted from 1 in the record).
+@dataclass(frozen=True)
+class Facts:
+    """What an engine knows of a round when it is over; `round` counts from 0.
 
     `losses` and `masks` are those of the clients that arrived: what a server could know. `sizes` are the
     bytes of one message up and down, `modes` how many uploads went in which; None where not counted.
+    `before` and `after` are the global models. `scores` are the test of the new one and `average` that of
+    the running average; None where there was none.
+    """
+
+    round: int
+    trained: Sequence[int]
+    outcome: Outcome
+    losses: Sequence[float]
+    masks: MaskCount
+    sizes: Mapping[str, float | None]
+    modes: Mapping[str, int] | None
+    before: Tensor
+    after: Tensor
+    scores: Mapping[str, float] | None = None
+    average: Mapping[str, float] | None = None
+    diagnosis: Mapping[str, float | None] | None = None
+
+
+def record_of(layout: Layout, facts: Facts) -> Record:
+    """The line for a round (counted from 1 in the record).
+
     `support` is the fraction of prunable weights of the new global model that are not 0, `churn` the
     fraction that became or ceased to be 0 in this round; `layers` has the one of every layer, `layer_churn`
     the other, where it is not 0.
     """
     weights = [e for e in layout.entries if e.kind == "weight"]
-    now = after != 0
-    changed = now ^ (before != 0)
+    outcome, masks = facts.outcome, facts.masks
+    now = facts.after != 0
+    changed = now ^ (facts.before != 0)
     # One look at the device for all layers.
     counts = torch.stack([now[e.offset : e.end].sum() for e in weights]).tolist()
     changes = torch.stack([changed[e.offset : e.end].sum() for e in weights]).tolist()
     support = {e.name: round(n / max(1, e.size), 6) for e, n in zip(weights, counts, strict=True)}
     churn = {e.name: round(n / e.size, 6) for e, n in zip(weights, changes, strict=True) if n}
     return {
-        "round": t + 1,
-        "loss": _finite(scores["loss"]) if scores else None,
-        "top1": scores["top1"] if scores else None,
-        "top5": scores["top5"] if scores else None,
-        "train_loss": _finite(fmean(losses)) if losses else None,
-        "trained": list(trained),
+        "round": facts.round + 1,
+        **(_scores(facts.scores) or dict.fromkeys(_SCORES)),
+        "average": _scores(facts.average),
+        "train_loss": _finite(fmean(facts.losses)) if facts.losses else None,
+        "trained": list(facts.trained),
         "arrived": list(outcome.arrived),
         "missing": list(outcome.missing),
         "refused": {str(client): reason for client, reason in outcome.refused.items()},
@@ -120,10 +132,14 @@ def record_of(
         "churn": sum(changes) / layout.prunable_count,
         "layers": support,
         "layer_churn": churn,
-        "bytes": dict(sizes),
-        "modes": None if modes is None else dict(modes),
-        "diagnosis": diagnosis,
+        "bytes": dict(facts.sizes),
+        "modes": None if facts.modes is None else dict(facts.modes),
+        "diagnosis": facts.diagnosis,
     }
+
+
+def _scores(found: Mapping[str, float] | None) -> dict[str, float | None] | None:
+    return None if found is None else {name: _finite(found[name]) for name in _SCORES}
 
 
 def _finite(value: float) -> float | None:

@@ -11,6 +11,7 @@ import torch
 
 from safari.aggregation import Compensation, Server, to_tensors, with_tensors
 from safari.config import Config
+from safari.engine.average import AVERAGE, begin_average, saved_average
 from safari.engine.world import World
 from safari.errors import RunError
 from safari.runs import Saved, Trial
@@ -39,6 +40,8 @@ class State:
     downlink: dict[str, np.ndarray]
     # What each client's lossy uploads left out of its parameters so far, where clients keep that for later.
     residual: torch.Tensor | None = None
+    # The running average of the global models, where the server keeps one.
+    average: torch.Tensor | None = None
 
     @property
     def round(self) -> int:
@@ -62,6 +65,7 @@ def initial(world: World, rule: Compensation) -> State:
         residual=world.start.new_zeros(len(world.parts), world.layout.parameters)
         if world.config.wire.feeds_back
         else None,
+        average=begin_average(server.model, world.config),
     )
 
 
@@ -72,6 +76,8 @@ def to_saved(state: State, world: World, trial: Trial) -> Saved:
         tensors |= {f"{direction}.{name}": torch.from_numpy(array) for name, array in link.items()}
     if state.residual is not None:
         tensors["wire.residual"] = state.residual
+    if state.average is not None:
+        tensors[AVERAGE] = state.average
     facts = {"layout": world.layout.digest, "config": meaning(world.config, trial.arm)}
     return Saved(state.round, tensors, facts)
 
@@ -108,6 +114,7 @@ def from_saved(saved: Saved, world: World, rule: Compensation, trial: Trial) -> 
         uplink={name: tensor.numpy() for name, tensor in part("uplink.").items()},
         downlink={name: tensor.numpy() for name, tensor in part("downlink.").items()},
         residual=residual,
+        average=saved_average(saved, world.config, trial, world.device),
     )
 
 

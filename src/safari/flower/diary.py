@@ -16,7 +16,7 @@ from torch import Tensor
 from safari.aggregation import Outcome, Server, to_tensors, with_tensors
 from safari.config import Config
 from safari.engine.experiment import environment
-from safari.engine.record import MaskCount, record_of
+from safari.engine.record import Facts, MaskCount, record_of
 from safari.engine.state import meaning, refuse_changes
 from safari.errors import RunError
 from safari.flower.broadcast import Broadcast
@@ -109,17 +109,17 @@ def line_of(
     sizes = {"up": _mean([r.size for r in arrived]), "down": float(sent.size)}
     record = record_of(
         layout,
-        sent.terms.round,
-        verdict.trained,
-        outcome,
-        scores=None,
-        losses=losses,
-        masks=masks,
-        sizes=sizes,
-        modes=dict(sorted(Counter(reply.mode for reply in arrived).items())),
-        before=before,
-        after=after,
-        diagnosis=None,
+        Facts(
+            round=sent.terms.round,
+            trained=verdict.trained,
+            outcome=outcome,
+            losses=losses,
+            masks=masks,
+            sizes=sizes,
+            modes=dict(sorted(Counter(reply.mode for reply in arrived).items())),
+            before=before,
+            after=after,
+        ),
     )
     reasons = {**verdict.reasons, **outcome.refused}
     return {

@@ -92,6 +92,9 @@ LIMITS = [
         "sample",
         "aggregation.weights must be one of samples, uniform; got 'sample' (did you mean 'samples'?)",
     ),
+    ("aggregation.average", 1.0, "aggregation.average must be below 1.0, got 1.0"),
+    ("aggregation.average", -0.1, "aggregation.average must be at least 0.0, got -0.1"),
+    ("aggregation.average", math.nan, "aggregation.average must be a finite number, got nan"),
     (
         "engine.device",
         "gpu",

@@ -86,6 +86,16 @@ def test_run_json_is_the_summary_and_the_folder_has_a_name_by_default(here):
     assert (folder / "report.html").exists()
 
 
+def test_the_average_is_in_the_table_where_there_is_one(here, finished):
+    done = safari("run", "--set", "rounds=2", "--set", "aggregation.average=0.9", "--out", "mine")
+    assert done.exit_code == 0, done.output
+    header = done.stdout.splitlines()[0]
+    assert "average %" in header
+    assert safari("show", "mine").stdout.splitlines()[0] == header
+    assert (here / "mine/figures/average-top1.png").exists()
+    assert "average" not in safari("show", finished).stdout
+
+
 def test_run_refuses_a_folder_that_is_taken(here, finished):
     before = sorted(finished.rglob("*"))
     assert problem("run", "--set", "rounds=1", "--out", finished).startswith(
@@ -105,6 +115,8 @@ def test_run_refuses_a_folder_that_is_taken(here, finished):
         ("rounds=many", "rounds must be a whole number, got 'many'"),
         ("rounds.x=3", "rounds.x: rounds is not a table"),
         ("pruning.sparsity=1", "pruning.sparsity must be below 1.0, got 1"),
+        ("aggregation.average=1", "aggregation.average must be below 1.0, got 1"),
+        ("aggregation.average=high", "aggregation.average must be a number, got 'high'"),
         ("uplink.p=2", "uplink: p must lie between 0 and 1, got 2.0"),
         ("uplink.q=2", "uplink.q is not an option (allowed: p)"),
         ("data.name=mnist", "data.name must be one of cifar10, digits; got 'mnist'; "

@@ -24,6 +24,25 @@ def test_the_curve_has_the_evaluations_and_final_numbers_are_of_the_last_rounds(
     assert "groups" not in found
 
 
+def test_the_average_is_kept_where_there_is_one() -> None:
+    averages = [None, {"top1": 0.25, "top5": 0.5, "loss": 2.0}, {"top1": 0.5, "top5": 1.0, "loss": 1.0}]
+    records = [
+        record(t, average=found, **({} if found else {"top1": None})) for t, found in enumerate(averages, 2)
+    ]
+    found = trial_numbers(records, CONFIG, None)
+    assert (found["average_top1"], found["average_top1_within"]) == (0.375, 0.125)
+    assert (found["average_top5"], found["average_loss"]) == (0.75, 1.5)
+    assert found["curve"]["round"] == [3, 4]
+    assert found["curve"]["average_top1"] == [0.25, 0.5]
+    assert found["curve"]["average_loss"] == [2.0, 1.0]
+
+
+@pytest.mark.parametrize("more", [{}, {"average": None}])
+def test_numbers_without_an_average_do_not_name_it(more: dict[str, None]) -> None:
+    found = trial_numbers([record(t, **more) for t in range(1, 5)], CONFIG, None)
+    assert [name for name in (*found, *found["curve"]) if name.startswith("average")] == []
+
+
 def test_the_right_group_is_that_of_the_first_stand_in() -> None:
     # Clients 0 and 2 are of one group, 1 is of another.
     choices = [{"2": [0]}, {"2": [1, 0]}, {"2": [0, 1], "1": [0]}, {"2": []}]

@@ -9,6 +9,7 @@ import pytest
 from report.made_up import record
 from safari.errors import MissingExtraError
 from safari.report import write_figures
+from safari.report.gather import read_run, series
 
 
 def test_figures_as_files(tiny, tmp_path):
@@ -29,6 +30,28 @@ def test_figures_of_several_runs_do_not_overwrite_each_other(synthetic, tmp_path
     (runs[0].path / "clients.json").write_text('{"label_counts": [[1, 2]]}')
     names = [path.name for path in write_figures(runs, tmp_path / "figures") if path.suffix == ".png"]
     assert names == ["masks.png", "a-b-arrivals-drop.png", "a-b-labels.png", "a-b-arrivals-drop-2.png"]
+
+
+def test_the_average_has_a_figure_where_a_run_keeps_one(synthetic, tmp_path):
+    scores = {"top1": 0.5, "top5": 1.0, "loss": 1.0}
+    kept = {
+        ("drop", 0): [
+            record(1, average=scores),
+            record(2, top1=None, average=None),
+            record(3, average=scores),
+        ]
+    }
+    runs = [
+        synthetic(trials, folder=name) for name, trials in (("on", kept), ("off", {("drop", 0): [record(1)]}))
+    ]
+    names = {path.name for path in write_figures(runs, tmp_path / "both")}
+    assert "average-top1.png" in names
+    data = [read_run(run) for run in runs]
+    with_it, without = series(data, "average_top1")
+    assert (with_it.rounds.tolist(), with_it.values.tolist()) == ([1.0, 3.0], [[0.5, 0.5]])
+    assert without.rounds.tolist() == []
+    assert not (tmp_path / "alone/average-top1.png").exists()
+    assert "average-top1.png" not in {path.name for path in write_figures(runs[1], tmp_path / "alone")}
 
 
 def test_without_matplotlib_it_says_how_to_get_it(tiny, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from report.made_up import record
-from safari.report import cells, rows_of, to_markdown, to_rich, to_text
+from safari.report import cells, explain, rows_of, to_markdown, to_rich, to_text
 from safari.report.table import human_bytes
 from safari.runs import summarise
 
@@ -45,6 +45,18 @@ def test_numbers_by_hand(synthetic):
          "4 ± 1 (2 of 2)", "33.3",
          "1.00 kB", "500 kB", "2"],
     ]  # fmt: skip
+
+
+def test_the_average_has_columns_where_a_run_keeps_one(synthetic):
+    scores = [{"top1": v, "top5": 1.0, "loss": 1.0} for v in (0.1, 0.2, 0.6, 0.8)]
+    run = synthetic(
+        {("drop", 0): [record(t, average=found) for t, found in enumerate(scores, 1)]}, EVALUATION
+    )
+    summary = summarise(run)
+    header, body = cells(rows_of({"demo": summary}))
+    assert header[:5] == ["arm", "top-1 %", "wobble", "average %", "its wobble"]
+    assert [line[:5] for line in body] == [["drop", "50.0", "0.0", "70.0", "10.0"], ["safari", *["–"] * 4]]
+    assert explain({"demo": summary}).endswith("Average: top-1 of the running average of the global models.")
 
 
 def test_one_seed_has_no_spread_and_unused_columns_go(synthetic):

@@ -47,6 +47,27 @@ def test_the_final_accuracy_is_the_mean_of_the_last_twenty_rounds():
     assert (summary["bytes_up"], summary["bytes_down"]) == (10, 100)
 
 
+def test_the_average_of_the_models_has_final_numbers_of_its_own():
+    records = [record(n, 0.5, average={"top1": 0.9, "top5": 1.0, "loss": 9.0}) for n in range(1, 6)]
+    for n in range(6, 26):
+        scores = {"top1": 0.6 if n % 2 else 0.8, "top5": 0.9, "loss": None if n == 6 else 0.5}
+        records.append(record(n, 0.5, average=scores))
+    summary = summarise_trial(records, config())
+    assert summary["average_top1"] == pytest.approx(0.7, abs=1e-15)
+    assert summary["average_top5"] == pytest.approx(0.9, abs=1e-15)
+    assert summary["average_loss"] == 0.5
+    assert summary["average_top1_within"] == pytest.approx(0.1, abs=1e-15)
+    assert (summary["top1"], summary["top1_within"]) == (0.5, 0.0)
+
+
+@pytest.mark.parametrize("more", [{}, {"average": None}], ids=["before there was one", "off"])
+def test_without_an_average_its_numbers_are_null(more):
+    summary = summarise_trial([record(n, 0.5, **more) for n in range(1, 26)], config())
+    names = [name for name in summary if name.startswith("average_")]
+    assert len(names) == 4
+    assert {summary[name] for name in names} == {None}
+
+
 def test_rounds_to_target_is_the_first_evaluation_at_85_percent_or_more():
     scores = [0.2, None, 0.8499, 0.85, 0.3, 0.99]
     records = [record(n, score) for n, score in enumerate(scores, 1)]

@@ -110,6 +110,7 @@ def test_a_record_as_columns_and_codes(tmp_path):
         tmp_path, record(1), record(2, arrived=[1], missing=[0], stand_ins={"0": [1, 2]}, refused={"0": "x"})
     )
     assert log.columns["top1"] == [0.5, 0.5]
+    assert log.columns["average_top1"] == [None, None]
     assert log.columns["bytes_up"] == [100.0, 100.0]
     assert log.columns["bytes_down"] == [None, None]
     assert (log.columns["arrived"], log.columns["missing"], log.columns["refused"]) == (
@@ -243,6 +244,23 @@ def test_the_table_is_that_of_the_summary(small):
     hub.poll()
     header, body = cells(rows_of({"small": summarise(small)}))
     assert (hub.table()["header"], hub.table()["rows"]) == (header, body)
+
+
+def test_the_average_is_followed_and_in_the_table(tmp_path):
+    from safari.report import cells, rows_of
+
+    config = {"rounds": 3, "clients": 3, "arms": ["drop"], "aggregation": {"average": 0.5}}
+    run = RunFolder.create(tmp_path / "run", parse(config))
+    trial = run.trial("drop", 0)
+    for number, top1 in enumerate((0.25, 0.5, 0.75), 1):
+        trial.append(record(number, average={"top1": top1, "top5": 1.0, "loss": None}), {})
+    hub = Hub([run])
+    hub.poll()
+    news, _ = hub.since({})
+    assert news["0/drop/0"]["columns"]["average_top1"] == [0.25, 0.5, 0.75]
+    header, body = cells(rows_of({"run": summarise(run)}))
+    assert (hub.table()["header"], hub.table()["rows"]) == (header, body)
+    assert body[0][header.index("average %")] == "50.0"
 
 
 def test_what_is_told_of_a_run(small):

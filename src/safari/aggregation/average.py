@@ -23,7 +23,7 @@ def kept_share(done: int, most: float) -> float:
 
 
 def running_average(past: Tensor, model: Tensor, done: int, most: float) -> Tensor:
-    """The average with one more model in it. All numbers are averaged, buffers such as those of batch norm too.
+    """The average with one more model in it. All numbers of it: buffers, too.
 
     >>> import torch
     >>> models = [torch.tensor([x]) for x in (1.0, 3.0, 5.0)]

@@ -164,7 +164,7 @@ def _stands(
 def scale(name: str) -> tuple[float, str]:
     """How a column is shown: shares in per cent."""
     shares = ("top1", "top5", "top1_within", "lost_updates", "right_group")
-    return (100.0, " %") if name in shares else (1.0, "")
+    return (100.0, " %") if name.removeprefix("average_") in shares else (1.0, "")
 
 
 def reference_of(case: Case) -> Arm | None:

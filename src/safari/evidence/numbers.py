@@ -15,6 +15,7 @@ from safari.config import Arm, Config
 from safari.errors import RunError
 from safari.runs import Trial, read_checkpoint, read_lines, summarise_trial
 from safari.runs.files import write_atomically
+from safari.runs.summary import AVERAGE_COLUMNS
 
 # The file beside a trial's records.
 NUMBERS = "numbers.json"
@@ -24,6 +25,10 @@ COLUMNS: dict[str, bool] = {
     "top5": True,
     "loss": False,
     "top1_within": False,
+    "average_top1": True,
+    "average_top5": True,
+    "average_loss": False,
+    "average_top1_within": False,
     "rounds_to_target": False,
     "rounds_to_stay": False,
     "lost_updates": False,
@@ -74,6 +79,12 @@ def trial_numbers(
     summary = summarise_trial(records, config)
     evaluated = [r for r in records if r["top1"] is not None]
     curve = {key: [_rounded(r[key]) for r in evaluated] for key in ("round", "top1", "top5", "loss")}
+    averaged = any(r.get("average") for r in evaluated)
+    if averaged:
+        for key in ("top1", "top5", "loss"):
+            curve[f"average_{key}"] = [_rounded((r.get("average") or {}).get(key)) for r in evaluated]
+    else:
+        summary = {key: value for key, value in summary.items() if key not in AVERAGE_COLUMNS}
     numbers = {**summary, "curve": curve, "right_group": None, "error": None, "phi": None}
     if groups is not None:
         numbers |= _right_groups(records, groups)

@@ -17,9 +17,12 @@ from safari.runs.files import making, write_atomically
 
 TITLE = "The paper's claims, run again"
 NOTHING = "–"
+_MEANS_ALONE = ("top1_within", "average_top1_within", "lost_updates")
 _COLUMNS = {
     "top1": "top-1 %",
     "top1_within": "wobble",
+    "average_top1": "top-1 of the average %",
+    "average_top1_within": "its wobble",
     "top5": "top-5 %",
     "loss": "loss",
     "rounds_to_target": "rounds to target",
@@ -29,6 +32,9 @@ _COLUMNS = {
     "error": "error",
     "lost_updates": "lost %",
 }
+MINUS = "minus perfect"
+# Columns beside which stands the difference to the arm in which nothing is lost.
+_GAPS = ("top1", "average_top1")
 
 
 def write_page(experiments: Sequence[Experiment], book: Book, out: Path) -> Path:
@@ -136,25 +142,18 @@ def _cell(cell: Cell | None) -> str:
 
 
 def _table(experiment: Experiment, book: Book, folded: bool) -> Table:
-    found: list[tuple[Case, str, dict[int, Numbers], str]] = []
+    rows = []
     for case in experiment.cases:
         reference = reference_of(case)
         for arm in case.config.arms:
             trials = book.arm(case, arm)
-            gap = (
-                paired(trials, book.arm(case, reference), "top1") if reference and arm != reference else None
-            )
-            error = "" if gap is None or gap.error is None else f" ± {100 * gap.error:.1f}"
-            found.append(
-                (case, arm.name, trials, NOTHING if gap is None else f"{100 * gap.mean:+.1f}{error}")
-            )
-    rows = []
-    for case, name, trials, gap_text in found:
-        texts = [_spread(trials, column_name) for column_name in _COLUMNS]
-        seeds = f"{len(trials)} of {case.config.seeds}"
-        rows.append([case.name, name, texts[0], gap_text, *texts[1:], seeds])
-    titles = list(_COLUMNS.values())
-    header = ["case", "arm", titles[0], "minus perfect", *titles[1:], "seeds"]
+            other = book.arm(case, reference) if reference and arm != reference else {}
+            row = [case.name, arm.name]
+            for name in _COLUMNS:
+                row += [_spread(trials, name), *([_gap(trials, other, name)] if name in _GAPS else [])]
+            rows.append([*row, f"{len(trials)} of {case.config.seeds}"])
+    titles = [t for name, title in _COLUMNS.items() for t in (title, *([MINUS] if name in _GAPS else []))]
+    header = ["case", "arm", *titles, "seeds"]
     kept = [k for k in range(len(header)) if k < 3 or any(row[k] != NOTHING for row in rows)]
     case = experiment.cases[0]
     note = (
@@ -168,6 +167,13 @@ def _table(experiment: Experiment, book: Book, folded: bool) -> Table:
     )
 
 
+def _gap(trials: dict[int, Numbers], other: dict[int, Numbers], name: str) -> str:
+    gap = paired(trials, other, name)
+    if gap is None:
+        return NOTHING
+    return f"{100 * gap.mean:+.1f}" + ("" if gap.error is None else f" ± {100 * gap.error:.1f}")
+
+
 def _spread(trials: dict[int, Numbers], name: str) -> str:
     spread = column(trials, name)
     if spread["mean"] is None:
@@ -175,7 +181,7 @@ def _spread(trials: dict[int, Numbers], name: str) -> str:
     factor, _ = scale(name)
     digits = 0 if name.startswith("rounds") else 3 if name in ("loss", "phi", "error") else 1
     text = f"{factor * spread['mean']:.{digits}f}"
-    if spread["std"] is not None and name not in ("top1_within", "lost_updates"):
+    if spread["std"] is not None and name not in _MEANS_ALONE:
         text += f" ± {factor * spread['std']:.{digits}f}"
     short = f" ({spread['n']} of {len(trials)})" if spread["n"] < len(trials) else ""
     return text + short

@@ -31,6 +31,7 @@ class Picture:
 
 _CURVES = {
     "curves": ("top1", "Top-1", "top-1 accuracy (%)", True),
+    "average": ("average_top1", "Top-1 of the running average", "top-1 accuracy (%)", True),
     "top5": ("top5", "Top-5", "top-5 accuracy (%)", True),
     "loss": ("loss", "Test loss", "test loss", False),
 }
@@ -57,7 +58,7 @@ def pictures(experiment: Experiment, book: Book) -> Iterator[Picture]:
 
 def series_of(label: str, trials: Mapping[int, Numbers], seeds: int, table: str, name: str) -> Series | None:
     """A line with a row a seed, at the rounds that all of them have; None without any."""
-    found = [t[table] for t in trials.values() if t.get(table)]
+    found = [t[table] for t in trials.values() if name in t.get(table, {})]
     if not found:
         return None
     rounds = sorted(set.intersection(*(set(f["round"]) for f in found)))
@@ -82,7 +83,7 @@ def _curves(case: Case, book: Book, show: str) -> Iterator[Picture]:
     lines = _lines(case, book, "curve", name)
     if lines:
         yield Picture(
-            f"{case.name}-{name}",
+            f"{case.name}-{name.replace('_', '-')}",
             f"{title}: {case.name}",
             _over(lines),
             figures.curves(lines, ylabel, percent=percent),

@@ -41,9 +41,10 @@ from safari.errors import ConfigError, one_of
 from safari.evidence.fields import fitting, known, misfits
 from safari.evidence.numbers import COLUMNS
 from safari.plugins import fits, options_of, resolve
+from safari.runs.summary import AVERAGE_COLUMNS
 from safari.toml import read_toml
 
-FIGURES = ("curves", "loss", "top5", "sweep", "matrix", "similarity", "groups", "diagnosis")
+FIGURES = ("curves", "average", "loss", "top5", "sweep", "matrix", "similarity", "groups", "diagnosis")
 # What changes where or how fast a run is computed, or what it is called, and not what it comes to. Arms and
 # seeds are left out because each trial stands alone: another arm is added to a case and begins nothing anew.
 _NOT_THE_SETTING = ("name", "seed", "seeds", "arms", "checkpoint", "track")
@@ -375,9 +376,19 @@ def _check(item: object, number: int, problems: list[str]) -> Check | None:
 
 
 def _wrong_checks(experiment: Experiment) -> list[str]:
-    """Cases that no check can name, because there is none so called; arms may be chosen by --set."""
+    """Cases that no check can name, because there is none so called; arms may be chosen by --set.
+
+    And columns of the running average, where a case that the check is about keeps none.
+    """
     names = {case.name for case in experiment.cases}
-    return [
+    without = [
+        f"checks[{k}].column is {check.column}, and aggregation.average is 0 in case {case.name}"
+        for k, check in enumerate(experiment.checks)
+        for case in experiment.cases
+        if check.column in AVERAGE_COLUMNS and not case.config.aggregation.average
+        if not check.cases or case.name in check.cases
+    ]
+    return without + [
         one_of(f"checks[{k}].cases", name, names)
         for k, check in enumerate(experiment.checks)
         for name in check.cases

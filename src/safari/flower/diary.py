@@ -15,6 +15,7 @@ from torch import Tensor
 
 from safari.aggregation import Outcome, Server, to_tensors, with_tensors
 from safari.config import Config
+from safari.engine.average import AVERAGE, saved_average
 from safari.engine.experiment import environment
 from safari.engine.record import Facts, MaskCount, record_of
 from safari.engine.state import meaning, refuse_changes
@@ -52,11 +53,13 @@ class Diary:
             run = replace(run, config=config)
         return cls(run, run.trial(config.arms[0].name, config.seed), layout)
 
-    def load(self, server: Server, roster: Roster) -> tuple[Server, Roster]:
-        """Server and roster as of the last checkpoint; as they are where there is none."""
+    def load(
+        self, server: Server, roster: Roster, average: Tensor | None
+    ) -> tuple[Server, Roster, Tensor | None]:
+        """Server, roster and running average as of the last checkpoint; as they are where there is none."""
         saved = self.trial.load()
         if saved is None:
-            return server, roster
+            return server, roster, average
         model = saved.tensors.get("model")
         if saved.facts.get("layout") != self.layout.digest or model is None:
             raise RunError(
@@ -67,20 +70,22 @@ class Diary:
             known = Roster.from_json(saved.facts["roster"])
         except (KeyError, TypeError, ValueError) as error:
             raise RunError(f"{self.trial.checkpoint} holds no readable roster: {error!r}") from error
-        return with_tensors(server, saved.round, saved.tensors), known
+        found = saved_average(saved, self.run.config, self.trial, server.model.device)
+        return with_tensors(server, saved.round, saved.tensors), known, found
 
     def write(self, record: Mapping[str, Any], seconds: Mapping[str, float]) -> None:
         """Add a round's line."""
         self.trial.append(record, seconds)
 
-    def save(self, server: Server, roster: Roster) -> None:
+    def save(self, server: Server, roster: Roster, average: Tensor | None) -> None:
         """Make a checkpoint of the round that is done."""
         facts = {
             "layout": self.layout.digest,
             "config": meaning(self.run.config, self.trial.arm),
             "roster": roster.to_json(),
         }
-        self.trial.save(Saved(server.round, to_tensors(server), facts))
+        more = {} if average is None else {AVERAGE: average}
+        self.trial.save(Saved(server.round, to_tensors(server) | more, facts))
 
     def close(self) -> None:
         """Sum up what there is."""
@@ -131,11 +136,22 @@ def line_of(
     }
 
 
-def with_scores(record: Mapping[str, Any], scores: Scores | None) -> dict[str, Any]:
-    """The record with what an evaluation found, under the names that are usual in Flower or here."""
-    found = dict(record)
+def with_scores(
+    record: Mapping[str, Any], scores: Scores | None, average: Scores | None = None
+) -> dict[str, Any]:
+    """The record with what an evaluation found, of the model and of the running average."""
+    return {
+        **record,
+        **(_read(scores) if scores else {}),
+        "average": _read(average) if average else None,
+    }
+
+
+def _read(scores: Scores) -> dict[str, float | None]:
+    """Scores under our names, from those that are usual in Flower or here."""
+    found: dict[str, float | None] = dict.fromkeys(_SCORES)
     for field, names in _SCORES.items():
-        values = [scores[name] for name in names if name in scores] if scores else []
+        values = [scores[name] for name in names if name in scores]
         if values and isinstance(values[0], int | float) and abs(values[0]) < float("inf"):
             found[field] = float(values[0])
     return found

@@ -16,10 +16,11 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from torch import nn
+from torch import Tensor, nn
 
 from safari.aggregation import Compensation, Server
 from safari.config import Config
+from safari.engine.average import begin_average, next_average
 from safari.engine.world import rule_of
 from safari.errors import ConfigError, SafariError, one_of
 from safari.flower.broadcast import Broadcast, broadcast, numbers_of
@@ -51,7 +52,7 @@ class SafariStrategy(Strategy):
     `module` gives the names, shapes and kinds of the model's tensors; `clients` is how many there are in
     all, connected or not. `rule` says what to do about the missing: a name, a table such as
     `{"rule": "file.py:mine", "option": 1}`, or a Compensation. `config` holds whatever else of a `Config`
-    matters here, as plain tables: `pruning`, `wire` (of uploads), `aggregation.weights`, `cohort`, `seed`,
+    matters here, as plain tables: `pruning`, `wire` (of uploads), `aggregation`, `cohort`, `seed`,
     `checkpoint`, `name`; the rest is only recorded.
 
     `run` is the folder for records and checkpoints: a new process that finds one there goes on after it.
@@ -101,6 +102,7 @@ class SafariStrategy(Strategy):
         self.evaluate, self.min_nodes = evaluate, min_nodes
         self.roster = Roster(clients)
         self._server: Server | None = None
+        self._average: Tensor | None = None
         self._others = others_of(ArrayRecord(dict(module.state_dict())), self.layout)
         self._sent: Broadcast | None = None
         self._downloads = Downloads(download) if download in VALUE_MODES else None
@@ -153,7 +155,7 @@ class SafariStrategy(Strategy):
                     if self.server.round % self.config.checkpoint.every == 0 or (
                         self.server.round == num_rounds
                     ):
-                        diary.save(self.server, self.roster)
+                        diary.save(self.server, self.roster, self._average)
         result.arrays = self.arrays
         return result
 
@@ -161,6 +163,11 @@ class SafariStrategy(Strategy):
     def arrays(self) -> ArrayRecord:
         """The global model as a state_dict's arrays."""
         return dense_record(self.layout, self.server.model, self._others)
+
+    @property
+    def averaged(self) -> ArrayRecord | None:
+        """Their running average likewise; None where `aggregation.average` asks for none."""
+        return None if self._average is None else dense_record(self.layout, self._average, self._others)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -214,6 +221,7 @@ class SafariStrategy(Strategy):
         self._note_downloads(verdict)
         received = {seat: reply.vector for seat, reply in verdict.replies.items()}
         self._server, outcome = server.step(received, cohort)
+        self._average = next_average(self._average, self.server.model, server.round, self.config)
         outcome = replace(outcome, refused={**verdict.refused, **outcome.refused})
         self._line = line_of(
             self.layout, sent, verdict, outcome, before.cpu(), self.server.model.cpu(), self._resumed
@@ -261,7 +269,8 @@ class SafariStrategy(Strategy):
         _keep(result.evaluate_metrics_clientapp, number, federated)
         central = evaluate_fn(number, arrays or ArrayRecord()) if evaluate_fn is not None else None
         _keep(result.evaluate_metrics_serverapp, number, central)
-        self._line = with_scores(self._line, central or federated)
+        of_average = evaluate_fn(number, averaged) if evaluate_fn and (averaged := self.averaged) else None
+        self._line = with_scores(self._line, central or federated, of_average)
         watch.lap("evaluate")
         return watch.seconds
 
@@ -275,7 +284,7 @@ class SafariStrategy(Strategy):
             return
         diary = Diary.open(self.run, self.config, self.layout)
         with diary.run.writing():
-            self._server, self.roster = diary.load(self.server, self.roster)
+            self._server, self.roster, self._average = diary.load(self.server, self.roster, self._average)
             self._resumed = self.server.round > 0
             if self._resumed:
                 _log.info("Going on after round %s of %s", self.server.round, self.run)
@@ -290,6 +299,7 @@ class SafariStrategy(Strategy):
             vector = dense_vector(initial, self.layout)
             self._others = others_of(initial, self.layout)
         self._server = Server.start(vector, self.config.clients, self.rule, parameters=self.layout.parameters)
+        self._average = begin_average(self._server.model, self.config)
 
     def _choose(self, online: list[int]) -> tuple[list[int], tuple[int, ...]]:
         """The nodes to ask, and the clients that would have been asked, had they been there."""

@@ -87,19 +87,23 @@ def _scores(runs: Sequence[RunData]) -> Iterator[Drawn]:
     targets = {run.config.evaluation.target for run in runs}
     charts = (
         ("top1", "Test accuracy, top-1", "top-1 accuracy (%)", True),
+        ("average_top1", "Test accuracy of the running average, top-1", "top-1 accuracy (%)", True),
         ("top5", "Test accuracy, top-5", "top-5 accuracy (%)", True),
         ("loss", "Test loss", "test loss", False),
     )
     for column, title, ylabel, percent in charts:
-        lines = series(runs, column)
+        averaged = column.startswith("average_")
+        # Of several runs, some may keep no average: their arms are not drawn.
+        lines = [line for line in series(runs, column) if len(line.rounds) or not averaged]
         if not any(len(line.rounds) for line in lines):
             continue
-        target = targets.copy().pop() if column == "top1" and len(targets) == 1 else None
+        target = targets.copy().pop() if column.endswith("top1") and len(targets) == 1 else None
         figure = figures.curves(lines, ylabel, percent=percent, target=target)
-        yield Drawn(column, title, _band(lines), figure)
+        whose = "The running average of the global models" if averaged else "The global model"
+        yield Drawn(column.replace("_", "-"), title, _band(lines, whose), figure)
 
 
-def _band(lines: Sequence[Series]) -> str:
+def _band(lines: Sequence[Series], whose: str) -> str:
     blocks = max(len(line.rounds) for line in lines) > figures.MOST_ROUNDS_ONE_BY_ONE
     seeds = max(len(line.values) for line in lines)
     if blocks:
@@ -107,8 +111,8 @@ def _band(lines: Sequence[Series]) -> str:
     elif seeds > 1:
         over = _count(seeds, "seed")
     else:
-        return "The global model on the test set; one seed."
-    return f"The global model on the test set: mean over {over}, in a band of ± one standard deviation."
+        return f"{whose} on the test set; one seed."
+    return f"{whose} on the test set: mean over {over}, in a band of ± one standard deviation."
 
 
 def _bytes(runs: Sequence[RunData]) -> Iterator[Drawn]:

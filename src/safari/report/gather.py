@@ -22,6 +22,10 @@ Codes = NDArray[np.uint8]
 NOT_ASKED, ARRIVED, MISSING, STOOD_IN, REFUSED = range(5)
 
 _NUMBERS = ("top1", "top5", "loss", "train_loss", "density", "agreement", "support", "churn")
+_AVERAGE = ("top1", "top5", "loss")
+_COLUMNS = (*_NUMBERS, *(f"average_{name}" for name in _AVERAGE), "bytes_up", "bytes_down")
+# What there is in some rounds alone.
+_NOW_AND_THEN = {f"average_{name}" for name in _AVERAGE} | {"bytes_up", "bytes_down"}
 _FLOAT32_BYTES = 4
 
 
@@ -123,7 +127,7 @@ def series(runs: Sequence[RunData], column: str) -> list[Series]:
             if column in ("top1", "top5", "loss"):
                 at = np.isfinite(trials[0].columns["top1"])
                 values, rounds = values[:, at], rounds[at]
-            elif column in ("bytes_up", "bytes_down"):
+            elif column in _NOW_AND_THEN:
                 at = np.asarray(np.isfinite(values).all(axis=0))
                 values, rounds = values[:, at], rounds[at]
             found.append(Series(label(runs, run, arm), rounds, values, run.config.seeds))
@@ -176,14 +180,16 @@ def _read_trial(trial: Trial, clients: int, *, with_status: bool) -> tuple[Trial
             raise RunError(
                 f"{trial.rounds}, line {number} is not a round's record: {type(error).__name__} {error}"
             ) from error
-    names = (*_NUMBERS, "bytes_up", "bytes_down")
-    table = np.array(rows, dtype=np.float64).reshape(len(rows), len(names))
-    columns = {name: table[:, k] for k, name in enumerate(names)}
+    table = np.array(rows, dtype=np.float64).reshape(len(rows), len(_COLUMNS))
+    columns = {name: table[:, k] for k, name in enumerate(_COLUMNS)}
     return TrialData(trial.seed, columns), np.stack(codes, axis=1) if codes else None
 
 
 def _row(record: Mapping[str, Any]) -> list[float]:
-    values = [*(record[name] for name in _NUMBERS), record["bytes"]["up"], record["bytes"]["down"]]
+    # Records of before there was one do not name it.
+    average = record.get("average") or dict.fromkeys(_AVERAGE)
+    values = [*(record[name] for name in _NUMBERS), *(average[name] for name in _AVERAGE)]
+    values += [record["bytes"]["up"], record["bytes"]["down"]]
     return [np.nan if value is None else float(value) for value in values]
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 NOTHING = "–"
 # What a narrow terminal can do without, the least first.
-_LESSER = ("seeds", "down", "top-5 %", "up", "wobble", "to stay there", "loss", "lost %")
+_LESSER = ("seeds", "down", "top-5 %", "up", "its wobble", "wobble", "to stay there", "loss", "lost %")
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class Row:
     label: str
     top1: Value
     within: Value
+    average: Value
+    average_within: Value
     top5: Value
     loss: Value
     rounds_to_target: Value
@@ -71,6 +73,8 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     columns: list[tuple[str, Callable[[Row], str]]] = [
         ("top-1 %", lambda row: _spread(row.top1, 100, 1)),
         ("wobble", lambda row: _mean(row.within, 100, 1)),
+        ("average %", lambda row: _spread(row.average, 100, 1)),
+        ("its wobble", lambda row: _mean(row.average_within, 100, 1)),
         ("top-5 %", lambda row: _spread(row.top5, 100, 1)),
         ("loss", lambda row: _spread(row.loss, 1, 3)),
         (target, lambda row: _to_target(row, spelled=target == "rounds to target")),
@@ -137,18 +141,20 @@ def to_rich(rows: Sequence[Row], title: str | None = None, width: int | None = N
 
 
 def explain(summaries: Mapping[str, Mapping[str, Any]]) -> str:
-    """What the numbers mean, in two sentences.
+    """What the numbers mean, in a sentence or two each.
 
     >>> explain({"demo": {"last": 20}})
     'Scores are means over the evaluations of the last 20 rounds, then over the seeds (± standard \
 deviation over seeds). Wobble is the standard deviation of top-1 within those rounds of one run, in points.'
     """
     lasts = sorted({summary["last"] for summary in summaries.values()})
+    arms = [arm for summary in summaries.values() for arm in summary.get("arms", {}).values()]
+    averaged = any(arm["average_top1"]["n"] for arm in arms)
     return (
         f"Scores are means over the evaluations of the last {' or '.join(map(str, lasts))} rounds, then over "
         "the seeds (± standard deviation over seeds). Wobble is the standard deviation of top-1 within "
         "those rounds of one run, in points."
-    )
+    ) + (" Average: top-1 of the running average of the global models." if averaged else "")
 
 
 def human_bytes(count: float) -> str:
@@ -185,6 +191,8 @@ def _row(label: str, entry: Mapping[str, Any], summary: Mapping[str, Any]) -> Ro
         label=label,
         top1=Value.of(entry["top1"]),
         within=Value.of(entry["top1_within"]),
+        average=Value.of(entry["average_top1"]),
+        average_within=Value.of(entry["average_top1_within"]),
         top5=Value.of(entry["top5"]),
         loss=Value.of(entry["loss"]),
         rounds_to_target=Value.of(entry["rounds_to_target"]),

@@ -50,6 +50,7 @@ def numbers_of(record: Mapping[str, Any]) -> dict[str, float]:
         "mask/support": record.get("support"),
         "mask/churn": record.get("churn"),
     }
+    columns |= {f"average/{name}": value for name, value in (record.get("average") or {}).items()}
     columns |= {
         f"network/{key}": len(record[key]) for key in ("arrived", "missing", "refused") if key in record
     }

@@ -13,6 +13,9 @@ from safari.runs.folder import RunFolder
 
 Record = Mapping[str, Any]
 
+# The same of the running average of the models; None where none was kept.
+AVERAGE_COLUMNS = ("average_top1", "average_top5", "average_loss", "average_top1_within")
+
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
     """Mean, sample standard deviation and n; None for what cannot be said.
@@ -42,13 +45,13 @@ def summarise_trial(records: Sequence[Record], config: Config) -> dict[str, Any]
     stays = [t for t in reached if t > max(below, default=0)]
     asked = sum(len(r["arrived"]) + len(r["missing"]) for r in records)
     arrived = sum(len(r["arrived"]) for r in records)
+    # Records of before there was one do not name it.
+    averages = [r["average"] for r in last if r.get("average")]
     return {
         "rounds": len(records),
         "finished": len(records) >= config.rounds,
-        "top1": _mean(last, "top1"),
-        "top5": _mean(last, "top5"),
-        "loss": _mean(last, "loss"),
-        "top1_within": pstdev([r["top1"] for r in last]) if last else None,
+        **_final(last),
+        **{f"average_{name}": value for name, value in _final(averages).items()},
         "rounds_to_target": reached[0] if reached else None,
         "rounds_to_stay": stays[0] if stays else None,
         "lost_updates": 1 - arrived / asked if asked else None,
@@ -84,6 +87,7 @@ def over_seeds(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "top5",
         "loss",
         "top1_within",
+        *AVERAGE_COLUMNS,
         "rounds_to_target",
         "rounds_to_stay",
         "lost_updates",
@@ -95,6 +99,13 @@ def over_seeds(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "reached_target": f"{len(columns['rounds_to_target'])} of {len(trials)}",
         "stayed_at_target": f"{len(columns['rounds_to_stay'])} of {len(trials)}",
     }
+
+
+def _final(scores: Sequence[Record]) -> dict[str, float | None]:
+    """Means of the scores, and how far top-1 jumps up and down."""
+    known = [s["top1"] for s in scores if s["top1"] is not None]
+    within = pstdev(known) if known else None
+    return {name: _mean(scores, name) for name in ("top1", "top5", "loss")} | {"top1_within": within}
 
 
 def _mean(records: Sequence[Record], key: str) -> float | None:

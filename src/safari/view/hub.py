@@ -19,7 +19,7 @@ from safari.runs.summary import over_seeds
 from safari.toml import to_toml
 from safari.view.pack import pack
 from safari.view.pictures import model_size
-from safari.view.trial import Cursor, TrialLog
+from safari.view.trial import AVERAGE, Cursor, TrialLog
 
 Cursors = dict[str, Cursor]
 # More is not what this package writes.
@@ -235,21 +235,17 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> list[list[str]]:
 
 def _records(log: TrialLog) -> list[dict[str, Any]]:
     """What a summary needs of each record."""
-    names = ("round", "top1", "top5", "loss", "bytes_up", "bytes_down", "arrived", "missing", "refused")
     return [
         {
-            "round": round,
-            "top1": top1,
-            "top5": top5,
-            "loss": loss,
-            "bytes": {"up": up, "down": down},
-            "arrived": range(int(arrived or 0)),
-            "missing": range(int(missing or 0)),
-            "refused": range(int(refused or 0)),
+            **{name: row[name] for name in ("round", *AVERAGE)},
+            "average": None
+            if row["average_top1"] is None
+            else {name: row[f"average_{name}"] for name in AVERAGE},
+            "bytes": {"up": row["bytes_up"], "down": row["bytes_down"]},
+            **{name: range(int(row[name] or 0)) for name in ("arrived", "missing", "refused")},
         }
-        for round, top1, top5, loss, up, down, arrived, missing, refused in zip(
-            *(log.columns[name] for name in names), strict=True
-        )
+        for values in zip(*log.columns.values(), strict=True)
+        for row in [dict(zip(log.columns, values, strict=True))]
     ]
 
 

@@ -21,8 +21,9 @@ from safari.view.tail import Tail
 NOT_ASKED, ARRIVED, LOST, STOOD_IN, REFUSED = range(5)
 
 SCORES = ("loss", "top1", "top5", "train_loss", "density", "agreement", "support", "churn")
+AVERAGE = ("loss", "top1", "top5")
 COUNTS = ("arrived", "missing", "stood_in", "refused")
-COLUMNS = ("round", *SCORES, "bytes_up", "bytes_down", *COUNTS)
+COLUMNS = ("round", *SCORES, *(f"average_{name}" for name in AVERAGE), "bytes_up", "bytes_down", *COUNTS)
 
 # Seconds of a round are called what the engine calls them; nobody has so many parts.
 MOST_PARTS = 24
@@ -171,6 +172,8 @@ class TrialLog:
         refused = [int(client) for client in record["refused"]]
         status[[client for client in refused if 0 <= client < self.clients]] = REFUSED
         row: dict[str, float | None] = {name: _number(record.get(name)) for name in SCORES}
+        average = record.get("average") or {}
+        row |= {f"average_{name}": _number(average.get(name)) for name in AVERAGE}
         sizes = record.get("bytes") or {}
         row |= {f"bytes_{way}": _number(sizes.get(way)) for way in ("up", "down")}
         stood_in = int((status == STOOD_IN).sum())

@@ -75,6 +75,7 @@ export class Card {
 
   // Draw when there is time for it, and only what can be seen.
   refresh() {
+    this.node.hidden = this.chart.absent?.() ?? false;
     if (this.waiting || !this.seen) return;
     this.waiting = true;
     requestAnimationFrame(() => {

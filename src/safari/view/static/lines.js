@@ -16,6 +16,11 @@ export class LineChart extends RoundChart {
     return this.page.store.lines(this.column).filter((line) => !off.has(line.id));
   }
 
+  // What most runs do not have stays away where there is none of it.
+  absent() {
+    return Boolean(this.optional) && !this.page.store.lines(this.column).length;
+  }
+
   empty() {
     if (!this.page.store.lines(this.column).length) return this.nothing ?? "No numbers yet.";
     return this.lines().length ? null : "All arms are hidden.";

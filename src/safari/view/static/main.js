@@ -133,6 +133,7 @@ function charts(page) {
   return {
     scores: [
       lines({ id: "top1", title: "Accuracy, top-1", column: "top1", format: "percent", about: "The global model on the test set.", ceiling: 1.005, bottom: 0, tall: 340, wide: true, references: () => page.targets() }),
+      lines({ id: "average", title: "Accuracy of the running average, top-1", column: "average_top1", format: "percent", about: "The running average of the global models on the test set (aggregation.average).", ceiling: 1.005, bottom: 0, optional: true, references: () => page.targets() }),
       lines({ id: "top5", title: "Accuracy, top-5", column: "top5", format: "percent", about: "The right label is among the five likeliest.", ceiling: 1.005, bottom: 0 }),
       lines({ id: "loss", title: "Loss", column: "loss", about: "Cross-entropy on the test set.", bottom: 0 }),
     ],

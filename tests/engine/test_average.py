@@ -20,7 +20,7 @@ from safari.training import evaluate
 
 ON = {"aggregation": {"average": 0.75}}
 ENGINES = ("reference", "vectorised")
-# Batch norm has buffers, and some rounds are not evaluated.
+# Some rounds are not evaluated.
 SETTING: dict[str, Any] = put(BASE, CNN, {"rounds": 6, "evaluation": {"every": 2}})
 
 
@@ -41,15 +41,17 @@ def test_it_changes_nothing_else(engine, change):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_it_is_the_average_of_the_models_and_the_start_has_no_part_in_it(engine):
-    found = list(play(using(engine, ON)))
+    # Batch norm has buffers, which are averaged, too.
+    found = list(play(using(engine, ON, {"model": {"name": "resnet20", "width": 2}})))
     models = [state.server.model.double() for _, state, _ in found]
     # The plain mean of up to 4 models; then 3/4 of the past.
     expected = torch.stack(models[:4]).mean(0)
+    assert not torch.equal(models[0][-4:], models[1][-4:]), "running statistics stand at the end and move"
     for model in models[4:]:
         expected = 0.75 * expected + 0.25 * model
     average = found[-1][1].average
     assert average.shape == models[0].shape
-    torch.testing.assert_close(average.double(), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(average.double(), expected, rtol=0, atol=1e-5)
     assert torch.equal(found[0][1].average, found[0][1].server.model)
 
 

@@ -58,6 +58,30 @@ def test_the_page_has_the_claim_the_verdict_and_the_numbers(finished: Path) -> N
     assert seeds["0"]["diagnosis"]["round"] == [2, 4]
 
 
+def test_the_average_has_columns_checks_and_a_figure_where_it_is_on(finished: Path, tmp_path: Path) -> None:
+    check = 'arm = "safari"\nagainst = "perfect"\ncolumn = "average_top1"'
+    text = TINY.replace('arm = "safari"\nagainst = "perfect"', check)
+    text = text.replace('show = ["curves"', 'show = ["curves", "average"')
+    folder = write(tmp_path / "experiments", tiny=text + "[set]\naggregation = { average = 0.5 }\n")
+    done = reproduce("--from", folder, "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "out/report.md").read_text()
+    header = next(line for line in page.splitlines() if line.startswith("| case | arm | "))
+    wanted = ["top-1 %", "minus perfect", "wobble", "top-1 of the average %", "minus perfect", "its wobble"]
+    assert header.split(" | ")[2:8] == wanted
+    arms = json.loads((tmp_path / "out/results.json").read_text())["experiments"]["tiny"]["cases"]["mag"][
+        "arms"
+    ]
+    ends = {arm: [arms[arm]["seeds"][s]["average_top1"] for s in "01"] for arm in ("safari", "perfect")}
+    row = next(line for line in page.splitlines() if line.startswith("| mag | safari | ")).split(" | ")
+    assert row[5].split()[0] == f"{50 * sum(ends['safari']):.1f}"
+    gap = f"{50 * (sum(ends['safari']) - sum(ends['perfect'])):+.1f}"
+    assert row[6].split()[0] == gap
+    assert f"confirmed | mag: {gap}" in page
+    assert (tmp_path / "out/figures/tiny-mag-average-top1.svg").exists()
+    assert "average" not in (finished / "out/report.md").read_text()
+
+
 def test_the_arm_that_is_lent_has_its_numbers_in_every_case(finished: Path) -> None:
     text = (finished / "out/report.md").read_text()
     rows = {line.split(" | ")[0]: line for line in text.splitlines() if line.startswith("| 0.")}

@@ -146,8 +146,8 @@ def test_results_from_before_feedback_was_automatic_keep_their_names() -> None:
          ["FILE, case rand: pruning.pruner must be one of grasp, mag, rand, snip, synflow; got 'rnad' "
           "(did you mean 'rand'?); your own goes in as file.py:name or package.module:name"]),
         (TINY.replace('"loss"', '"los"'),
-         ["FILE: show must be one of average, curves, diagnosis, groups, loss, matrix, similarity, sweep, top5; "
-          "got 'los' (did you mean 'loss'?)"]),
+         ["FILE: show must be one of average, curves, diagnosis, groups, loss, matrix, similarity, sweep, "
+          "top5; got 'los' (did you mean 'loss'?)"]),
         (TINY.replace("set = {", "rounds = {"), ["FILE: quick.rounds is not a field"]),
         (TINY + "[cost]\ngpu = 'cheap'", ["FILE: cost.gpu must be a number, got 'cheap'"]),
         (TINY + "[axes.empty]", ["FILE: axes.empty must be a table of cases, got {}"]),
@@ -159,8 +159,8 @@ def test_results_from_before_feedback_was_automatic_keep_their_names() -> None:
         (TINY.replace('against = "perfect"', ""),
          ["FILE: checks[0]: margin and times need against, the others do without"]),
         (TINY.replace("margin = 1.0", 'margin = 1.0\ncolumn = "top2"'),
-         ["FILE: checks[0].column must be one of average_loss, average_top1, average_top1_within, average_top5, "
-          "bytes_up, error, loss, lost_updates, phi, right_group, "
+         ["FILE: checks[0].column must be one of average_loss, average_top1, average_top1_within, "
+          "average_top5, bytes_up, error, loss, lost_updates, phi, right_group, "
           "rounds_to_stay, rounds_to_target, top1, top1_within, top5; got 'top2' (did you mean 'top5'?)"]),
         (TINY.replace("margin = 1.0", 'margin = 1.0\ncolumn = "average_top1"\ncases = ["rand"]'),
          ["FILE: checks[0].column is average_top1, and aggregation.average is 0 in case rand"]),

@@ -271,6 +271,44 @@ def test_a_restart_goes_on_where_it_was_bit_by_bit(tmp_path):
     assert "norm.num_batches_tracked" in state
 
 
+def test_the_average_is_tested_kept_and_found_again(tmp_path):
+    config = {"aggregation": {"average": 0.6}}
+    tested = []
+
+    def test(number, arrays):
+        tested.append((number, second.layout.read(loaded(arrays))))
+        return MetricRecord({"accuracy": 0.1 * len(tested), "loss": 1.0})
+
+    def loaded(arrays):
+        module = net()
+        module.load_state_dict(arrays.to_torch_state_dict())
+        return module
+
+    apps = dict.fromkeys(NODES, good_app())
+    first = SafariStrategy(net(), 3, config=config, run=tmp_path / "run")
+    assert first.averaged is None
+    first.start(Loopback(apps), num_rounds=1, timeout=0.1)
+    second = SafariStrategy(net(seed=5), 3, config=config, run=tmp_path / "run")
+    second.start(Loopback(apps), num_rounds=3, timeout=0.1, evaluate_fn=test)
+    # Of each round the newest model, then the average: the mean of two, then 0.6 of the past.
+    assert [number for number, _ in tested] == [2, 2, 3, 3]
+    models = [first.layout.read(loaded(first.arrays)), tested[0][1], tested[2][1]]
+    torch.testing.assert_close(tested[1][1], (models[0] + models[1]) / 2)
+    torch.testing.assert_close(tested[3][1], 0.6 * tested[1][1] + 0.4 * models[2])
+    assert torch.equal(second.layout.read(loaded(second.averaged)), tested[3][1])
+    lines = lines_of(tmp_path / "run")
+    assert [line["top1"] for line in lines] == [None, pytest.approx(0.1), pytest.approx(0.3)]
+    assert lines[0]["average"] is None
+    assert lines[2]["average"] == {"loss": 1.0, "top1": pytest.approx(0.4), "top5": None}
+    whole = SafariStrategy(net(), 3, run=tmp_path / "whole")
+    whole.start(Loopback(apps), num_rounds=3, timeout=0.1)
+    assert torch.equal(whole.server.model, second.server.model), "it changes nothing else"
+    assert whole.averaged is None
+    changed = SafariStrategy(net(), 3, run=tmp_path / "run")
+    with pytest.raises(RunError, match=r"aggregation\.average was 0\.6 and is 0\.0"):
+        changed.start(Loopback(apps), num_rounds=4, timeout=0.1)
+
+
 def test_a_restart_with_another_setting_is_refused_by_name(tmp_path):
     play(tmp_path, dict.fromkeys(NODES, good_app()))
     grid = Loopback(dict.fromkeys(NODES, good_app()))

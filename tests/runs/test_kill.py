@@ -18,7 +18,7 @@ from runs.kit import RESUME, RUN, TINY, checkpoints, environment, leftovers, res
 from safari.runs import RunFolder, Trial, read_checkpoint, read_lines
 
 KILLS = 20
-LONG = {**TINY, "rounds": 60, "seeds": 2}
+LONG = {**TINY, "rounds": 60, "seeds": 2, "aggregation": {"average": 0.9}}
 TRIALS = [(arm, seed) for arm in LONG["arms"] for seed in (0, 1)]
 
 

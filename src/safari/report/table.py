@@ -23,9 +23,9 @@ class Value:
     n: int
 
     @classmethod
-    def of(cls, spread: Mapping[str, Any]) -> Value:
-        """From an entry of a summary."""
-        return cls(spread["mean"], spread["std"], spread["n"])
+    def of(cls, spread: Mapping[str, Any] | None) -> Value:
+        """From an entry of a summary; None where one of an earlier version has no such entry."""
+        return cls(None, None, 0) if spread is None else cls(spread["mean"], spread["std"], spread["n"])
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ deviation over seeds). Wobble is the standard deviation of top-1 within those ro
     """
     lasts = sorted({summary["last"] for summary in summaries.values()})
     arms = [arm for summary in summaries.values() for arm in summary.get("arms", {}).values()]
-    averaged = any(arm["average_top1"]["n"] for arm in arms)
+    averaged = any(Value.of(arm.get("average_top1")).n for arm in arms)
     return (
         f"Scores are means over the evaluations of the last {' or '.join(map(str, lasts))} rounds, then over "
         "the seeds (± standard deviation over seeds). Wobble is the standard deviation of top-1 within "
@@ -191,8 +191,8 @@ def _row(label: str, entry: Mapping[str, Any], summary: Mapping[str, Any]) -> Ro
         label=label,
         top1=Value.of(entry["top1"]),
         within=Value.of(entry["top1_within"]),
-        average=Value.of(entry["average_top1"]),
-        average_within=Value.of(entry["average_top1_within"]),
+        average=Value.of(entry.get("average_top1")),
+        average_within=Value.of(entry.get("average_top1_within")),
         top5=Value.of(entry["top5"]),
         loss=Value.of(entry["loss"]),
         rounds_to_target=Value.of(entry["rounds_to_target"]),

@@ -183,6 +183,15 @@ def download(page, chart, kind):
     return found.value.path().read_bytes()
 
 
+def test_the_average_has_a_chart_where_a_run_keeps_one(browse, tmp_path):
+    safari.run({**SMALL, "rounds": 6, "seeds": 1, "aggregation": {"average": 0.9}}, tmp_path / "run")
+    page = browse(write_report([RunFolder.open(tmp_path / "run")], tmp_path).as_uri())
+    drawn(page, "average")
+    newest = RunFolder.open(tmp_path / "run").trial("safari", 0).records()[-1]["average"]["top1"]
+    text = page.locator("#card-average .stage").get_attribute("aria-label")
+    assert f"safari {100 * newest:.6g} % in round 6" in text
+
+
 CHARTS = ["top1", "top5", "loss", "arrivals", "similarity", "stand-ins", "labels", "time", "bytes-up",
           "bytes-down", "density", "churn", "layer-density", "layer-churn"]  # fmt: skip
 

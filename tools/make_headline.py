@@ -2,8 +2,9 @@
 
     python tools/make_headline.py results/evidence/results.json
 
-Writes docs/images/headline.svg, headline-dark.svg and headline.png: accuracy against rounds of a perfect
-network, of dropping the missing, of the paper's rule and of safari+, mean and band over the seeds.
+Writes docs/images/headline.svg, headline-dark.svg and headline.png: accuracy of the running average against
+rounds, of a perfect network, of dropping the missing, of the paper's rule and of safari+, mean and band over
+the seeds.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 WORDS = "Eight of ten clients lose 70 % of their updates; 80 % of the weights are cut"
 
 
-def draw(results: Path, out: Path, experiment: str, case: str, arms: list[str], words: str) -> list[Path]:
+def draw(
+    results: Path, out: Path, experiment: str, case: str, arms: list[str], words: str, score: str
+) -> list[Path]:
     """Write the three files; returns their paths."""
-    figure = headline(Book.open(results.parent).entries[experiment]["cases"][case], words, arms)
+    figure = headline(Book.open(results.parent).entries[experiment]["cases"][case], words, arms, score)
     dark = render(figure, "svg", transparent=True).decode("utf-8")
     for light, variable in VARIABLES.items():
         dark = dark.replace(light, _DARK[variable])
@@ -46,10 +49,11 @@ def main() -> None:
     parser.add_argument("--case", default="synflow")
     parser.add_argument("--arms", default=",".join(LOOKS), help="names of arms, with commas")
     parser.add_argument("--words", default=WORDS, help="what stands above the figure")
+    parser.add_argument("--score", default="average_top1", choices=("top1", "average_top1"))
     parser.add_argument("--out", type=Path, default=IMAGES)
     given = parser.parse_args()
     arms = given.arms.split(",")
-    for path in draw(given.results, given.out, given.experiment, given.case, arms, given.words):
+    for path in draw(given.results, given.out, given.experiment, given.case, arms, given.words, given.score):
         print(f"wrote {path}")
 
 

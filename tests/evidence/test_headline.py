@@ -45,6 +45,16 @@ def test_lines_are_means_and_names_stand_at_their_ends() -> None:
     assert axes.get_legend() is None
 
 
+def test_it_can_show_the_running_average() -> None:
+    averaged = trial(0.25, 0.5) | {"average_top1": 0.625}
+    averaged["curve"]["average_top1"] = [0.125, 0.625]
+    figure = headline({"arms": {"drop": {"seeds": {"0": averaged}}}}, "", ["drop"], "average_top1")
+    assert figure.axes[0].lines[0].get_ydata().tolist() == [12.5, 62.5]
+    assert "dropping the missing  62.5 %" in texts(figure)
+    with pytest.raises(RunError, match=r"^the results of arm 'drop' have no evaluations of average_top1$"):
+        headline(CASE, "", ["drop"], "average_top1")
+
+
 def test_an_arm_that_is_not_there_is_named() -> None:
     with pytest.raises(RunError, match=r"^the results have no arm 'safari\+'; there are perfect, drop$"):
         headline(CASE, "", ["safari+"])
@@ -63,12 +73,16 @@ def tool() -> ModuleType:
 def test_the_tool_writes_light_dark_and_png(tool: ModuleType, tmp_path: Path) -> None:
     book = {"format": "safari-evidence-1", "environments": [], "experiments": {"e": {"cases": {"c": CASE}}}}
     (tmp_path / "results.json").write_text(json.dumps(book))
-    paths = tool.draw(tmp_path / "results.json", tmp_path / "out", "e", "c", ["perfect", "drop"], "words")
+    paths = tool.draw(
+        tmp_path / "results.json", tmp_path / "out", "e", "c", ["perfect", "drop"], "words", "top1"
+    )
     assert [path.name for path in paths] == ["headline.svg", "headline-dark.svg", "headline.png"]
     light, dark, png = (path.read_bytes() for path in paths)
     ink = INK.encode()
     assert ink in light
     assert ink not in dark
     assert png.startswith(b"\x89PNG")
-    again = tool.draw(tmp_path / "results.json", tmp_path / "again", "e", "c", ["perfect", "drop"], "words")
+    again = tool.draw(
+        tmp_path / "results.json", tmp_path / "again", "e", "c", ["perfect", "drop"], "words", "top1"
+    )
     assert [path.read_bytes() for path in again] == [light, dark, png]

@@ -34,10 +34,13 @@ LOOKS = {
 }
 
 
-def headline(case: Mapping[str, Any], words: str, arms: Sequence[str] = tuple(LOOKS)) -> Figure:
+def headline(
+    case: Mapping[str, Any], words: str, arms: Sequence[str] = tuple(LOOKS), score: str = "top1"
+) -> Figure:
     """The figure from a case of `results.json`; `words` say what was done to the network, above it.
 
-    Bands are ± one standard deviation over seeds; behind each name stands the arm's final accuracy.
+    Bands are ± one standard deviation over seeds; behind each name stands the arm's final accuracy. `score`:
+    `top1`, or `average_top1` where a running average of the models was tested.
     """
     lines = []
     for arm in arms:
@@ -45,10 +48,10 @@ def headline(case: Mapping[str, Any], words: str, arms: Sequence[str] = tuple(LO
         if entry is None:
             raise RunError(f"the results have no arm {arm!r}; there are {', '.join(case['arms'])}")
         trials = {int(seed): numbers for seed, numbers in entry["seeds"].items()}
-        line = series_of(arm, trials, len(trials), "curve", "top1")
+        line = series_of(arm, trials, len(trials), "curve", score)
         if line is None:
-            raise RunError(f"the results of arm {arm!r} have no evaluations")
-        lines.append((LOOKS.get(arm, Look(arm, SOFT, 1.6)), line, column(trials, "top1")["mean"]))
+            raise RunError(f"the results of arm {arm!r} have no evaluations of {score}")
+        lines.append((LOOKS.get(arm, Look(arm, SOFT, 1.6)), line, column(trials, score)["mean"]))
     with styled():
         figure = new_figure(7.6, 3.7)
         axes = figure.add_subplot()
@@ -64,6 +67,7 @@ def headline(case: Mapping[str, Any], words: str, arms: Sequence[str] = tuple(LO
         axes.set(xlabel="round", ylabel="test accuracy (%)")
         axes.grid(axis="y")
         axes.set_xlim(0, max(float(line.rounds[-1]) for _, line, _ in lines))
-        axes.set_ylim(bottom=0)
+        # From the ten below the lowest: lines are compared with each other, not with nothing.
+        axes.set_ylim(bottom=10 * (min(100 * line.mean.min() for _, line, _ in lines) // 10))
         label_ends(figure, axes, ends)
         return figure

@@ -140,6 +140,31 @@ def test_an_arm_with_other_options_is_not_the_same(tmp_path: Path) -> None:
     assert "was made under another config: rule.k was 1 and is 2" in failed["tiny/mag seed 0"]
 
 
+def test_a_rule_whose_default_has_changed_is_not_the_same(tmp_path: Path) -> None:
+    text = "from safari.aggregation import RULES\ndef rule(*, k: int = 1): return RULES['drop']()\n"
+    old, new = tmp_path / "old.py", tmp_path / "new.py"
+    old.write_text(text)
+    new.write_text(text.replace("= 1", "= 2"))
+    out = tmp_path / "out"
+
+    def arm(path: Path, **options: int) -> Experiment:
+        return tiny(tmp_path, arms=[{"name": "mine", "rule": f"{path}:rule", **options}], seeds=1)
+
+    execute(todo(arm(old), out), out, Listener())
+    book = done(arm(old), out)
+    entry = book.entries["tiny"]["cases"]["mag"]["arms"]["mine"]
+    assert entry["defaults"] == {"k": 1}
+    assert todo(arm(old), tmp_path / "elsewhere", book) == []
+    # The same name with another default: what a later version of a rule would look like.
+    for case in book.entries["tiny"]["cases"].values():
+        case["arms"]["mine"]["rule"]["name"] = f"{new}:rule"
+    assert len(todo(arm(new), tmp_path / "elsewhere", book)) == 2
+    # Results from before defaults were noted are believed.
+    for case in book.entries["tiny"]["cases"].values():
+        del case["arms"]["mine"]["defaults"]
+    assert todo(arm(new), tmp_path / "elsewhere", book) == []
+
+
 def test_the_time_is_up_and_the_same_call_goes_on(tmp_path: Path) -> None:
     experiment, out = tiny(tmp_path, seeds=1), tmp_path / "out"
     ticks = iter(range(10**6))

@@ -7,17 +7,16 @@ the mixture of all latest updates that is expected to come nearest to the true o
 
     minimise E ‖Δ_j - Σ_v c_v y_v‖²   with c ≥ 0, Σ c = 1
 
-- Where clients fall into groups, that is about a mean over those of the group who arrived; where they do not,
-  its own memory; in between, something in between. Nobody has to say which.
-- Fresh first, once updates are mostly noise: then who has a close friend among the arrivals is predicted
-  from arrivals alone. An old update looks nearly as good by its cosine and would quieten the noise; but it
-  was made on an older model and asks again for what was done since, and a model that is steered with delay
-  learns less.
+- Where clients fall into groups, that is about a mean over the group, new and old; where they do not, its own
+  memory; in between, something in between. Nobody has to say which.
 - An old update fades as old updates have been seen to. What fades and is noisy would make the best guess
   small; but what all updates have in common, the progress, is a small part of each, and a model that moves by
   nine tenths in every round is a tenth late in the end. So shares sum to 1.
-- All that were heard take part, not those alone who arrived: so the few with a good link do not train the
-  model on their data alone.
+- At first all that were heard take part, not those alone who arrived: so the few with a good link do not
+  train the model on their data alone. Once updates are mostly noise, fresh ones go first: who has a close
+  friend among the arrivals is predicted from arrivals alone. An old update looks nearly as good by its
+  cosine and would quieten the noise; but it was made on an older model and asks again for what was done
+  since, and a model that is steered with delay learns less.
 
 Nothing here knows a probability, a group, or a label.
 """

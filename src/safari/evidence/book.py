@@ -14,7 +14,7 @@ from typing import Any
 
 from safari.config import Arm
 from safari.errors import RunError
-from safari.evidence.numbers import Numbers, read_numbers, rule_of_arm
+from safari.evidence.numbers import Numbers, defaults_of_arm, made_by, read_numbers, rule_of_arm
 from safari.evidence.plan import Case, Experiment, digest
 from safari.runs import seeds_of, spread
 from safari.runs.files import making, write_atomically
@@ -53,13 +53,13 @@ class Book:
     def trial(self, case: Case, arm: Arm, seed: int) -> Numbers | None:
         """A finished trial's numbers: of this setting and with this rule, whoever asked for them, or none."""
         home = case.home(arm)
-        setting, rule = digest(home.config)[:12], rule_of_arm(arm)
+        setting = digest(home.config)[:12]
         for about in self.entries.values():
             for entry in about["cases"].values():
                 if entry["setting"] != setting:
                     continue
                 for found in entry["arms"].values():
-                    if found["rule"] == rule and str(seed) in found["seeds"]:
+                    if str(seed) in found["seeds"] and made_by(found, arm):
                         numbers: Numbers = found["seeds"][str(seed)]
                         return numbers
         return None
@@ -98,8 +98,9 @@ class Book:
             }
         for arm, seed, numbers in there:
             entry = cases[case.name]["arms"].get(arm.name)
-            if entry is None or entry["rule"] != rule_of_arm(arm):
-                entry = cases[case.name]["arms"][arm.name] = {"rule": rule_of_arm(arm), "seeds": {}}
+            if entry is None or not made_by(entry, arm):
+                made = {"rule": rule_of_arm(arm), "defaults": defaults_of_arm(arm)}
+                entry = cases[case.name]["arms"][arm.name] = {**made, "seeds": {}}
             entry["seeds"][str(seed)] = numbers
         environment = path / "environment.json"
         if environment.exists():
@@ -118,7 +119,3 @@ def column(trials: Mapping[int, Numbers], name: str) -> dict[str, Any]:
     2
     """
     return spread([t[name] for t in trials.values() if t.get(name) is not None])
-
-
-def _rule(arm: Arm) -> dict[str, Any]:
-    return {"name": arm.rule.name, **arm.rule.options}

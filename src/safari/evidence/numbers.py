@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from safari.aggregation import RULES
 from safari.config import Arm, Config
 from safari.errors import RunError
+from safari.plugins import options_of, resolve
 from safari.runs import Trial, read_checkpoint, read_lines, summarise_trial
 from safari.runs.files import write_atomically
 from safari.runs.summary import AVERAGE_COLUMNS
@@ -46,7 +48,8 @@ Numbers = dict[str, Any]
 def write_numbers(trial: Trial, config: Config) -> Numbers:
     """Put a finished trial's numbers beside its records."""
     numbers = trial_numbers(list(read_lines(trial.rounds)), config, group_of(config))
-    numbers["rule"] = rule_of_arm(next(arm for arm in config.arms if arm.name == trial.arm))
+    arm = next(arm for arm in config.arms if arm.name == trial.arm)
+    numbers |= {"rule": rule_of_arm(arm), "defaults": defaults_of_arm(arm)}
     numbers["seconds"] = round(_seconds(trial), 3)
     similarity = read_checkpoint(trial.checkpoint).tensors.get("rule.similarity")
     if similarity is not None and similarity.ndim == 2:
@@ -62,7 +65,7 @@ def read_numbers(path: Path, arm: Arm) -> Numbers | None:
         return None
     try:
         numbers: Numbers = json.loads(file.read_text(encoding="utf-8"))
-        return numbers if numbers["rule"] == rule_of_arm(arm) else None
+        return numbers if made_by(numbers, arm) else None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{file} does not hold a trial's numbers: {error!r}; remove it") from error
 
@@ -70,6 +73,21 @@ def read_numbers(path: Path, arm: Arm) -> Numbers | None:
 def rule_of_arm(arm: Arm) -> dict[str, Any]:
     """A rule and its options, as a table."""
     return {"name": arm.rule.name, **arm.rule.options}
+
+
+def defaults_of_arm(arm: Arm) -> dict[str, Any]:
+    """The options that the arm leaves as the rule has them today: a later version may have others."""
+    factory = resolve("rule", "arms", arm.rule.name, RULES)
+    left = {o.name: o.default for o in options_of(factory) if o.name not in arm.rule.options}
+    # As they come back from a file: lists for tuples.
+    table: dict[str, Any] = json.loads(json.dumps(left, default=repr))
+    return table
+
+
+def made_by(entry: Mapping[str, Any], arm: Arm) -> bool:
+    """Was this made by the rule that the arm has now? Entries that do not name defaults are believed."""
+    known = entry.get("defaults")
+    return entry["rule"] == rule_of_arm(arm) and (known is None or known == defaults_of_arm(arm))
 
 
 def trial_numbers(

@@ -1,4 +1,4 @@
-"""Lossy uploads leave variances what they are: batch norms take their roots when the server tests."""
+"""Lossy uploads and rules leave variances what they are: the server tests with their roots."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 import safari
 from engine.kit import StopAfter, play
 from engine.own_parts import NORMED
+from safari.aggregation import RULES
 from safari.runs import RunFolder
 
 # A convolution's 8·27, a norm's 2·8, and 4·32 + 4; the norm's means and variances come after them.
@@ -47,6 +48,15 @@ def test_all_tests_are_finite(tmp_path, engine, values, feedback):
     assert variances.min() >= 0
     # It did fall as far as one step or so.
     assert variances[-1, 0] < 0.02 < variances[0, 0]
+
+
+@pytest.mark.parametrize("engine", ["reference", "vectorised"])
+@pytest.mark.parametrize("rule", RULES)
+def test_rules_that_go_beyond_a_mean_leave_them_so_too(tmp_path, engine, rule):
+    config = config_of(tmp_path, engine) | {"arms": [rule], "uplink": {"name": "bernoulli", "p": 0.4}}
+    rounds = list(play(config))
+    assert [record["round"] for _, _, record in rounds if record["loss"] is None] == []
+    assert all(after.server.model[-8:].min() >= 0 for _, after, _ in rounds)
 
 
 def test_what_waits_is_about_parameters_alone(tmp_path):

@@ -7,12 +7,16 @@ With the models x_i that arrived and the global model x, every rule is
 where z_j is what the rule takes client j to have sent, from its memory of updates: z_j = x + y_j. So a rule
 only says how much of each it wants. Where the weights do not sum to 1, something of x itself is left; that
 part is kept within what the arrivals kept, so that a weight which all of them cut is cut, as in their mean.
+
+Buffers follow the sum while it is a mean, that is while no weight is negative, the one left to x included.
+They are statistics, not steps: a running variance that goes beyond all that was seen may fall below 0. Where
+a sum is no mean, negative weights count as 0 for the buffers, and the others are scaled to sum to 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -74,14 +78,38 @@ class Compensation:
 
 
 def combine(round: Round, decision: Decision) -> Tensor:
-    """The weighted sum that every rule ends in."""
-    x = round.global_model
-    rest = 1.0 - float(decision.a.sum()) - (0.0 if decision.b is None else float(decision.b.sum()))
+    """The weighted sum that every rule ends in; for buffers a mean.
+
+    >>> view = Round(
+    ...     number=0, global_model=torch.tensor([1.0, 1.0]), cohort=torch.arange(2), arrived=torch.arange(2),
+    ...     models=torch.tensor([[2.0, 0.5], [2.0, 0.1]]), weights=torch.tensor([0.5, 0.5]), parameters=1)
+    >>> combine(view, Decision(a=torch.tensor([1.0, 1.0])))   # two steps of 1; (0.5 + 0.1) / 2
+    tensor([3.0000, 0.3000])
+    """
+    weights = [decision.a] if decision.b is None else [decision.a, decision.b]
+    # The one look at the device.
+    looks = torch.stack([look for w in weights for look in (w.sum(), w.clamp(max=0).sum())]).tolist()
+    rest = 1.0 - looks[0] - sum(looks[2::2])
+    rest = 0.0 if abs(rest) < _ROUNDING else rest
+    out = _weighted_sum(round, decision, rest, slice(None))
+    negative = sum(looks[1::2]) + min(rest, 0.0)
+    if not negative or round.parameters == len(out):
+        return out
+    positive = replace(
+        decision, a=decision.a.clamp(min=0), b=None if decision.b is None else decision.b.clamp(min=0)
+    )
+    # With the negative ones the weights sum to 1.
+    buffers = _weighted_sum(round, positive, max(rest, 0.0), slice(round.parameters, None)) / (1 - negative)
+    return torch.cat([out[: round.parameters], buffers])
+
+
+def _weighted_sum(round: Round, decision: Decision, rest: float, part: slice) -> Tensor:
+    x, models = round.global_model[part], round.models[:, part]
     out = torch.zeros_like(x)
     if len(decision.a):
-        out = decision.a.to(x.dtype) @ round.models
+        out = decision.a.to(x.dtype) @ models
     if decision.b is not None and decision.recalled is not None:
-        out = out + decision.b.to(x.dtype) @ decision.recalled
-    if abs(rest) < _ROUNDING:
+        out = out + decision.b.to(x.dtype) @ decision.recalled[:, part]
+    if not rest:
         return out
-    return out + rest * (x * (round.models != 0).any(0) if len(round.models) else x)
+    return out + rest * (x * (models != 0).any(0) if len(models) else x)

@@ -2,8 +2,8 @@
 
     python benchmarks/kernels.py --out results/engine/kernels.json
 
-For each shape the best few, by tap and by row of the window; then the training part of a round with the tiles
-of `kernels.py`, with the best by tap, and with the best of all. What wins belongs into the tables there.
+For each shape the best few; then the training part of a round with the tiles of `kernels.py`, and with the
+best. What wins belongs into the tables there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from safari.engine.stack import kernels as k
 SHAPES = [(16, 16, 32, 1), (32, 32, 16, 1), (64, 64, 8, 1)]
 STRIDED = [(16, 32, 32, 2), (32, 64, 16, 2)]
 BATCH = 64
+TILES = [k.Tile(rows, warps, 3) for rows, warps in ((64, 2), (64, 4), (128, 4), (128, 8), (256, 4), (256, 8))]
 # Bytes that pass through an H200's memory in a microsecond.
 BYTES = 4.8e6
 
@@ -47,28 +48,7 @@ def microseconds(work: Callable[[], object], repeats: int = 30) -> float:
     return statistics.median(times)
 
 
-def conv_tiles(few: bool) -> Iterator[k.Tile]:
-    if few:
-        yield from (k.Tile(128, 4, stages, by_row=tiles) for stages, tiles in ((1, 1), (1, 4), (2, 4)))
-        return
-    for rows, warps in ((64, 2), (64, 4), (128, 4), (128, 8), (256, 4), (256, 8)):
-        yield k.Tile(rows, warps, 3)
-    for rows, warps in ((64, 4), (128, 4), (128, 8), (256, 8)):
-        for stages, tiles in ((1, 1), (1, 4), (2, 4)):
-            yield k.Tile(rows, warps, stages, by_row=tiles)
-
-
-def weight_tiles(few: bool) -> Iterator[k.Tile]:
-    if few:
-        yield from (k.Tile(rows, 4, 2, by_row=1) for rows in (64, 128))
-        return
-    for rows, warps in ((64, 2), (64, 4), (128, 4), (128, 8)):
-        yield k.Tile(rows, warps, 3)
-    for rows, warps, stages in ((64, 4, 2), (64, 4, 3), (128, 4, 2), (128, 8, 2)):
-        yield k.Tile(rows, warps, stages, by_row=1)
-
-
-def search(clients: int, shape: tuple[int, int, int, int], few: bool) -> dict[str, list[Row]]:
+def search(clients: int, shape: tuple[int, int, int, int]) -> dict[str, list[Row]]:
     cin, cout, side, stride = shape
     out = (side - 1) // stride + 1
     x = torch.randn(clients * BATCH, side, side, cin, device="cuda").bfloat16()
@@ -78,11 +58,11 @@ def search(clients: int, shape: tuple[int, int, int, int], few: bool) -> dict[st
     weight = lambda tile: k.conv_weight_gradient(x, dy, cin, clients, stride, tile)
     moved = 2 * (x.numel() + dy.numel()) / BYTES
     found: dict[str, list[Row]] = {}
-    for name, work, tiles in (("conv", conv, conv_tiles(few)), ("weight", weight, weight_tiles(few))):
+    for name, work in (("conv", conv), ("weight", weight)):
         right = work(None)
         right = right[0] if isinstance(right, tuple) else right
         rows: list[Row] = []
-        for tile in tiles:
+        for tile in TILES:
             try:
                 ours = work(tile)
                 ours = ours[0] if isinstance(ours, tuple) else ours
@@ -94,10 +74,7 @@ def search(clients: int, shape: tuple[int, int, int, int], few: bool) -> dict[st
             except Exception as error:  # too much shared memory, say
                 print(f"  failed: {tile}: {type(error).__name__} {str(error)[:100]}", flush=True)
         found[name] = sorted(rows, key=lambda row: row[0])
-        table = k.CONV_TILES if name == "conv" else k.WEIGHT_TILES
         now = microseconds(lambda work=work: work(None))
-        if few:
-            found[name] = sorted([*found[name], (now, table[cin])], key=lambda row: row[0])
         print(f"{shape} {name}: {now:.1f} us now, {moved:.1f} us by bytes", flush=True)
         for us, tile in found[name][:4]:
             print(f"    {us:7.1f} us  {tile}", flush=True)
@@ -120,15 +97,10 @@ def main() -> None:
     )
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--strided", action="store_true", help="the shapes with stride 2, too")
-    parser.add_argument(
-        "--few", action="store_true", help="a few tiles by row against those in use, 10 clients"
-    )
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    found = {
-        shape: search(args.clients, shape, args.few) for shape in SHAPES + (STRIDED if args.strided else [])
-    }
-    data, counts = random_pictures(50_000, 1_000), [10] if args.few else [10, 100]
+    found = {shape: search(args.clients, shape) for shape in SHAPES + (STRIDED if args.strided else [])}
+    data, counts = random_pictures(50_000, 1_000), [10, 100]
     result: dict[str, object] = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -139,14 +111,10 @@ def main() -> None:
         ],
         "rounds": rounds("tiles as they are", counts, data),
     }
-    for name, wanted in (("best by tap", lambda tile: not tile.by_row), ("best of all", lambda tile: True)):
-        for kind, table in (("conv", k.CONV_TILES), ("weight", k.WEIGHT_TILES)):
-            for shape in SHAPES:
-                best = next((tile for _, tile in found[shape][kind] if wanted(tile)), None)
-                if best is not None:
-                    table[shape[0]] = best
-        print(f"CONV_TILES = {k.CONV_TILES}\nWEIGHT_TILES = {k.WEIGHT_TILES}", flush=True)
-        result["rounds"] += rounds(name, counts, data)
+    for kind, table in (("conv", k.CONV_TILES), ("weight", k.WEIGHT_TILES)):
+        table.update({shape[0]: found[shape][kind][0][1] for shape in SHAPES if found[shape][kind]})
+    print(f"CONV_TILES = {k.CONV_TILES}\nWEIGHT_TILES = {k.WEIGHT_TILES}", flush=True)
+    result["rounds"] += rounds("best tiles", counts, data)
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(result, indent=2) + "\n")

@@ -152,23 +152,7 @@ def _error(found: Tensor, expected: Tensor) -> float:
     return float((found.detach().cpu().double() - expected.detach()).norm() / expected.detach().norm())
 
 
-def by_row() -> None:
-    """From now on the kernels that take a row of the window at a time, two tiles a program."""
-    from safari.engine.stack import kernels as k
-
-    tile = k.Tile(16, 4, 1, by_row=2)
-    k.CONV_TILES.update(dict.fromkeys((16, 32, 64), tile))
-    k.WEIGHT_TILES.update(dict.fromkeys((16, 32, 64), tile))
-
-
 def main() -> None:
-    check_all()
-    by_row()
-    check_all()
-    print("all right")
-
-
-def check_all() -> None:
     for name, case in CASES.items():
         for what, error in conv_norm_errors(case, "cpu", torch.float32).items():
             assert error < 1e-5, f"{name}: {what} is off by {error:.2g}"
@@ -176,6 +160,7 @@ def check_all() -> None:
             assert error < 1e-5, f"{name}, shared: {what} is off by {error:.2g}"
     for what, error in adam_errors("cpu").items():
         assert error < 1e-6, f"adam_: {what} is off by {error:.2g}"
+    print("all right")
 
 
 if __name__ == "__main__":

@@ -15,26 +15,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from safari.engine.stack.kernels_by_row import conv_by_row_kernel, conv_weight_by_row_kernel
-
 BLOCK = 1024
 NARROWEST = 16
-# Up to here a program's registers hold the gradient of the whole window.
-WIDEST_WHOLE = 32
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How a kernel is cut: rows (pixels) of a program, its warps, its load stages.
-
-    `by_row`: so many tiles one after the other in the kernels that take a row of the window at a time; 0:
-    those that take a tap at a time.
-    """
+    """How a kernel is cut: rows (pixels) of a program, its warps, its load stages."""
 
     rows: int
     warps: int
     stages: int
-    by_row: int = 0
 
 
 # By the number of input channels. From measurements on an H200 of an earlier cut of these kernels: worth
@@ -323,17 +314,14 @@ def conv(
     total, h, wd, cin = x.shape
     tile = tile or CONV_TILES.get(cin, Tile(128, 4, 3))
     n, oh, ow = total // clients, (h - 1) // stride + 1, (wd - 1) // stride + 1
-    blocks = triton.cdiv(n * oh * ow, tile.rows * max(1, tile.by_row))
+    blocks = triton.cdiv(n * oh * ow, tile.rows)
     y = torch.empty((total, oh, ow, cout), dtype=x.dtype, device=x.device)
     partial = torch.empty((clients, blocks, 2, cout) if stats else (0,), device=x.device)
-    common = {"H": h, "W": wd, "OH": oh, "OW": ow, "CIN": cin, "COUT": cout, "STRIDE": stride}
-    common |= {"ROWS": tile.rows, "STATS": stats, "num_warps": tile.warps, "num_stages": tile.stages}
-    if tile.by_row:
-        conv_by_row_kernel[blocks, clients](
-            x, w, y, partial, n * oh * ow, blocks, TILES=tile.by_row, **common
-        )
-    else:
-        _conv_kernel[blocks, clients](x, w, y, partial, n, blocks, **common)
+    _conv_kernel[blocks, clients](
+        x, w, y, partial, n, blocks,
+        H=h, W=wd, OH=oh, OW=ow, CIN=cin, COUT=cout, STRIDE=stride, ROWS=tile.rows, STATS=stats,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
     return y, partial
 
 
@@ -367,20 +355,14 @@ def conv_weight_gradient(
     tile = tile or WEIGHT_TILES.get(cin, Tile(128, 4, 3))
     pixels = total // clients * oh * ow
     # Enough programs to fill the device, each with enough pixels to be worth its share of the sum.
-    whole = tile.by_row > 0 and cin <= WIDEST_WHOLE
-    splits = max(1, min(pixels // (4 * tile.rows), programs // ((1 if whole else 3) * clients)))
+    splits = max(1, min(pixels // (4 * tile.rows), programs // (3 * clients)))
     per_split = triton.cdiv(triton.cdiv(pixels, splits), tile.rows) * tile.rows
     partial = torch.empty((splits, clients, 9 * cin * cout), device=x.device)
-    common = {"H": h, "W": wd, "OH": oh, "OW": ow, "CIN": cin, "COUT": cout, "STRIDE": stride}
-    common |= {"ROWS": tile.rows, "num_warps": tile.warps, "num_stages": tile.stages}
-    if tile.by_row:
-        conv_weight_by_row_kernel[splits, clients, 1 if whole else 3](
-            x, dy, partial, pixels, clients, per_split, WHOLE=whole, **common
-        )
-    else:
-        _conv_weight_kernel[splits, clients, 3](
-            x, dy, partial, total // clients, clients, per_split, **common
-        )
+    _conv_weight_kernel[splits, clients, 3](
+        x, dy, partial, total // clients, clients, per_split,
+        H=h, W=wd, OH=oh, OW=ow, CIN=cin, COUT=cout, STRIDE=stride, ROWS=tile.rows,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
     out = torch.empty((clients, cout, inner, 3, 3), device=x.device)
     _weight_gradient_total_kernel[triton.cdiv(9 * cin * cout, 256), clients](
         partial, out, splits, inner, clients, CIN=cin, COUT=cout, BLOCK=256

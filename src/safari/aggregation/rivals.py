@@ -1,4 +1,7 @@
-"""Rules of others, as published, in the one linear form. Each docstring has the formula."""
+"""Rules of others, as published, in the one linear form. Each docstring has the formula.
+
+Buffers are a mean where a formula is not: see `compensation`.
+"""
 
 from __future__ import annotations
 

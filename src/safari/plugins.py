@@ -7,10 +7,12 @@ the function: built-in or yours, they are checked and documented in the same way
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
 import inspect
+import json
 import sys
 import types
 import typing
@@ -77,6 +79,22 @@ def options_of(factory: Callable[..., Any]) -> list[Option]:
         for p in inspect.signature(factory).parameters.values()
         if p.kind is inspect.Parameter.KEYWORD_ONLY
     ]
+
+
+def defaults_of(factory: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are left as the factory has them today, as they come back from a file.
+
+    >>> def rule(*, patience: float = 3.0, blocks: tuple[int, ...] = (1, 2), keep: float = 0.98): ...
+    >>> defaults_of(rule, {"keep": 0.9})
+    {'patience': 3.0, 'blocks': [1, 2]}
+    """
+    table = {}
+    for option in options_of(factory):
+        # What no file can hold says nothing in one either: an object's name may hold its address.
+        with contextlib.suppress(TypeError, ValueError):
+            if option.name not in given:
+                table[option.name] = json.loads(json.dumps(option.default))
+    return table
 
 
 def _hints(function: Any) -> dict[str, Any]:

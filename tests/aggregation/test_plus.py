@@ -11,6 +11,7 @@ from torch import Tensor
 
 from safari.aggregation import RULES, Server
 from safari.aggregation.blend import blend
+from safari.aggregation.plus import Options, _fading, _signal
 from safari.errors import ConfigError
 
 SIZE = 400
@@ -165,6 +166,36 @@ def test_memory_speaks_where_no_close_friend_has_come(
     shares = torch.linalg.lstsq(basis, (server.model - x).double()[:, None]).solution[:, 0]
     assert set(outcome.stand_ins[1]) == {0, 2}
     assert shares.tolist() == pytest.approx(expected, abs=0.03)
+    assert float(shares.sum()) == pytest.approx(1, abs=0.01)
+
+
+def test_how_calm_updates_are_is_learned_where_nobody_is_asked_twice_in_a_row() -> None:
+    """Eight clients that never change, two of them asked at a time, each every fourth round."""
+    draw = torch.Generator().manual_seed(0)
+    pulls = torch.randn(8, SIZE, generator=draw)
+    server = Server.start(torch.ones(SIZE), 8, RULES["safari+"]())
+    for number in range(24):
+        x, ids = server.model, [2 * (number % 4), 2 * (number % 4) + 1]
+        server, _ = server.step({i: x + 0.01 * pulls[i] for i in ids}, cohort=ids)
+    steady = server.state["steady"]
+    assert steady[0, 1] == 0, "nobody was heard twice in a row"
+    assert float(steady[2, 0] / steady[2, 1]) == pytest.approx(1, abs=1e-3)
+    assert _signal(steady) > 0.9
+    options = Options(True, True, True, 0.7, 0.6, False, 3.0, 0.98)
+    assert _fading(steady, options)[:3].tolist() == [1, 1, 1]
+
+
+def test_before_anybody_was_heard_again_updates_count_as_calm() -> None:
+    """0 comes for the first time and is like all who are missing now: their own memory speaks, too."""
+    clients = Clients()
+    clients.pulls = clients.pulls[:1] * 4
+    server, _ = play([[1, 2, 3]], clients)
+    x, memory = server.model, server.state["updates"].clone()
+    sent = clients.send(x, [0])
+    server, _ = server.step(sent)
+    basis = torch.stack([sent[0] - x, *memory[1:]], 1).double()
+    shares = torch.linalg.lstsq(basis, (server.model - x).double()[:, None]).solution[:, 0]
+    assert float(shares[1]) > 0.1
     assert float(shares.sum()) == pytest.approx(1, abs=0.01)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from evidence.kit import TINY, write
+from safari.aggregation import RULES, Compensation
 from safari.errors import RunError
 from safari.evidence import Book, Ending, Experiment, Unit, execute, find, read, units_of
 from safari.runs import RunFolder
@@ -140,29 +142,38 @@ def test_an_arm_with_other_options_is_not_the_same(tmp_path: Path) -> None:
     assert "was made under another config: rule.k was 1 and is 2" in failed["tiny/mag seed 0"]
 
 
-def test_a_rule_whose_default_has_changed_is_not_the_same(tmp_path: Path) -> None:
-    text = "from safari.aggregation import RULES\ndef rule(*, k: int = 1): return RULES['drop']()\n"
-    old, new = tmp_path / "old.py", tmp_path / "new.py"
-    old.write_text(text)
-    new.write_text(text.replace("= 1", "= 2"))
-    out = tmp_path / "out"
+def test_a_rule_whose_default_has_changed_is_not_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(k: int) -> Callable[..., Compensation]:
+        def rule(*, k: int = k) -> Compensation:
+            return RULES["drop"]()
 
-    def arm(path: Path, **options: int) -> Experiment:
-        return tiny(tmp_path, arms=[{"name": "mine", "rule": f"{path}:rule", **options}], seeds=1)
+        return rule
 
-    execute(todo(arm(old), out), out, Listener())
-    book = done(arm(old), out)
-    entry = book.entries["tiny"]["cases"]["mag"]["arms"]["mine"]
-    assert entry["defaults"] == {"k": 1}
-    assert todo(arm(old), tmp_path / "elsewhere", book) == []
-    # The same name with another default: what a later version of a rule would look like.
-    for case in book.entries["tiny"]["cases"].values():
-        case["arms"]["mine"]["rule"]["name"] = f"{new}:rule"
-    assert len(todo(arm(new), tmp_path / "elsewhere", book)) == 2
-    # Results from before defaults were noted are believed.
+    monkeypatch.setitem(RULES, "mine", version(1))
+    experiment, out = tiny(tmp_path, arms=["mine"], seeds=1), tmp_path / "out"
+    execute(todo(experiment, out), out, Listener())
+    book = done(experiment, out)
+    assert book.entries["tiny"]["cases"]["mag"]["arms"]["mine"]["defaults"] == {"k": 1}
+    assert todo(experiment, out) == todo(experiment, tmp_path / "elsewhere", book) == []
+
+    monkeypatch.setitem(RULES, "mine", version(2))
+    assert len(todo(experiment, tmp_path / "elsewhere", book)) == 2
+    # Where its rounds lie they are not taken for the new rule's.
+    failed = execute(todo(experiment, out), out, Listener()).failed
+    assert "was made under another config: defaults.k was 1 and is 2" in failed["tiny/mag seed 0"]
+    assert todo(experiment, out) != []
+
+    # Results from before defaults were noted are believed, and noted when more of them come in.
     for case in book.entries["tiny"]["cases"].values():
         del case["arms"]["mine"]["defaults"]
-    assert todo(arm(new), tmp_path / "elsewhere", book) == []
+    assert todo(experiment, tmp_path / "elsewhere", book) == []
+    more = tiny(tmp_path, arms=["mine"], seeds=2)
+    execute(todo(more, tmp_path / "new", book), tmp_path / "new", Listener())
+    book.gather(more, tmp_path / "new")
+    entry = book.entries["tiny"]["cases"]["mag"]["arms"]["mine"]
+    assert (sorted(entry["seeds"]), entry["defaults"]) == (["0", "1"], {"k": 2})
 
 
 def test_the_time_is_up_and_the_same_call_goes_on(tmp_path: Path) -> None:

@@ -289,7 +289,7 @@ def test_the_average_is_tested_kept_and_found_again(tmp_path):
     assert first.averaged is None
     first.start(Loopback(apps), num_rounds=1, timeout=0.1)
     second = SafariStrategy(net(seed=5), 3, config=config, run=tmp_path / "run")
-    second.start(Loopback(apps), num_rounds=3, timeout=0.1, evaluate_fn=test)
+    second.start(Loopback(apps), num_rounds=3, timeout=0.1, evaluate_fn=test, average_fn=test)
     # Of each round the newest model, then the average: the mean of two, then 0.6 of the past.
     assert [number for number, _ in tested] == [2, 2, 3, 3]
     models = [first.layout.read(loaded(first.arrays)), tested[0][1], tested[2][1]]
@@ -304,6 +304,10 @@ def test_the_average_is_tested_kept_and_found_again(tmp_path):
     whole.start(Loopback(apps), num_rounds=3, timeout=0.1)
     assert torch.equal(whole.server.model, second.server.model), "it changes nothing else"
     assert whole.averaged is None
+    newest = []
+    third = SafariStrategy(net(), 3, config=config)
+    third.start(Loopback(apps), num_rounds=2, timeout=0.1, evaluate_fn=lambda t, _: newest.append(t))
+    assert newest == [0, 1, 2], "who tests the newest model is not given another"
     changed = SafariStrategy(net(), 3, run=tmp_path / "run")
     with pytest.raises(RunError, match=r"aggregation\.average was 0\.6 and is 0\.0"):
         changed.start(Loopback(apps), num_rounds=4, timeout=0.1)

@@ -40,6 +40,8 @@ _BUCKETS = 12
 _PRIOR = 1.0
 # How alike a client's two updates in a row are, before anybody was seen twice.
 _SIGNAL = 0.5
+# An observation, or what time has left of it, says more than nothing.
+_ENOUGH = 0.5
 # An age that was never seen fades by this from the one before.
 _FADE = 0.7
 # What an update shares with the next one is at least this.
@@ -189,7 +191,7 @@ def _mixture(known: State, old: Tensor, missing: Tensor, options: Options) -> Te
     # Nobody speaks for one who pulls the other way, not even to quieten a noisy friend; of one never heard
     # nothing is known, so all may.
     allowed = allowed & ((to > 0) | (old[missing] < 0)[:, None])
-    if signal < options.calm:
+    if _seen(known["steady"]) is not None and signal < options.calm:
         close = allowed & (old == 0) & (to >= options.close * signal)
         allowed = allowed & ((old == 0) | ~close.any(1, keepdim=True))
     # Those who promise most; in the order of their ids.
@@ -213,9 +215,18 @@ def _alike(known: State, signal: float) -> Tensor:
     return pairs.clamp(max=signal).diagonal_scatter(torch.full((len(met),), signal).double())
 
 
+def _seen(steady: Tensor) -> int | None:
+    """The youngest age at which somebody was heard again; None where nobody was."""
+    ages = (steady[:, 1] >= _ENOUGH).nonzero()
+    return int(ages[0]) if len(ages) else None
+
+
 def _signal(steady: Tensor) -> float:
-    """How much of an update the same client's next one shares: a cosine."""
-    total, count = steady[0].tolist()
+    """How much of an update the same client's next one shares: a cosine.
+
+    Where few of many are asked, hardly anybody is heard twice in a row: then of the youngest age there is.
+    """
+    total, count = steady[_seen(steady) or 0].tolist()
     return float(min(1.0, max(_LEAST_SIGNAL, (total + _PRIOR * _SIGNAL) / (count + _PRIOR))))
 
 
@@ -223,9 +234,9 @@ def _fading(steady: Tensor, options: Options) -> Tensor:
     """What is left of a cosine at each age, against the first: never growing, 1 at the start."""
     if not options.fade:
         return torch.ones(_BUCKETS, dtype=torch.float64)
-    signal = _signal(steady)
-    left = [1.0]
-    for total, count in steady[1:].tolist():
+    signal, first = _signal(steady), _seen(steady) or 0
+    left = [1.0] * (first + 1)
+    for total, count in steady[first + 1 :].tolist():
         usual = _FADE * left[-1]
         seen = (total / signal + _PRIOR * usual) / (count + _PRIOR)
         left.append(min(left[-1], max(0.0, seen)))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from safari.aggregation.compensation import Compensation
 from safari.aggregation.plus import safari_plus
 from safari.aggregation.rivals import cluster_fedvarp, fdms, fedau, fedvarp, few, known_p, mifa, stale
 from safari.aggregation.rules import drop, perfect, safari
+from safari.errors import ConfigError
+from safari.plugins import defaults_of, resolve
 
 RULES: dict[str, Callable[..., Compensation]] = {
     "perfect": perfect,
@@ -23,3 +26,17 @@ RULES: dict[str, Callable[..., Compensation]] = {
     "known-p": known_p,
     "few": few,
 }
+
+
+def rule_defaults(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are left as the rule has them today: a later version may have others.
+
+    >>> rule_defaults("fedau", {})
+    {'cutoff': 50}
+    """
+    try:
+        factory = resolve("rule", "arms", name, RULES)
+    except ConfigError:
+        # A rule that was handed over as an object has a name for people alone.
+        return {}
+    return defaults_of(factory, given)

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from safari.aggregation import Outcome
 from safari.models import Layout
+from safari.runs.summary import SCORES
 
 Record = dict[str, Any]
-
-_SCORES = ("loss", "top1", "top5")
 
 
 class Stopwatch:
@@ -117,7 +116,7 @@ def record_of(layout: Layout, facts: Facts) -> Record:
     churn = {e.name: round(n / e.size, 6) for e, n in zip(weights, changes, strict=True) if n}
     return {
         "round": facts.round + 1,
-        **(_scores(facts.scores) or dict.fromkeys(_SCORES)),
+        **(_scores(facts.scores) or dict.fromkeys(SCORES)),
         "average": _scores(facts.average),
         "train_loss": _finite(fmean(facts.losses)) if facts.losses else None,
         "trained": list(facts.trained),
@@ -139,7 +138,7 @@ def record_of(layout: Layout, facts: Facts) -> Record:
 
 
 def _scores(found: Mapping[str, float] | None) -> dict[str, float | None] | None:
-    return None if found is None else {name: _finite(found[name]) for name in _SCORES}
+    return None if found is None else {name: _finite(found[name]) for name in SCORES}
 
 
 def _finite(value: float) -> float | None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from safari.aggregation import Compensation, Server, to_tensors, with_tensors
+from safari.aggregation import Compensation, Server, rule_defaults, to_tensors, with_tensors
 from safari.config import Config
 from safari.engine.average import AVERAGE, begin_average, saved_average
 from safari.engine.world import World
@@ -136,7 +136,9 @@ def meaning(config: Config, arm: str) -> dict[str, Any]:
     # How often bytes are counted changes nothing else.
     wire = {name: value for name, value in table["wire"].items() if name != "every"}
     wire["feedback"] = config.wire.feeds_back
-    named = {"wire": wire, "rule": {"name": rule.name, **rule.options}}
+    # With its name, so that an option that a rule did not have then counts as a change.
+    defaults = {"name": rule.name, **rule_defaults(rule.name, rule.options)}
+    named = {"wire": wire, "rule": {"name": rule.name, **rule.options}, "defaults": defaults}
     return {name: table[name] for name in _MEANINGFUL} | named
 
 

@@ -101,6 +101,8 @@ class Book:
             if entry is None or not made_by(entry, arm):
                 made = {"rule": rule_of_arm(arm), "defaults": defaults_of_arm(arm)}
                 entry = cases[case.name]["arms"][arm.name] = {**made, "seeds": {}}
+            # From here on they are known.
+            entry.setdefault("defaults", defaults_of_arm(arm))
             entry["seeds"][str(seed)] = numbers
         environment = path / "environment.json"
         if environment.exists():

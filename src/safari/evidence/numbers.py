@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from safari.aggregation import RULES
+from safari.aggregation import rule_defaults
 from safari.config import Arm, Config
 from safari.errors import RunError
-from safari.plugins import options_of, resolve
 from safari.runs import Trial, read_checkpoint, read_lines, summarise_trial
 from safari.runs.files import write_atomically
 from safari.runs.summary import AVERAGE_COLUMNS
@@ -77,11 +76,7 @@ def rule_of_arm(arm: Arm) -> dict[str, Any]:
 
 def defaults_of_arm(arm: Arm) -> dict[str, Any]:
     """The options that the arm leaves as the rule has them today: a later version may have others."""
-    factory = resolve("rule", "arms", arm.rule.name, RULES)
-    left = {o.name: o.default for o in options_of(factory) if o.name not in arm.rule.options}
-    # As they come back from a file: lists for tuples.
-    table: dict[str, Any] = json.loads(json.dumps(left, default=repr))
-    return table
+    return rule_defaults(arm.rule.name, arm.rule.options)
 
 
 def made_by(entry: Mapping[str, Any], arm: Arm) -> bool:

@@ -58,7 +58,7 @@ def pictures(experiment: Experiment, book: Book) -> Iterator[Picture]:
 
 def series_of(label: str, trials: Mapping[int, Numbers], seeds: int, table: str, name: str) -> Series | None:
     """A line with a row a seed, at the rounds that all of them have; None without any."""
-    found = [t[table] for t in trials.values() if name in t.get(table, {})]
+    found = [t[table] for t in trials.values() if name in (t.get(table) or {})]
     if not found:
         return None
     rounds = sorted(set.intersection(*(set(f["round"]) for f in found)))

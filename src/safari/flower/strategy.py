@@ -137,8 +137,12 @@ class SafariStrategy(Strategy):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Evaluate | None = None,
+        average_fn: Evaluate | None = None,
     ) -> Result:
-        """All rounds, or those that an earlier process has not done; `timeout` is each round's deadline."""
+        """All rounds, or those that an earlier process has not done; `timeout` is each round's deadline.
+
+        `average_fn` tests the running average of the models, as `evaluate_fn` tests the newest one.
+        """
         result = Result()
         self._timeout, self._started = timeout, False
         _log.info("Starting SafariStrategy:")
@@ -147,14 +151,14 @@ class SafariStrategy(Strategy):
             if evaluate_fn is not None and self.server.round == 0:
                 _keep(result.evaluate_metrics_serverapp, 0, evaluate_fn(0, self.arrays))
             while self.server.round < num_rounds:
+                tests = evaluate_fn, average_fn
                 seconds = self._round(
-                    grid, result, train_config or {}, evaluate_config or {}, evaluate_fn, num_rounds
+                    grid, result, train_config or {}, evaluate_config or {}, tests, num_rounds
                 )
                 if diary is not None:
                     diary.write(self._line, seconds)
-                    if self.server.round % self.config.checkpoint.every == 0 or (
-                        self.server.round == num_rounds
-                    ):
+                    done = self.server.round
+                    if done % self.config.checkpoint.every == 0 or done == num_rounds:
                         diary.save(self.server, self.roster, self._average)
         result.arrays = self.arrays
         return result
@@ -250,7 +254,7 @@ class SafariStrategy(Strategy):
         result: Result,
         train_config: Mapping[str, Any],
         evaluate_config: Mapping[str, Any],
-        evaluate_fn: Evaluate | None,
+        tests: tuple[Evaluate | None, Evaluate | None],
         num_rounds: int,
     ) -> dict[str, float]:
         """One round; returns the seconds of each part."""
@@ -267,9 +271,10 @@ class SafariStrategy(Strategy):
         asked = list(self.configure_evaluate(number, ArrayRecord(), ConfigRecord({**evaluate_config}), grid))
         federated = self.aggregate_evaluate(number, exchange(grid, asked, self._timeout))
         _keep(result.evaluate_metrics_clientapp, number, federated)
+        evaluate_fn, average_fn = tests
         central = evaluate_fn(number, arrays or ArrayRecord()) if evaluate_fn is not None else None
         _keep(result.evaluate_metrics_serverapp, number, central)
-        of_average = evaluate_fn(number, averaged) if evaluate_fn and (averaged := self.averaged) else None
+        of_average = average_fn(number, averaged) if average_fn and (averaged := self.averaged) else None
         self._line = with_scores(self._line, central or federated, of_average)
         watch.lap("evaluate")
         return watch.seconds

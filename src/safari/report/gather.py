@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from safari.config import Config
 from safari.errors import RunError
 from safari.runs import RunFolder, Trial, read_checkpoint, read_lines
+from safari.runs.summary import SCORES
 
 Floats = NDArray[np.float64]
 Codes = NDArray[np.uint8]
@@ -22,10 +23,9 @@ Codes = NDArray[np.uint8]
 NOT_ASKED, ARRIVED, MISSING, STOOD_IN, REFUSED = range(5)
 
 _NUMBERS = ("top1", "top5", "loss", "train_loss", "density", "agreement", "support", "churn")
-_AVERAGE = ("top1", "top5", "loss")
-_COLUMNS = (*_NUMBERS, *(f"average_{name}" for name in _AVERAGE), "bytes_up", "bytes_down")
+_COLUMNS = (*_NUMBERS, *(f"average_{name}" for name in SCORES), "bytes_up", "bytes_down")
 # What there is in some rounds alone.
-_NOW_AND_THEN = {f"average_{name}" for name in _AVERAGE} | {"bytes_up", "bytes_down"}
+_NOW_AND_THEN = {f"average_{name}" for name in SCORES} | {"bytes_up", "bytes_down"}
 _FLOAT32_BYTES = 4
 
 
@@ -124,7 +124,7 @@ def series(runs: Sequence[RunData], column: str) -> list[Series]:
             trials = _longest(arm)
             values = np.stack([trial.columns[column] for trial in trials])
             rounds = np.arange(1, values.shape[1] + 1, dtype=np.float64)
-            if column in ("top1", "top5", "loss"):
+            if column in SCORES:
                 at = np.isfinite(trials[0].columns["top1"])
                 values, rounds = values[:, at], rounds[at]
             elif column in _NOW_AND_THEN:
@@ -187,8 +187,8 @@ def _read_trial(trial: Trial, clients: int, *, with_status: bool) -> tuple[Trial
 
 def _row(record: Mapping[str, Any]) -> list[float]:
     # Records of before there was one do not name it.
-    average = record.get("average") or dict.fromkeys(_AVERAGE)
-    values = [*(record[name] for name in _NUMBERS), *(average[name] for name in _AVERAGE)]
+    average = record.get("average") or dict.fromkeys(SCORES)
+    values = [*(record[name] for name in _NUMBERS), *(average[name] for name in SCORES)]
     values += [record["bytes"]["up"], record["bytes"]["down"]]
     return [np.nan if value is None else float(value) for value in values]
 

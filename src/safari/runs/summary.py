@@ -13,8 +13,10 @@ from safari.runs.folder import RunFolder
 
 Record = Mapping[str, Any]
 
-# The same of the running average of the models; None where none was kept.
-AVERAGE_COLUMNS = ("average_top1", "average_top5", "average_loss", "average_top1_within")
+# What a test of a model finds.
+SCORES = ("loss", "top1", "top5")
+# What they come to for the running average of the models; None where none was kept.
+AVERAGE_COLUMNS = (*(f"average_{name}" for name in SCORES), "average_top1_within")
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
@@ -105,7 +107,7 @@ def _final(scores: Sequence[Record]) -> dict[str, float | None]:
     """Means of the scores, and how far top-1 jumps up and down."""
     known = [s["top1"] for s in scores if s["top1"] is not None]
     within = pstdev(known) if known else None
-    return {name: _mean(scores, name) for name in ("top1", "top5", "loss")} | {"top1_within": within}
+    return {name: _mean(scores, name) for name in SCORES} | {"top1_within": within}
 
 
 def _mean(records: Sequence[Record], key: str) -> float | None:

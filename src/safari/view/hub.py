@@ -15,11 +15,11 @@ from safari.report import cells, explain, rows_of
 from safari.report.gather import run_names
 from safari.report.track import shareable
 from safari.runs import RunFolder, Trial, seeds_of, summarise_trial
-from safari.runs.summary import over_seeds
+from safari.runs.summary import SCORES, over_seeds
 from safari.toml import to_toml
 from safari.view.pack import pack
 from safari.view.pictures import model_size
-from safari.view.trial import AVERAGE, Cursor, TrialLog
+from safari.view.trial import Cursor, TrialLog
 
 Cursors = dict[str, Cursor]
 # More is not what this package writes.
@@ -237,10 +237,10 @@ def _records(log: TrialLog) -> list[dict[str, Any]]:
     """What a summary needs of each record."""
     return [
         {
-            **{name: row[name] for name in ("round", *AVERAGE)},
+            **{name: row[name] for name in ("round", *SCORES)},
             "average": None
             if row["average_top1"] is None
-            else {name: row[f"average_{name}"] for name in AVERAGE},
+            else {name: row[f"average_{name}"] for name in SCORES},
             "bytes": {"up": row["bytes_up"], "down": row["bytes_down"]},
             **{name: range(int(row[name] or 0)) for name in ("arrived", "missing", "refused")},
         }

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from safari.errors import RunError
 from safari.runs import Trial
+from safari.runs.summary import SCORES
 from safari.view.pack import pack
 from safari.view.pictures import Pictures
 from safari.view.tail import Tail
@@ -20,10 +21,9 @@ from safari.view.tail import Tail
 # What became of a client in a round.
 NOT_ASKED, ARRIVED, LOST, STOOD_IN, REFUSED = range(5)
 
-SCORES = ("loss", "top1", "top5", "train_loss", "density", "agreement", "support", "churn")
-AVERAGE = ("loss", "top1", "top5")
+NUMBERS = (*SCORES, "train_loss", "density", "agreement", "support", "churn")
 COUNTS = ("arrived", "missing", "stood_in", "refused")
-COLUMNS = ("round", *SCORES, *(f"average_{name}" for name in AVERAGE), "bytes_up", "bytes_down", *COUNTS)
+COLUMNS = ("round", *NUMBERS, *(f"average_{name}" for name in SCORES), "bytes_up", "bytes_down", *COUNTS)
 
 # Seconds of a round are called what the engine calls them; nobody has so many parts.
 MOST_PARTS = 24
@@ -171,9 +171,9 @@ class TrialLog:
         crowd[lost] = [len(who) for who in stand_ins.values()]
         refused = [int(client) for client in record["refused"]]
         status[[client for client in refused if 0 <= client < self.clients]] = REFUSED
-        row: dict[str, float | None] = {name: _number(record.get(name)) for name in SCORES}
+        row: dict[str, float | None] = {name: _number(record.get(name)) for name in NUMBERS}
         average = record.get("average") or {}
-        row |= {f"average_{name}": _number(average.get(name)) for name in AVERAGE}
+        row |= {f"average_{name}": _number(average.get(name)) for name in SCORES}
         sizes = record.get("bytes") or {}
         row |= {f"bytes_{way}": _number(sizes.get(way)) for way in ("up", "down")}
         stood_in = int((status == STOOD_IN).sum())

@@ -120,7 +120,11 @@ def from_saved(saved: Saved, world: World, rule: Compensation, trial: Trial) -> 
 
 def refuse_changes(saved: Saved, config: Config, trial: Trial) -> None:
     """RunError when a checkpoint's numbers follow from another config; it names what differs."""
-    changes = _changes(saved.facts.get("config", {}), meaning(config, trial.arm))
+    before, now = dict(saved.facts.get("config", {})), meaning(config, trial.arm)
+    if before.get("rule") != now["rule"]:
+        # What another rule, or other options, leave to defaults is no news.
+        before.pop("defaults", None)
+    changes = _changes(before, now)
     if changes:
         raise RunError(
             f"{trial.checkpoint} was made under another config: {'; '.join(changes)}. "

@@ -11,7 +11,7 @@ import pytest
 from evidence.kit import TINY, write
 from safari.evidence import Book, Experiment, find, read
 from safari.evidence.compare import cells, judge, marks, paired
-from safari.evidence.numbers import rule_of_arm
+from safari.evidence.numbers import maker_of
 from safari.evidence.plan import digest
 
 
@@ -25,7 +25,7 @@ def book_of(experiment: Experiment, **arms: list[float]) -> Book:
     for case in experiment.cases:
         entries = {
             arm.name: {
-                "rule": rule_of_arm(arm),
+                **maker_of(arm),
                 "seeds": {str(s): {"top1": v, "top1_within": v / 10} for s, v in enumerate(arms[arm.name])},
             }
             for arm in case.config.arms

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from safari.engine.average import next_average
-from safari.engine.diagnosis import diagnose, due
+from safari.engine.closing import close_round
 from safari.engine.mail import Mail
-from safari.engine.record import Facts, MaskCount, Record, Stopwatch, record_of
+from safari.engine.record import MaskCount, Record, Stopwatch
 from safari.engine.state import State
 from safari.engine.world import World
 from safari.seeds import generator
@@ -56,36 +55,20 @@ def run_round(world: World, state: State) -> tuple[State, Record, dict[str, floa
 
     # 4. The server lets arrivals stand in for the missing, and averages (Algorithm 3).
     server, outcome = state.server.step(received, cohort)
-    average = next_average(state.average, server.model, t, world.config)
-    watch.lap("aggregate")
-
-    scores = world.scores(server.model, t)
-    average_scores = None if average is None else world.scores(average, t)
-    watch.lap("evaluate")
-
-    diagnosis = None
-    if due(world, t):
-        diagnosis = diagnose(world, x, server.model, cohort, outcome, partial(everyone, world, x, t))
-        watch.lap("diagnose")
-
-    record = record_of(
-        world.layout,
-        Facts(
-            round=t,
-            trained=[client for client in cohort if heard[client]],
-            outcome=outcome,
-            losses=losses,
-            masks=masks,
-            sizes=mail.sizes(),
-            modes=mail.modes(),
-            before=x,
-            after=server.model,
-            scores=scores,
-            average=average_scores,
-            diagnosis=diagnosis,
-        ),
+    return close_round(
+        world,
+        state,
+        server,
+        outcome,
+        links=(uplink, downlink),
+        trained=[client for client in cohort if heard[client]],
+        losses=losses,
+        masks=masks,
+        mail=mail,
+        watch=watch,
+        test=partial(world.scores, t=t),
+        everyone=partial(everyone, world, x, t),
     )
-    return State(server, uplink, downlink, mail.residual, average), record, watch.seconds
 
 
 def network(

@@ -18,10 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from safari.engine.average import next_average
-from safari.engine.diagnosis import diagnose, due
+from safari.engine.closing import close_round
 from safari.engine.mail import Mail
-from safari.engine.record import Facts, MaskCount, Record, Stopwatch, record_of
+from safari.engine.record import MaskCount, Record, Stopwatch
 from safari.engine.reference import network, train
 from safari.engine.stack.cpu import TURNS, Tester, crew_for, keep_freed_memory, stacked_at_once
 from safari.engine.stack.crew import Crew, finished, threads
@@ -157,34 +156,20 @@ class Vectorised:
             watch.lap("wire")
 
         server, outcome = state.server.step_stacked(arriving, models, cohort)
-        average = next_average(state.average, server.model, t, world.config)
-        watch.lap("aggregate")
-        test = partial(world.scores, t=t, memory_format=self._test_format, tester=self._tester)
-        scores = test(server.model)
-        average_scores = None if average is None else test(average)
-        watch.lap("evaluate")
-        diagnosis = None
-        if due(world, t):
-            diagnosis = diagnose(world, x, server.model, cohort, outcome, partial(self._everyone, x, t))
-            watch.lap("diagnose")
-        record = record_of(
-            world.layout,
-            Facts(
-                round=t,
-                trained=[client for client in cohort if heard[client]],
-                outcome=outcome,
-                losses=losses.tolist(),
-                masks=masks,
-                sizes=mail.sizes(),
-                modes=mail.modes(),
-                before=x,
-                after=server.model,
-                scores=scores,
-                average=average_scores,
-                diagnosis=diagnosis,
-            ),
+        return close_round(
+            world,
+            state,
+            server,
+            outcome,
+            links=(uplink, downlink),
+            trained=[client for client in cohort if heard[client]],
+            losses=losses.tolist(),
+            masks=masks,
+            mail=mail,
+            watch=watch,
+            test=partial(world.scores, t=t, memory_format=self._test_format, tester=self._tester),
+            everyone=partial(self._everyone, x, t),
         )
-        return State(server, uplink, downlink, mail.residual, average), record, watch.seconds
 
     def _everyone(self, x: Tensor, t: int, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The models and masks of these clients in round t, whatever the network does to them."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from safari.config import Arm
 from safari.errors import RunError
-from safari.evidence.numbers import Numbers, defaults_of_arm, made_by, read_numbers, rule_of_arm
+from safari.evidence.numbers import Numbers, made_by, maker_of, read_numbers
 from safari.evidence.plan import Case, Experiment, digest
 from safari.runs import seeds_of, spread
 from safari.runs.files import making, write_atomically
@@ -99,10 +99,9 @@ class Book:
         for arm, seed, numbers in there:
             entry = cases[case.name]["arms"].get(arm.name)
             if entry is None or not made_by(entry, arm):
-                made = {"rule": rule_of_arm(arm), "defaults": defaults_of_arm(arm)}
-                entry = cases[case.name]["arms"][arm.name] = {**made, "seeds": {}}
-            # From here on they are known.
-            entry.setdefault("defaults", defaults_of_arm(arm))
+                entry = cases[case.name]["arms"][arm.name] = {"seeds": {}}
+            # Also into an entry that did not name the defaults: from here on they are known.
+            entry |= maker_of(arm)
             entry["seeds"][str(seed)] = numbers
         environment = path / "environment.json"
         if environment.exists():

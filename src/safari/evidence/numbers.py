@@ -48,7 +48,7 @@ def write_numbers(trial: Trial, config: Config) -> Numbers:
     """Put a finished trial's numbers beside its records."""
     numbers = trial_numbers(list(read_lines(trial.rounds)), config, group_of(config))
     arm = next(arm for arm in config.arms if arm.name == trial.arm)
-    numbers |= {"rule": rule_of_arm(arm), "defaults": defaults_of_arm(arm)}
+    numbers |= maker_of(arm)
     numbers["seconds"] = round(_seconds(trial), 3)
     similarity = read_checkpoint(trial.checkpoint).tensors.get("rule.similarity")
     if similarity is not None and similarity.ndim == 2:
@@ -69,20 +69,16 @@ def read_numbers(path: Path, arm: Arm) -> Numbers | None:
         raise RunError(f"{file} does not hold a trial's numbers: {error!r}; remove it") from error
 
 
-def rule_of_arm(arm: Arm) -> dict[str, Any]:
-    """A rule and its options, as a table."""
-    return {"name": arm.rule.name, **arm.rule.options}
-
-
-def defaults_of_arm(arm: Arm) -> dict[str, Any]:
-    """The options that the arm leaves as the rule has them today: a later version may have others."""
-    return rule_defaults(arm.rule.name, arm.rule.options)
+def maker_of(arm: Arm) -> dict[str, dict[str, Any]]:
+    """A rule with its options, and those that it has by default today: a later version may have others."""
+    rule = arm.rule
+    return {"rule": {"name": rule.name, **rule.options}, "defaults": rule_defaults(rule.name, rule.options)}
 
 
 def made_by(entry: Mapping[str, Any], arm: Arm) -> bool:
     """Was this made by the rule that the arm has now? Entries that do not name defaults are believed."""
-    known = entry.get("defaults")
-    return entry["rule"] == rule_of_arm(arm) and (known is None or known == defaults_of_arm(arm))
+    now = maker_of(arm)
+    return {**now, "rule": entry["rule"], "defaults": entry.get("defaults", now["defaults"])} == now
 
 
 def trial_numbers(

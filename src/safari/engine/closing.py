@@ -1,0 +1,67 @@
+"""How a round ends, in every engine: with the new model averaged, tested, diagnosed, and written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from safari.aggregation import Outcome, Server
+from safari.engine.average import next_average
+from safari.engine.diagnosis import Everyone, diagnose, due
+from safari.engine.mail import Mail
+from safari.engine.record import Facts, MaskCount, Record, Stopwatch, record_of
+from safari.engine.state import State
+from safari.engine.world import World
+
+Link = dict[str, np.ndarray]
+
+
+def close_round(
+    world: World,
+    state: State,
+    server: Server,
+    outcome: Outcome,
+    *,
+    links: tuple[Link, Link],
+    trained: Sequence[int],
+    losses: Sequence[float],
+    masks: MaskCount,
+    mail: Mail,
+    watch: Stopwatch,
+    test: Callable[[Tensor], Mapping[str, float] | None],
+    everyone: Everyone,
+) -> tuple[State, Record, dict[str, float]]:
+    """The next state, the round's record, and the seconds each part took.
+
+    `state` is the one before the round, `server` the one after it; `links` are the next states of uplink and
+    downlink. `test` and `everyone` are the engine's ways to test a model and to train whoever was missing.
+    """
+    t, x = state.round, state.server.model
+    average = next_average(state.average, server.model, t, world.config)
+    watch.lap("aggregate")
+    scores = test(server.model)
+    average_scores = None if average is None else test(average)
+    watch.lap("evaluate")
+    diagnosis = None
+    if due(world, t):
+        diagnosis = diagnose(world, x, server.model, world.cohort(t), outcome, everyone)
+        watch.lap("diagnose")
+    facts = Facts(
+        round=t,
+        trained=trained,
+        outcome=outcome,
+        losses=losses,
+        masks=masks,
+        sizes=mail.sizes(),
+        modes=mail.modes(),
+        before=x,
+        after=server.model,
+        scores=scores,
+        average=average_scores,
+        diagnosis=diagnosis,
+    )
+    uplink, downlink = links
+    after = State(server, uplink, downlink, mail.residual, average)
+    return after, record_of(world.layout, facts), watch.seconds

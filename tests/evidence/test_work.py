@@ -11,7 +11,7 @@ import pytest
 from evidence.kit import TINY, write
 from safari.aggregation import RULES, Compensation
 from safari.errors import RunError
-from safari.evidence import Book, Ending, Experiment, Unit, execute, find, read, units_of
+from safari.evidence import Book, Ending, Experiment, Unit, execute, find, read, shared_out, units_of
 from safari.runs import RunFolder
 
 
@@ -81,6 +81,28 @@ def test_processes_and_none_come_to_the_same(tmp_path: Path) -> None:
     one, two = (sorted((tmp_path / str(jobs)).rglob("rounds.jsonl")) for jobs in (1, 2))
     assert [p.read_text() for p in one] == [p.read_text() for p in two]
     assert len(one) == 12
+
+
+def test_where_hands_are_idle_arms_go_apart_and_come_to_the_same(tmp_path: Path) -> None:
+    experiment, out, heard = tiny(tmp_path, seeds=1), tmp_path / "apart", Listener()
+    assert [u.label for u in shared_out(todo(experiment, out), 2)] == ["tiny/mag seed 0", "tiny/rand seed 0"]
+    pieces = shared_out(todo(experiment, out), 3)
+    assert [(u.label, dict(u.done), u.rounds) for u in pieces] == [
+        ("tiny/rand seed 0", {"perfect": 0, "drop": 0, "safari": 0}, 12),
+        ("tiny/mag seed 0 perfect", {"perfect": 0}, 4),
+        ("tiny/mag seed 0 drop", {"drop": 0}, 4),
+        ("tiny/mag seed 0 safari", {"safari": 0}, 4),
+    ]
+    assert len(shared_out(todo(experiment, out), 99)) == 6
+    assert shared_out([], 3) == []
+    assert execute(pieces, out, heard, jobs=3) == Ending({}, False)
+    assert sorted(heard.ended) == sorted((u.label, "") for u in pieces)
+    together = tmp_path / "together"
+    execute(todo(experiment, together), together, Listener())
+    one, two = (sorted(folder.rglob("rounds.jsonl")) for folder in (out, together))
+    assert [p.read_text() for p in one] == [p.read_text() for p in two]
+    assert len(one) == 6
+    assert todo(experiment, out) == []
 
 
 def test_the_book_alone_is_enough(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ class Board:
         self._last_line = self._clock()
         if not self._live:
             share = sum(self._done.values()) / max(self._total, 1e-9)
-            place = f"{self._ended}/{self._count} seeds of cases  {share:4.0%}  {self._left()}"
+            place = f"{self._ended}/{self._count} pieces  {share:4.0%}  {self._left()}"
             self._console.print(f"{place}  {text}", highlight=False, markup=False, soft_wrap=True)
 
     def _left(self) -> str:

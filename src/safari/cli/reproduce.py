@@ -83,7 +83,7 @@ def reproduce(
       safari reproduce accuracy sparsity --jobs 6 --set rounds=500
       safari reproduce accuracy --report-only
     """
-    from safari.evidence import Book, execute, find, read, shipped, units_of
+    from safari.evidence import Book, execute, find, read, shared_out, shipped, units_of
     from safari.evidence.page import write_page
 
     changes = [parse_setting(text) for text in settings] + ([("seeds", seeds)] if seeds is not None else [])
@@ -100,7 +100,7 @@ def reproduce(
     if only_list:
         _show(experiments, units, device, as_json)
         return
-    todo = [] if report_only else [unit for each in units.values() for unit in each]
+    todo = [] if report_only else shared_out([unit for each in units.values() for unit in each], jobs)
     interrupted = False
     ending = None
     if todo:

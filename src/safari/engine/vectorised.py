@@ -73,7 +73,8 @@ class Vectorised:
         pick = np.arange(_TRIAL_SAMPLES) % len(world.data.train_y)
         example = world.data.train_x[torch.from_numpy(pick)].to(world.device)
         self._compiled = compiles(world.config, world.device.type)
-        self.stack = stack(world.module, world.layout, example, fuse=self._compiled)
+        bfloat16 = world.config.engine.precision == "bfloat16"
+        self.stack = stack(world.module, world.layout, example, bfloat16=bfloat16, fuse=self._compiled)
         self.chunk = len(world.parts)
         self._stacked = stacked_at_once(world.config.local.batch * math.prod(world.data.input_shape))
         self._crew: Crew | None = None

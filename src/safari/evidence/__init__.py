@@ -2,7 +2,7 @@
 
 from safari.evidence.book import Book
 from safari.evidence.plan import Case, Experiment, find, read, shipped
-from safari.evidence.work import Audience, Ending, Unit, execute, units_of
+from safari.evidence.work import Audience, Ending, Unit, execute, shared_out, units_of
 
 __all__ = [
     "Audience",
@@ -14,6 +14,7 @@ __all__ = [
     "execute",
     "find",
     "read",
+    "shared_out",
     "shipped",
     "units_of",
 ]

@@ -1,4 +1,5 @@
-"""The rounds that are still to be done, spread over processes: each takes one seed of a case at a time.
+"""The rounds that are still to be done, spread over processes: each takes one seed of a case at a time, or,
+where there are more processes than that, one arm of it.
 
 A case is an ordinary run's folder. Its trials stand alone, so a finished one is never run twice, and one that
 was interrupted goes on from its checkpoint: `safari resume` would do the same, one folder at a time.
@@ -40,7 +41,10 @@ _PATIENCE = 20.0
 
 @dataclass(frozen=True)
 class Unit:
-    """One seed of a case: the arms that are not finished, and how many rounds of each are done."""
+    """One seed of a case: the arms that are not finished, and how many rounds of each are done.
+
+    `part`: only one of these arms, because there are hands enough.
+    """
 
     case: Case
     folder: Path
@@ -48,6 +52,7 @@ class Unit:
     done: Mapping[str, int]
     # What a round counts for in the estimate of the time left.
     weight: float
+    part: bool = False
 
     @property
     def rounds(self) -> int:
@@ -62,7 +67,8 @@ class Unit:
     @property
     def label(self) -> str:
         """What a person reads."""
-        return f"{self.case.experiment}/{self.case.name} seed {self.seed}"
+        arm = f" {', '.join(self.done)}" if self.part else ""
+        return f"{self.case.experiment}/{self.case.name} seed {self.seed}{arm}"
 
 
 class Audience(Protocol):
@@ -118,6 +124,20 @@ def units_of(case: Case, out: Path, book: Book, weight: float) -> list[Unit]:
     return units
 
 
+def shared_out(units: Sequence[Unit], jobs: int) -> list[Unit]:
+    """The same work in at least `jobs` pieces, if it has so many: the longest are taken apart by arm.
+
+    Arms in one process share what they are assembled from, so they stay together as long as nobody waits.
+    """
+    pieces = sorted(units, key=lambda unit: -unit.work)
+    whole = [unit for unit in pieces if len(unit.done) > 1]
+    while whole and len(pieces) < jobs:
+        longest = whole.pop(0)
+        pieces.remove(longest)
+        pieces += [dataclasses.replace(longest, done={a: n}, part=True) for a, n in longest.done.items()]
+    return sorted(pieces, key=lambda unit: -unit.work)
+
+
 def execute(
     units: Sequence[Unit],
     out: Path,
@@ -127,7 +147,7 @@ def execute(
     within: float | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Ending:
-    """Do all units, the longest first, in `jobs` processes; stop after `within` seconds.
+    """Do all units in `jobs` processes, the first ones first; stop after `within` seconds.
 
     Every folder is held while this goes on. A unit that fails leaves the others alone.
     """
@@ -136,10 +156,9 @@ def execute(
         runs = {unit.folder: place(unit.case, out) for unit in units}
         for run in runs.values():
             held.enter_context(run.writing())
-        ordered = sorted(units, key=lambda unit: -unit.work)
         over = _Over(deadline, clock)
         do = _alone if jobs == 1 else _together
-        failed = do(ordered, audience, min(jobs, max(1, len(units))), over)
+        failed = do(units, audience, min(jobs, max(1, len(units))), over)
         for run in runs.values():
             run.write("summary.json", json.dumps(summarise(run), indent=2) + "\n")
     return Ending(failed, over())

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.stack.cases import CASES, CLASSES
+from safari.engine.stack import trial
 from safari.engine.stack.flat import Flat
-from safari.engine.stack.forward import stack
+from safari.engine.stack.forward import by_vmap, stack
 from safari.engine.stack.luck import Luck
 from safari.engine.stack.train import gradients, train_stacked
 from safari.models import Layout
@@ -55,8 +56,13 @@ class Setting:
         return module
 
 
+@pytest.mark.parametrize("rounded", [True, False])
 @pytest.mark.parametrize("name", CASES)
-def test_the_way_and_its_reason(name):
+def test_the_way_and_its_reason(name, rounded, monkeypatch):
+    """The same if all counts that float32 rounds, as it does for a ReLU whose input is 0 up to rounding."""
+    if not rounded:
+        for limit in ("_OUTPUT_TOLERANCE", "_GRADIENT_TOLERANCE"):
+            monkeypatch.setattr(trial, limit, 1e-10)
     case, found = CASES[name], Setting(name).stack
     assert found.way == case.way, found.why
     assert found.why.startswith(case.why) if case.why else found.why == ""
@@ -188,3 +194,26 @@ def test_a_module_in_half_precision_trains_one_by_one():
     module = Half()
     found = stack(module, Layout.of(module), torch.randn(8, 5))
     assert (found.way, found.why) == ("loop", "head.weight is torch.bfloat16")
+
+
+def test_a_way_that_cannot_do_bfloat16_is_passed_over(monkeypatch):
+    def in_float32(module, training):
+        forward = by_vmap(module, training)
+
+        def checked(tensors, x, luck):
+            if torch.is_autocast_enabled("cpu"):
+                raise RuntimeError("not in bfloat16")
+            return forward(tensors, x, luck)
+
+        return checked
+
+    def cannot(module, training, fuse=False):
+        raise trial.CannotStack("no")
+
+    monkeypatch.setattr("safari.engine.stack.forward.by_layers", cannot)
+    monkeypatch.setattr("safari.engine.stack.forward.by_vmap", in_float32)
+    module = nn.Linear(5, 3)
+    layout, example = Layout.of(module), torch.randn(8, 5, generator=torch.Generator().manual_seed(0))
+    assert stack(module, layout, example).way == "vmap"
+    found = stack(module, layout, example, bfloat16=True)
+    assert (found.way, found.why) == ("loop", "layers: no; vmap: RuntimeError: not in bfloat16")

@@ -15,6 +15,7 @@ import torch
 import safari
 from engine.kit import play, world_of
 from engine.own_parts import PICTURES
+from safari.engine.stack.trial import CannotStack
 
 HERE = Path(__file__).parent
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
@@ -90,6 +91,18 @@ def exact_products(monkeypatch):
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
 
 
+def resnet(folder: Path) -> dict[str, Any]:
+    """A ResNet on pictures of its own; sgd, for Adam makes steps of rounding."""
+    (folder / "mine.py").write_text(PICTURES)
+    return {
+        **CONFIG,
+        "clients": 4,
+        "data": {"name": f"{folder}/mine.py:pictures"},
+        "model": {"name": "resnet20", "width": 16},
+        "local": {**CONFIG["local"], "lr": 0.02},
+    }
+
+
 def apart(config: dict[str, Any], **engine: Any) -> list[float]:
     """How far the vectorised models are from the reference's, round by round; fates must be the same."""
     ours = {**config, "engine": {**config["engine"], "name": "vectorised", **engine}}
@@ -123,15 +136,8 @@ def test_dropout_draws_the_same_numbers_on_a_gpu(tmp_path):
 @pytest.mark.gpu
 @pytest.mark.parametrize("graph", [True, False])
 def test_the_engines_agree_on_a_gpu_in_bfloat16(tmp_path, graph):
-    """A ResNet through the fused kernels: 8 bits, three rounds; sgd, for Adam makes steps of rounding."""
-    (tmp_path / "mine.py").write_text(PICTURES)
-    config = {
-        **CONFIG,
-        "clients": 4,
-        "data": {"name": f"{tmp_path}/mine.py:pictures"},
-        "model": {"name": "resnet20", "width": 16},
-        "local": {**CONFIG["local"], "lr": 0.02},
-    }
+    """A ResNet through the fused kernels: 8 bits, three rounds."""
+    config = resnet(tmp_path)
     from safari.engine.vectorised import Vectorised
 
     engine = Vectorised(
@@ -141,6 +147,18 @@ def test_the_engines_agree_on_a_gpu_in_bfloat16(tmp_path, graph):
     errors = apart(config, precision="bfloat16", graph=graph)
     assert max(errors) < 0.05
     assert min(errors) > 1e-6, "that was not bfloat16"
+
+
+@pytest.mark.gpu
+def test_a_resnet_that_is_not_stacked_layer_by_layer_trains_in_bfloat16_on_a_gpu(tmp_path, monkeypatch):
+    """Under vmap torch 2.11 has no gradient of a batch norm in bfloat16 there."""
+
+    def cannot(module, training, fuse=False):
+        raise CannotStack("no")
+
+    monkeypatch.setattr("safari.engine.stack.forward.by_layers", cannot)
+    config = resnet(tmp_path)
+    assert max(apart(config, precision="bfloat16")) < 0.05
 
 
 @pytest.mark.gpu

@@ -29,7 +29,7 @@ from safari.engine.stack.fusion import Fusion, find_fusions, find_in_place, pool
 from safari.engine.stack.luck import Forward, Luck, seeded_by
 from safari.engine.stack.ops import LAYERS, Stacked, Tensors, Value, refuses
 from safari.engine.stack.shared import Folded, find_folded, shared_layers
-from safari.engine.stack.trial import CannotStack, compare, distances, is_random
+from safari.engine.stack.trial import CannotStack, compare, distances, is_random, runs_in_bfloat16
 from safari.models import Layout
 
 Way = Literal["layers", "vmap", "loop"]
@@ -62,22 +62,30 @@ class Stack:
     random: bool
 
 
-def stack(module: nn.Module, layout: Layout, example: Tensor, *, fuse: bool = False) -> Stack:
+def stack(
+    module: nn.Module, layout: Layout, example: Tensor, *, bfloat16: bool = False, fuse: bool = False
+) -> Stack:
     """The fastest way that is right for this module, tried on `example` inputs (an even number).
 
-    `fuse`: compile kernels in bfloat16, where there are any for this device.
+    `bfloat16`: it must do in bfloat16, too. `fuse`: compile kernels in it, where there are any for this
+    device.
     """
     alone = {training: by_loop(module, training) for training in (True, False)}
     counters = layout.counters(module)
     try:
-        return _first_right(alone, module, layout, example, fuse)
+        return _first_right(alone, module, layout, example, bfloat16, fuse)
     finally:
         # Tracing runs what does not hang on the inputs: a count of batches, say.
         layout.put_back(module, counters)
 
 
 def _first_right(
-    alone: Mapping[bool, Forward], module: nn.Module, layout: Layout, example: Tensor, fuse: bool
+    alone: Mapping[bool, Forward],
+    module: nn.Module,
+    layout: Layout,
+    example: Tensor,
+    bfloat16: bool,
+    fuse: bool,
 ) -> Stack:
     random, reasons = True, []
     try:
@@ -94,6 +102,8 @@ def _first_right(
             for training in (True, False):
                 forward = found.train if training else found.eval
                 compare(forward, alone[training], module, layout, example, same=not training)
+            if bfloat16:
+                runs_in_bfloat16(found.train, module, layout, example)
             return _fused(found, module, layout, example) if fuse and way == "layers" else found
         except Exception as error:  # under tracing it may do anything, too
             reasons.append(f"{way}: {_reason(error)}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from safari.evidence import Unit
+
 BASE = """
 name = "tiny"
 rounds = 4
@@ -57,3 +59,20 @@ def write(folder: Path, **files: str) -> Path:
     for name, text in (files or {"tiny": TINY}).items():
         (folder / f"{name}.toml").write_text(text)
     return folder
+
+
+class Listener:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.ended: list[tuple[str, str]] = []
+        self.rounds: dict[str, int] = {}
+
+    def begin(self, worker: int, unit: Unit) -> None:
+        assert unit.label not in dict(self.ended)
+
+    def at(self, worker: int, unit: Unit, rounds: int, text: str) -> None:
+        self.rounds[unit.label] = rounds
+
+    def end(self, worker: int, unit: Unit, problem: str) -> None:
+        self.ended.append((unit.label, problem))

@@ -3,61 +3,58 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from evidence.kit import TINY, Listener, write
 from safari.errors import RunError
-from safari.evidence.headline import headline
+from safari.evidence import Book, execute, find, read, units_of
+from safari.evidence.headline import Row, headline
 from safari.report.style import INK
 
 ROOT = Path(__file__).parent.parent.parent
 
 
-def trial(*top1: float) -> dict:
-    rounds = [10 * (k + 1) for k in range(len(top1))]
-    return {"top1": top1[-1], "curve": {"round": rounds, "top1": list(top1)}}
+def trials(*top1: float) -> dict[int, dict]:
+    return {seed: {"top1": value} for seed, value in enumerate(top1)}
 
 
-CASE = {
-    "arms": {
-        "perfect": {"seeds": {"0": trial(0.25, 0.5), "1": trial(0.25, 0.75)}},
-        "drop": {"seeds": {"0": trial(0.125, 0.25), "1": trial(0.125, 0.25)}},
-    }
-}
+ROWS = [
+    Row("bursts", {"perfect": trials(0.5, 0.7), "drop": trials(0.4, 0.4), "safari+": trials(0.5, 0.7)}),
+    Row("waves", {"perfect": trials(0.5), "drop": trials(0.25), "safari+": trials(0.75)}),
+]
 
 
-def texts(figure) -> str:
+def test_dots_are_differences_and_bars_their_standard_errors() -> None:
+    figure = headline(ROWS, "70 % lost", ["drop", "safari+"])
     (axes,) = figure.axes
-    return "\n".join([axes.get_title(loc="left"), *(t.get_text() for t in axes.texts)])
+    dots = [container.lines[0] for container in axes.containers]
+    assert [float(dot.get_xdata()[0]) for dot in dots] == pytest.approx([-20, 0, -25, 25])
+    assert [round(float(dot.get_ydata()[0])) for dot in dots] == [0, 0, 1, 1]
+    # (-10 ± 10) and (-30 ± 10): a mean of -20 and a standard error of 10; one seed has none.
+    ends = [c.lines[2][0].get_segments()[0][:, 0].tolist() for c in axes.containers if c.has_xerr]
+    assert ends == [pytest.approx([-30, -10]), pytest.approx([0, 0])]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["bursts", "waves"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+        "the missing are dropped",
+        "safari+",
+    ]
+    assert figure.get_suptitle() == "70 % lost"
 
 
-def test_lines_are_means_and_names_stand_at_their_ends() -> None:
-    figure = headline(CASE, "70 % lost", ["perfect", "drop"])
-    (axes,) = figure.axes
-    assert [line.get_ydata().tolist() for line in axes.lines] == [[25.0, 62.5], [12.5, 25.0]]
-    assert axes.lines[0].get_xdata().tolist() == [10.0, 20.0]
-    assert "70 % lost" in texts(figure)
-    assert "perfect network  62.5 %" in texts(figure)
-    assert "dropping the missing  25.0 %" in texts(figure)
-    assert axes.get_legend() is None
-
-
-def test_it_can_show_the_running_average() -> None:
-    averaged = trial(0.25, 0.5) | {"average_top1": 0.625}
-    averaged["curve"]["average_top1"] = [0.125, 0.625]
-    figure = headline({"arms": {"drop": {"seeds": {"0": averaged}}}}, "", ["drop"], "average_top1")
-    assert figure.axes[0].lines[0].get_ydata().tolist() == [12.5, 62.5]
-    assert "dropping the missing  62.5 %" in texts(figure)
-    with pytest.raises(RunError, match=r"^the results of arm 'drop' have no evaluations of average_top1$"):
-        headline(CASE, "", ["drop"], "average_top1")
-
-
-def test_an_arm_that_is_not_there_is_named() -> None:
-    with pytest.raises(RunError, match=r"^the results have no arm 'safari\+'; there are perfect, drop$"):
-        headline(CASE, "", ["safari+"])
+@pytest.mark.parametrize(
+    ("arms", "who"),
+    [
+        ({"perfect": trials(0.5)}, "drop"),
+        ({"perfect": {}, "drop": trials(0.5)}, "perfect"),
+        ({"perfect": {0: {"top1": 0.5}}, "drop": {1: {"top1": 0.5}}}, "drop and perfect with the same seed"),
+    ],
+)
+def test_what_is_not_there_is_named(arms: dict, who: str) -> None:
+    with pytest.raises(RunError, match=f"^the results for 'bursts' have no finished trial of {who}$"):
+        headline([Row("bursts", arms)], "", ["drop"])
 
 
 @pytest.fixture
@@ -71,18 +68,30 @@ def tool() -> ModuleType:
 
 
 def test_the_tool_writes_light_dark_and_png(tool: ModuleType, tmp_path: Path) -> None:
-    book = {"format": "safari-evidence-1", "environments": [], "experiments": {"e": {"cases": {"c": CASE}}}}
-    (tmp_path / "results.json").write_text(json.dumps(book))
-    paths = tool.draw(
-        tmp_path / "results.json", tmp_path / "out", "e", "c", ["perfect", "drop"], "words", "top1"
-    )
+    arms = '[set]\nseeds = 1\narms = ["perfect", "drop", "safari", "safari+"]\n\n[axes.pruner]'
+    folder = write(tmp_path / "files", tiny=TINY.replace("[axes.pruner]", arms))
+    out = tmp_path / "out"
+    (experiment,) = read(find(folder), [])
+    book = Book.open(out)
+    execute([u for case in experiment.cases for u in units_of(case, out, book, 1.0)], out, Listener())
+    book.gather(experiment, out)
+    book.save(out)
+    troubles = {"mag": "tiny/mag", "rand": "tiny/rand"}
+    rows = tool.rows_of(Book.open(out), troubles, folder)
+    assert [(row.name, sorted(row.arms["safari+"])) for row in rows] == [("mag", [0]), ("rand", [0])]
+    paths = tool.draw(out / "results.json", tmp_path / "drawn", "words", troubles, folder)
     assert [path.name for path in paths] == ["headline.svg", "headline-dark.svg", "headline.png"]
     light, dark, png = (path.read_bytes() for path in paths)
     ink = INK.encode()
     assert ink in light
     assert ink not in dark
     assert png.startswith(b"\x89PNG")
-    again = tool.draw(
-        tmp_path / "results.json", tmp_path / "again", "e", "c", ["perfect", "drop"], "words", "top1"
-    )
+    again = tool.draw(out / "results.json", tmp_path / "again", "words", troubles, folder)
     assert [path.read_bytes() for path in again] == [light, dark, png]
+
+
+def test_all_that_the_readme_shows_is_in_the_records(tool: ModuleType) -> None:
+    book = Book.open(ROOT / "results/evidence")
+    for row in tool.rows_of(book, tool.TROUBLES, ROOT / "experiments"):
+        for arm in ("perfect", "drop", "safari", "safari+"):
+            assert len(row.arms[arm]) >= 3, (row.name, arm)

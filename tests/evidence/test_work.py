@@ -8,28 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from evidence.kit import TINY, write
+from evidence.kit import TINY, Listener, write
 from safari.aggregation import RULES, Compensation
 from safari.errors import RunError
 from safari.evidence import Book, Ending, Experiment, Unit, execute, find, read, shared_out, units_of
 from safari.runs import RunFolder
-
-
-class Listener:
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.ended: list[tuple[str, str]] = []
-        self.rounds: dict[str, int] = {}
-
-    def begin(self, worker: int, unit: Unit) -> None:
-        assert unit.label not in dict(self.ended)
-
-    def at(self, worker: int, unit: Unit, rounds: int, text: str) -> None:
-        self.rounds[unit.label] = rounds
-
-    def end(self, worker: int, unit: Unit, problem: str) -> None:
-        self.ended.append((unit.label, problem))
 
 
 def tiny(folder: Path, text: str = TINY, **settings: object) -> Experiment:

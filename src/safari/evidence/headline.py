@@ -1,73 +1,90 @@
-"""One figure that is understood in five seconds: accuracy against rounds, names at the lines' ends."""
+"""One figure that is understood in five seconds: how far behind a perfect network rules end, by trouble."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from safari.errors import RunError
-from safari.evidence.book import column
-from safari.evidence.pictures import series_of
-from safari.report.figures import in_blocks
-from safari.report.style import INK, PALETTE, SOFT, End, label_ends, new_figure, styled
+from safari.evidence.compare import paired
+from safari.evidence.numbers import Numbers
+from safari.report.style import GRID, INK, PALETTE, SOFT, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
+class Row:
+    """What was done to the network, in words, and the trials of each arm by seed."""
+
+    name: str
+    arms: Mapping[str, Mapping[int, Numbers]]
+
+
+@dataclass(frozen=True)
 class Look:
-    """How an arm appears: its name for a reader who has never seen the arms' own, colour and width."""
+    """How an arm appears: its name for a reader who has never seen the arms' own, colour and size."""
 
     name: str
     colour: str
-    width: float
+    size: float
 
 
-# The order of the paper's story; the last is what the eye is to follow.
+# The last lies on top: it is what the eye is to follow.
 LOOKS = {
-    "perfect": Look("perfect network", INK, 1.6),
-    "drop": Look("dropping the missing", PALETTE[1], 1.6),
-    "safari": Look("the paper's rule", PALETTE[6], 1.6),
-    "safari+": Look("safari+", PALETTE[2], 2.8),
+    "drop": Look("the missing are dropped", PALETTE[1], 6.0),
+    "safari": Look("the paper's rule", PALETTE[6], 6.0),
+    "safari+": Look("safari+", PALETTE[2], 9.0),
 }
+
+# Dots of one line that are equally far behind would hide each other.
+_APART = 0.16
 
 
 def headline(
-    case: Mapping[str, Any], words: str, arms: Sequence[str] = tuple(LOOKS), score: str = "top1"
+    rows: Sequence[Row], words: str, arms: Sequence[str] = tuple(LOOKS), against: str = "perfect"
 ) -> Figure:
-    """The figure from a case of `results.json`; `words` say what was done to the network, above it.
+    """A line for each trouble, a dot for each arm: its accuracy minus that of `against`, seed by seed.
 
-    Bands are ± one standard deviation over seeds; behind each name stands the arm's final accuracy. `score`:
-    `top1`, or `average_top1` where a running average of the models was tested.
+    Bars are ± one standard error of that difference.
     """
-    lines = []
-    for arm in arms:
-        entry = case["arms"].get(arm)
-        if entry is None:
-            raise RunError(f"the results have no arm {arm!r}; there are {', '.join(case['arms'])}")
-        trials = {int(seed): numbers for seed, numbers in entry["seeds"].items()}
-        line = series_of(arm, trials, len(trials), "curve", score)
-        if line is None:
-            raise RunError(f"the results of arm {arm!r} have no evaluations of {score}")
-        lines.append((LOOKS.get(arm, Look(arm, SOFT, 1.6)), line, column(trials, score)["mean"]))
     with styled():
-        figure = new_figure(7.6, 3.7)
+        figure = new_figure(7.6, 0.9 + 0.36 * len(rows))
         axes = figure.add_subplot()
-        ends = []
-        for look, line, final in lines:
-            rounds, mean, std = in_blocks(line)
-            axes.plot(rounds, 100 * mean, color=look.colour, lw=look.width, solid_capstyle="round")
-            axes.fill_between(
-                rounds, 100 * (mean - std), 100 * (mean + std), color=look.colour, alpha=0.15, linewidth=0
-            )
-            ends.append(End(f"{look.name}  {100 * final:.1f} %", 100 * float(mean[-1]), look.colour))
-        axes.set_title(words, loc="left", fontsize=10.5)
-        axes.set(xlabel="round", ylabel="test accuracy (%)")
-        axes.grid(axis="y")
-        axes.set_xlim(0, max(float(line.rounds[-1]) for _, line, _ in lines))
-        # From the ten below the lowest: lines are compared with each other, not with nothing.
-        axes.set_ylim(bottom=10 * (min(100 * line.mean.min() for _, line, _ in lines) // 10))
-        label_ends(figure, axes, ends)
+        for at, row in enumerate(rows):
+            for arm in arms:
+                look = LOOKS.get(arm, Look(arm, SOFT, 6.0))
+                missing = [name for name in (arm, against) if not row.arms.get(name)]
+                found = None if missing else paired(row.arms[arm], row.arms[against], "top1")
+                if found is None:
+                    who = missing[0] if missing else f"{arm} and {against} with the same seed"
+                    raise RunError(f"the results for {row.name!r} have no finished trial of {who}")
+                axes.errorbar(
+                    100 * found.mean,
+                    at + _APART * (arms.index(arm) - (len(arms) - 1) / 2),
+                    xerr=None if found.error is None else 100 * found.error,
+                    color=look.colour,
+                    marker="o",
+                    markersize=look.size,
+                    elinewidth=1.2,
+                    linestyle="none",
+                    label=look.name if at == 0 else None,
+                    zorder=3 + arms.index(arm),
+                )
+        axes.axvline(0, color=INK, lw=1.2)
+        axes.set_yticks(range(len(rows)), [row.name for row in rows])
+        axes.invert_yaxis()
+        axes.hlines(range(len(rows)), *axes.get_xlim(), color=GRID, lw=0.8, zorder=0)
+        axes.margins(x=0.02)
+        axes.tick_params(axis="y", length=0)
+        axes.spines["left"].set_visible(False)
+        figure.suptitle(words, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
+        axes.set_xlabel("points of test accuracy")
+        axes.xaxis.set_major_formatter(lambda x, _: f"{abs(x):g}")
+        axes.legend(
+            loc="lower left", bbox_to_anchor=(0, 1), ncols=len(arms), frameon=False, borderaxespad=0.2,
+            handletextpad=0.1, columnspacing=1.2,
+        )  # fmt: skip
         return figure

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,10 +20,12 @@ from safari.aggregation import (
     Server,
     combine,
     observe,
+    similarity,
     stand_in,
     unknown,
 )
 from safari.aggregation.compensation import State
+from safari.aggregation.similarity import distances
 
 # name -> options of the rule; a new rule has to be put here.
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -312,6 +315,33 @@ def test_observe_by_hand_and_pure() -> None:
     # Only the pairs that met are touched by the next meeting.
     again = observe(after, torch.tensor([0, 1]), torch.tensor([[0.0, 0.0], [0.0, 2.0]]))
     assert again[0].tolist() == [0, -2, -5]
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    clients=st.integers(1, 6),
+    size=st.integers(1, 40),
+    apart=st.floats(1e-4, 1e4),
+    at_once=st.integers(1, 300),
+)
+def test_distances_as_numpy_subtracts(seed: int, clients: int, size: int, apart: float, at_once: int) -> None:
+    """Of models near each other and far from 0, two of them the same, one astray; in slices of any width."""
+    rng = np.random.default_rng(seed)
+    began = rng.normal(size=size).astype(np.float32)
+    steps = apart * rng.normal(size=(clients, size)) * (rng.random((clients, size)) < 0.7)
+    models = (began + steps).astype(np.float32)
+    models[-1] = models[0]
+    models[clients // 2] *= np.float32(1e12) ** (clients > 2)
+    expected = np.linalg.norm(models[:, None].astype(np.float64) - models[None], axis=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(similarity, "_AT_ONCE", at_once)
+        found = distances(torch.from_numpy(models), torch.from_numpy(began)).numpy()
+    lengths = np.linalg.norm(models - began.astype(np.float64), axis=1)
+    # Rounding is of the size of the squares that are subtracted.
+    near = 1e-6 * (lengths[:, None] + lengths[None, :])
+    assert (np.abs(found - expected) <= near).all()
+    assert (found == found.T).all()
+    assert (found[(models[:, None] == models[None]).all(2)] == 0).all()
 
 
 def test_the_matrix_is_float32_whatever_the_default() -> None:

@@ -39,7 +39,8 @@ def safari() -> Compensation:
     def apply(state: State, round: Round) -> tuple[Decision, State]:
         if len(round.arrived) == 0:
             return Decision(share(round)), state
-        similarity = observe(state["similarity"], round.arrived, round.models[:, : round.parameters])
+        models, began = round.models[:, : round.parameters], round.global_model[: round.parameters]
+        similarity = observe(state["similarity"], round.arrived, models, began)
         seen = similarity[round.missing][:, round.arrived]
         return stand_in(round, most_similar(seen)), {"similarity": similarity}
 

@@ -1,6 +1,6 @@
 """Draw the figure at the top of the README from the numbers in results.json.
 
-    python tools/make_headline.py results/evidence/results.json
+    python tools/make_headline.py results/evidence
 
 Writes docs/images/headline.svg, headline-dark.svg and headline.png: how far behind a perfect network dropping
 the missing, the paper's rule and safari+ end, with the paper's links and with other troubles.
@@ -45,9 +45,9 @@ def rows_of(book: Book, troubles: Mapping[str, str], folder: Path) -> list[Row]:
     ]
 
 
-def draw(results: Path, out: Path, words: str, troubles: Mapping[str, str], folder: Path) -> list[Path]:
+def draw(records: Path, out: Path, words: str, troubles: Mapping[str, str], folder: Path) -> list[Path]:
     """Write the three files; returns their paths."""
-    figure = headline(rows_of(Book.open(results.parent), troubles, folder), words)
+    figure = headline(rows_of(Book.open(records), troubles, folder), words)
     dark = render(figure, "svg", transparent=True).decode("utf-8")
     for light, variable in VARIABLES.items():
         dark = dark.replace(light, _DARK[variable])
@@ -65,11 +65,11 @@ def draw(results: Path, out: Path, words: str, troubles: Mapping[str, str], fold
 def main() -> None:
     """Read the arguments and draw."""
     parser = argparse.ArgumentParser(description="Draw the figure at the top of the README.")
-    parser.add_argument("results", type=Path, help="a results.json of safari reproduce")
+    parser.add_argument("records", type=Path, help="the folder of a results.json of safari reproduce")
     parser.add_argument("--words", default=WORDS, help="what stands above the figure")
     parser.add_argument("--out", type=Path, default=IMAGES)
     given = parser.parse_args()
-    for path in draw(given.results, given.out, given.words, TROUBLES, shipped()):
+    for path in draw(given.records, given.out, given.words, TROUBLES, shipped()):
         print(f"wrote {path}")
 
 

@@ -98,8 +98,8 @@ class Engine:
     )
     compile: str = _f(
         "auto",
-        "compile kernels for the model (bfloat16 on CUDA, with Triton): auto: in runs of 200 rounds or more, "
-        "all arms counted; always; never",
+        "compile kernels for the model (bfloat16 on CUDA, with Triton): auto: in runs of 100 rounds or more; "
+        "always; never",
         choices=("auto", "always", "never"),
     )
     graph: bool = _f(True, "replay a round's training as one CUDA graph where that is possible")

@@ -33,7 +33,7 @@ def test_dots_are_differences_and_bars_their_standard_errors() -> None:
     dots = [container.lines[0] for container in axes.containers]
     assert [float(dot.get_xdata()[0]) for dot in dots] == pytest.approx([-20, 0, -25, 25])
     assert [round(float(dot.get_ydata()[0])) for dot in dots] == [0, 0, 1, 1]
-    # (-10 ± 10) and (-30 ± 10): a mean of -20 and a standard error of 10; one seed has none.
+    # -10 and -30 points by seed: a mean of -20 and a standard error of 10; one seed has none.
     ends = [c.lines[2][0].get_segments()[0][:, 0].tolist() for c in axes.containers if c.has_xerr]
     assert ends == [pytest.approx([-30, -10]), pytest.approx([0, 0])]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["bursts", "waves"]
@@ -79,14 +79,14 @@ def test_the_tool_writes_light_dark_and_png(tool: ModuleType, tmp_path: Path) ->
     troubles = {"mag": "tiny/mag", "rand": "tiny/rand"}
     rows = tool.rows_of(Book.open(out), troubles, folder)
     assert [(row.name, sorted(row.arms["safari+"])) for row in rows] == [("mag", [0]), ("rand", [0])]
-    paths = tool.draw(out / "results.json", tmp_path / "drawn", "words", troubles, folder)
+    paths = tool.draw(out, tmp_path / "drawn", "words", troubles, folder)
     assert [path.name for path in paths] == ["headline.svg", "headline-dark.svg", "headline.png"]
     light, dark, png = (path.read_bytes() for path in paths)
     ink = INK.encode()
     assert ink in light
     assert ink not in dark
     assert png.startswith(b"\x89PNG")
-    again = tool.draw(out / "results.json", tmp_path / "again", "words", troubles, folder)
+    again = tool.draw(out, tmp_path / "again", "words", troubles, folder)
     assert [path.read_bytes() for path in again] == [light, dark, png]
 
 

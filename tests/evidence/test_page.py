@@ -58,6 +58,17 @@ def test_the_page_has_the_claim_the_verdict_and_the_numbers(finished: Path) -> N
     assert seeds["0"]["diagnosis"]["round"] == [2, 4]
 
 
+def test_the_note_says_where_cases_differ_in_length(finished: Path, tmp_path: Path) -> None:
+    alike = "4 rounds, the last 2 count, target 10 % top-1. Scores are means"
+    assert f"\n{alike}" in (finished / "out/report.md").read_text()
+    longer = "rand = { rounds = 6, evaluation = { every = 1, last = 3, target = 0.2 } }"
+    folder = write(tmp_path / "experiments", tiny=TINY.replace('rand = { pruning.pruner = "rand" }', longer))
+    assert reproduce("--from", folder, "--out", tmp_path / "out", "--report-only").exit_code == 0
+    mag = alike.removesuffix(" Scores are means")
+    note = f"\nmag: {mag} rand: 6 rounds, the last 3 count, target 20 % top-1. Scores are means"
+    assert note in (tmp_path / "out/report.md").read_text()
+
+
 def test_the_average_has_columns_checks_and_a_figure_where_it_is_on(finished: Path, tmp_path: Path) -> None:
     check = 'arm = "safari"\nagainst = "perfect"\ncolumn = "average_top1"'
     text = TINY.replace('arm = "safari"\nagainst = "perfect"', check)

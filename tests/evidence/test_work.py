@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from evidence.kit import TINY, Listener, write
 from safari.aggregation import RULES, Compensation
+from safari.cli import cli
 from safari.errors import RunError
-from safari.evidence import Book, Ending, Experiment, Unit, execute, find, read, shared_out, units_of
+from safari.evidence import Book, Ending, Experiment, Unit, execute, find, once, read, shared_out, units_of
 from safari.runs import RunFolder
 
 
@@ -117,6 +119,31 @@ def test_what_another_experiment_has_run_need_not_run_again(tmp_path: Path) -> N
     ]
     seeds = book.entries["tiny"]["cases"]["mag"]["arms"]["safari"]["seeds"]
     assert book.trial(second.cases[0], second.cases[0].config.arms[0], 0) == seeds["0"]
+
+
+def test_what_two_experiments_ask_for_is_run_once_in_one_command(tmp_path: Path) -> None:
+    """The same setting in two files, in one of them under another name and with another arm."""
+    other = TINY.replace("rand =", "sparse =").replace('pruner = "rand"', "sparsity = 0.9")
+    other = other.replace("[axes.pruner]", '[set]\narms = ["perfect", "stale"]\n\n[axes.pruner]')
+    other = other.replace("mag =", "same =").replace('arm = "safari"', 'arm = "stale"')
+    folder, out = write(tmp_path / "two", tiny=TINY, other=other), tmp_path / "out"
+    both = read(find(folder), [("seeds", 1)])
+    asked = [unit for experiment in both for unit in todo(experiment, out)]
+    assert [(u.label, sorted(u.done)) for u in once(asked)] == [
+        ("other/same seed 0", ["perfect", "stale"]),
+        ("other/sparse seed 0", ["perfect", "stale"]),
+        ("tiny/mag seed 0", ["drop", "safari"]),
+        ("tiny/rand seed 0", ["drop", "perfect", "safari"]),
+    ]
+    where = ["--from", str(folder), "--out", str(out)]
+    done = CliRunner().invoke(cli, ["reproduce", *where, "--seeds", "1", "--jobs", "5", "--no-report"])
+    assert done.exit_code == 0, done.output
+    # Four units for five hands: the longest is taken apart into its three arms.
+    assert "6/6 pieces" in done.stderr
+    assert "9 of 9 trials are finished" in done.stderr
+    assert Book.open(out).progress(both) == (9, 9)
+    assert [Book.open(out).progress([e]) for e in both] == [(4, 4), (6, 6)]
+    assert not (out / "tiny" / both[1].cases[0].folder / "trials/perfect").exists()
 
 
 def test_another_arm_is_added_and_the_others_stay(tmp_path: Path) -> None:

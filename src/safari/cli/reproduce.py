@@ -83,7 +83,7 @@ def reproduce(
       safari reproduce accuracy sparsity --jobs 6 --set rounds=500
       safari reproduce accuracy --report-only
     """
-    from safari.evidence import Book, execute, find, read, shared_out, shipped, units_of
+    from safari.evidence import Book, execute, find, once, read, shared_out, shipped, units_of
     from safari.evidence.page import write_page
 
     changes = [parse_setting(text) for text in settings] + ([("seeds", seeds)] if seeds is not None else [])
@@ -100,7 +100,7 @@ def reproduce(
     if only_list:
         _show(experiments, units, device, as_json)
         return
-    todo = [] if report_only else shared_out([unit for each in units.values() for unit in each], jobs)
+    todo = [] if report_only else shared_out(once(unit for each in units.values() for unit in each), jobs)
     interrupted = False
     ending = None
     if todo:
@@ -125,7 +125,7 @@ def reproduce(
     if as_json:
         click.echo(json.dumps(_progress(experiments, book), indent=2))
     elif not quiet:
-        done, asked = _counts(experiments, book)
+        done, asked = book.progress(experiments)
         rest = "" if done == asked else "; the same command goes on with the rest"
         click.echo(f"{done} of {asked} trials are finished{rest}", err=True)
         click.echo(f"report: {page}" if page else f"numbers: {out / 'results.json'}", err=True)
@@ -189,13 +189,5 @@ def _device() -> str:
     return "gpu" if torch.cuda.is_available() else "cpu"
 
 
-def _counts(experiments: Sequence[Experiment], book: Book) -> tuple[int, int]:
-    cases = [case for e in experiments for case in e.cases]
-    done = sum(
-        len(book.arm(case, arm)) for case in cases for arm in case.config.arms if case.home(arm) is case
-    )
-    return done, sum(case.trials for case in cases)
-
-
 def _progress(experiments: Sequence[Experiment], book: Book) -> dict[str, dict[str, int]]:
-    return {e.name: dict(zip(("finished", "trials"), _counts([e], book), strict=True)) for e in experiments}
+    return {e.name: dict(zip(("finished", "trials"), book.progress([e]), strict=True)) for e in experiments}

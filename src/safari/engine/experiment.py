@@ -126,7 +126,7 @@ def _go(run: RunFolder, watchers: Sequence[Watcher], data: Data | None = None) -
 def run_seed(run: RunFolder, seed: int, data: Data, watchers: Sequence[Watcher] = ()) -> None:
     """All rounds of one seed that are not done, into a folder that the caller holds (`RunFolder.writing`).
 
-    Seeds share nothing: several processes may each do one of a run.
+    Seeds share nothing, nor do arms: several processes may each do one of a run, or some arms of one.
     """
     world = assemble(run.config, seed, data)
     prepare = engine_of(run.config)

@@ -2,7 +2,7 @@
 
 from safari.evidence.book import Book
 from safari.evidence.plan import Case, Experiment, find, read, shipped
-from safari.evidence.work import Audience, Ending, Unit, execute, shared_out, units_of
+from safari.evidence.work import Audience, Ending, Unit, execute, once, shared_out, units_of
 
 __all__ = [
     "Audience",
@@ -13,6 +13,7 @@ __all__ = [
     "Unit",
     "execute",
     "find",
+    "once",
     "read",
     "shared_out",
     "shipped",

@@ -7,7 +7,7 @@ stopped, and the report needs nothing else.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,11 @@ from safari.runs.files import making, write_atomically
 
 FILE = "results.json"
 FORMAT = "safari-evidence-1"
+
+
+def identity(case: Case, arm: Arm, seed: int) -> tuple[str, str, int]:
+    """What makes a trial the same, whoever asks for it: the setting, the rule as it is today, the seed."""
+    return digest(case.home(arm).config), json.dumps(maker_of(arm), sort_keys=True), seed
 
 
 @dataclass
@@ -68,6 +73,17 @@ class Book:
         """The finished seeds of an arm, of those that the case asks for."""
         found = {seed: self.trial(case, arm, seed) for seed in seeds_of(case.config)}
         return {seed: numbers for seed, numbers in found.items() if numbers is not None}
+
+    def progress(self, experiments: Sequence[Experiment]) -> tuple[int, int]:
+        """How many trials are finished, and how many are asked for; one that several ask for counts once."""
+        asked = {
+            identity(case, arm, seed): self.trial(case, arm, seed) is not None
+            for e in experiments
+            for case in e.cases
+            for arm in case.config.arms
+            for seed in seeds_of(case.config)
+        }
+        return sum(asked.values()), len(asked)
 
     def gather(self, experiment: Experiment, out: Path) -> None:
         """Take in what the run folders have; a setting that has changed since begins a new entry."""

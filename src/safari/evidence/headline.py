@@ -81,8 +81,8 @@ def headline(
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         figure.suptitle(words, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
-        axes.set_xlabel("points of test accuracy")
-        axes.xaxis.set_major_formatter(lambda x, _: f"{abs(x):g}")
+        axes.set_xlabel("points of test accuracy behind a perfect network")
+        axes.xaxis.set_major_formatter(lambda x, _: f"{0 - x:g}")
         axes.legend(
             loc="lower left", bbox_to_anchor=(0, 1), ncols=len(arms), frameon=False, borderaxespad=0.2,
             handletextpad=0.1, columnspacing=1.2,

@@ -65,15 +65,7 @@ def _page(experiments: Sequence[Experiment], book: Book) -> Iterator[Block]:
 
 
 def _progress(experiments: Sequence[Experiment], book: Book) -> str:
-    pairs = [
-        (case, arm)
-        for e in experiments
-        for case in e.cases
-        for arm in case.config.arms
-        if case.home(arm) is case
-    ]
-    done = sum(len(book.arm(case, arm)) for case, arm in pairs)
-    asked = sum(case.config.seeds for case, _ in pairs)
+    done, asked = book.progress(experiments)
     if done == asked:
         return f"All {asked} trials are finished."
     return f"{done} of {asked} trials are finished; what follows is of those alone."
@@ -155,16 +147,26 @@ def _table(experiment: Experiment, book: Book, folded: bool) -> Table:
     titles = [t for name, title in _COLUMNS.items() for t in (title, *([MINUS] if name in _GAPS else []))]
     header = ["case", "arm", *titles, "seeds"]
     kept = [k for k in range(len(header)) if k < 3 or any(row[k] != NOTHING for row in rows)]
-    case = experiment.cases[0]
     note = (
-        f"{case.config.rounds} rounds; scores are means over the evaluations of the last "
-        f"{case.config.evaluation.last} rounds, then mean ± standard deviation over seeds. Wobble: standard "
-        "deviation of top-1 within those rounds, in points. Minus perfect: points, seed by seed, ± standard "
-        f"error. Target: {100 * case.config.evaluation.target:g} % top-1."
+        f"{_lengths(experiment.cases)} Scores are means over the evaluations of those last rounds, then mean "
+        "± standard deviation over seeds. Wobble: standard deviation of top-1 within those rounds, in "
+        "points. Minus perfect: points, seed by seed, ± standard error."
     )
     return Table(
         [header[k] for k in kept], [[row[k] for k in kept] for row in rows], note, folded=folded, names=2
     )
+
+
+def _lengths(cases: Sequence[Case]) -> str:
+    """How long the cases run, by which rounds they are judged and what their target is; once if all alike."""
+    names: dict[str, list[str]] = {}
+    for case in cases:
+        last, target = case.config.evaluation.last, case.config.evaluation.target
+        text = f"{case.config.rounds} rounds, the last {last} count, target {100 * target:g} % top-1"
+        names.setdefault(text, []).append(case.name)
+    if len(names) == 1:
+        return f"{next(iter(names))}."
+    return " ".join(f"{', '.join(of)}: {text}." for text, of in names.items())
 
 
 def _gap(trials: dict[int, Numbers], other: dict[int, Numbers], name: str) -> str:

@@ -15,7 +15,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -26,7 +26,7 @@ import torch
 from safari.data import Data
 from safari.engine import load_data, run_seed
 from safari.errors import RunError, SafariError
-from safari.evidence.book import Book
+from safari.evidence.book import Book, identity
 from safari.evidence.numbers import read_numbers, write_numbers
 from safari.evidence.plan import Case, digest
 from safari.runs import RunFolder, Trial, seeds_of, summarise
@@ -43,7 +43,7 @@ _PATIENCE = 20.0
 class Unit:
     """One seed of a case: the arms that are not finished, and how many rounds of each are done.
 
-    `part`: only one of these arms, because there are hands enough.
+    `part`: `done` holds one arm of several; the others are units of their own.
     """
 
     case: Case
@@ -122,6 +122,18 @@ def units_of(case: Case, out: Path, book: Book, weight: float) -> list[Unit]:
         if pending:
             units.append(Unit(case, path, seed, pending, weight))
     return units
+
+
+def once(units: Iterable[Unit]) -> list[Unit]:
+    """The same without trials that an earlier unit has, too: a case finds them wherever they were made."""
+    known: set[tuple[str, str, int]] = set()
+    found = []
+    for unit in units:
+        arms = {arm.name: identity(unit.case, arm, unit.seed) for arm in unit.case.config.arms}
+        left = {name: n for name, n in unit.done.items() if arms[name] not in known}
+        known |= {arms[name] for name in left}
+        found += [dataclasses.replace(unit, done=left)] if left else []
+    return found
 
 
 def shared_out(units: Sequence[Unit], jobs: int) -> list[Unit]:

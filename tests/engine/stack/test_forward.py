@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from engine.stack.cases import CASES, CLASSES
 from safari.engine.stack import trial
 from safari.engine.stack.flat import Flat
-from safari.engine.stack.forward import by_vmap, stack
+from safari.engine.stack.forward import by_loop, by_vmap, stack
 from safari.engine.stack.luck import Luck
 from safari.engine.stack.train import gradients, train_stacked
 from safari.models import Layout
@@ -56,13 +56,12 @@ class Setting:
         return module
 
 
-@pytest.mark.parametrize("rounded", [True, False])
+@pytest.mark.parametrize("float32_decides", [True, False])
 @pytest.mark.parametrize("name", CASES)
-def test_the_way_and_its_reason(name, rounded, monkeypatch):
-    """The same if all counts that float32 rounds, as it does for a ReLU whose input is 0 up to rounding."""
-    if not rounded:
-        for limit in ("_OUTPUT_TOLERANCE", "_GRADIENT_TOLERANCE"):
-            monkeypatch.setattr(trial, limit, 1e-10)
+def test_the_way_and_its_reason(name, float32_decides, monkeypatch):
+    """The same if all gradients jumped that are rounded, as some do where the input of a ReLU is nearly 0."""
+    if not float32_decides:
+        monkeypatch.setattr(trial, "_GRADIENT_TOLERANCE", 1e-10)
     case, found = CASES[name], Setting(name).stack
     assert found.way == case.way, found.why
     assert found.why.startswith(case.why) if case.why else found.why == ""
@@ -217,3 +216,53 @@ def test_a_way_that_cannot_do_bfloat16_is_passed_over(monkeypatch):
     assert stack(module, layout, example).way == "vmap"
     found = stack(module, layout, example, bfloat16=True)
     assert (found.way, found.why) == ("loop", "layers: no; vmap: RuntimeError: not in bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (lambda out: out * torch.nan if out.dtype == torch.float32 else out, "its output"),
+        (lambda out: out * 1.01, "its output"),
+        (lambda out: _Gradient.apply(out, 1.02), "the gradient of weight"),
+        (
+            lambda out: _Gradient.apply(out, 1.6 if out.dtype == torch.float32 else 1.0),
+            "the gradient of weight",
+        ),
+    ],
+    ids=["NaN in float32", "another output", "another gradient", "a gradient far off in float32"],
+)
+def test_what_float64_does_not_excuse(wrong, why):
+    module = nn.Linear(5, 3)
+    layout, example = Layout.of(module), torch.randn(8, 5, generator=torch.Generator().manual_seed(0))
+    alone = by_loop(module, True)
+
+    def stacked(tensors, x, luck):
+        return wrong(alone(tensors, x, luck))
+
+    with pytest.raises(trial.CannotStack, match=f"^{why} differs from the module's own$"):
+        trial.compare(stacked, alone, module, layout, example)
+
+
+def test_what_float64_excuses():
+    module = nn.Linear(5, 3)
+    layout, example = Layout.of(module), torch.randn(8, 5, generator=torch.Generator().manual_seed(0))
+    alone = by_loop(module, True)
+
+    def stacked(tensors, x, luck):
+        out = alone(tensors, x, luck)
+        return _Gradient.apply(out, 1.2 if out.dtype == torch.float32 else 1.0)
+
+    trial.compare(stacked, alone, module, layout, example)
+
+
+class _Gradient(torch.autograd.Function):
+    """The same value with another gradient."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.factor, None

@@ -6,9 +6,10 @@ from importlib.util import find_spec
 
 from safari.config import Config
 
-# Rounds of all arms. A first compilation takes some seconds to a minute, and saves tens of milliseconds a
-# round; afterwards Triton keeps the kernels on disk.
-ROUNDS_WORTH_COMPILING = 200
+# A first compilation takes some seconds to a minute, and saves tens of milliseconds a round of each arm;
+# afterwards Triton keeps the kernels on disk. Arms do not count: kernels round otherwise, and what an arm
+# comes to must not hang on those that run beside it.
+ROUNDS_WORTH_COMPILING = 100
 
 FORECAST = "compiling kernels for this model; that is done once, and the first round waits for it"
 
@@ -20,4 +21,4 @@ def compiles(config: Config, device: str) -> bool:
         return False
     if find_spec("triton") is None:
         return False
-    return engine.compile == "always" or config.rounds * len(config.arms) >= ROUNDS_WORTH_COMPILING
+    return engine.compile == "always" or config.rounds >= ROUNDS_WORTH_COMPILING

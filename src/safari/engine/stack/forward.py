@@ -67,8 +67,8 @@ def stack(
 ) -> Stack:
     """The fastest way that is right for this module, tried on `example` inputs (an even number).
 
-    `bfloat16`: it must do in bfloat16, too. `fuse`: compile kernels in it, where there are any for this
-    device.
+    `bfloat16`: it must also run under autocast, without an error; numbers are compared in float32. `fuse`:
+    compile kernels in bfloat16, where there are any for this device.
     """
     alone = {training: by_loop(module, training) for training in (True, False)}
     counters = layout.counters(module)

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+import click
 import pytest
 
 from safari.cli import cli, main
@@ -154,7 +155,9 @@ def parse_command(arguments: list[str], place: str) -> Config:
     """The config that a command would have run."""
     name, *rest = arguments
     assert name in cli.commands, f"{place}: {name}"
-    given = cli.commands[name].make_context(name, list(rest)).params
+    # Under the group, as a person calls it: a command remembers how it was first asked for help.
+    group = click.Context(cli, info_name="safari", **cli.context_settings)
+    given = cli.commands[name].make_context(name, list(rest), parent=group).params
     return read_config(given.get("config"), given.get("settings", ()), given.get("seeds"))
 
 

@@ -15,11 +15,14 @@ a sum is no mean, negative weights count as 0 for the buffers, and the others ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+
+from safari.errors import ConfigError
 
 State = dict[str, Tensor]
 
@@ -69,16 +72,18 @@ class Decision:
 class Compensation:
     """`init(clients, size, device) -> state`; `apply(state, round) -> (decision, state)`.
 
-    `overrides_network` marks the reference arm in which nothing is ever lost.
+    `overrides_network` marks the reference arm in which nothing is ever lost. `name` is what messages about
+    the rule begin with.
     """
 
     init: Callable[[int, int, torch.device], State]
     apply: Callable[[State, Round], tuple[Decision, State]]
     overrides_network: bool = False
+    name: str = "the rule"
 
 
-def combine(round: Round, decision: Decision) -> Tensor:
-    """The weighted sum that every rule ends in; for buffers a mean.
+def combine(round: Round, decision: Decision, name: str = "the rule") -> Tensor:
+    """The weighted sum that every rule ends in; for buffers a mean. ConfigError where it would not be finite.
 
     >>> view = Round(
     ...     number=0, global_model=torch.tensor([1.0, 1.0]), cohort=torch.arange(2), arrived=torch.arange(2),
@@ -87,11 +92,15 @@ def combine(round: Round, decision: Decision) -> Tensor:
     tensor([3.0000, 0.3000])
     """
     weights = [decision.a] if decision.b is None else [decision.a, decision.b]
-    # The one look at the device.
-    looks = torch.stack([look for w in weights for look in (w.sum(), w.clamp(max=0).sum())]).tolist()
+    out = _weighted_sum(round, decision, slice(None))
+    # The one look at the device. A sum is finite only if all that is in it is.
+    sums = [look for w in weights for look in (w.sum(), w.clamp(max=0).sum())]
+    *looks, total = torch.stack([look.double() for look in (*sums, out.sum())]).tolist()
+    if not math.isfinite(total + sum(looks)):
+        _refuse_infinite(round, decision, out, name)
     rest = 1.0 - looks[0] - sum(looks[2::2])
     rest = 0.0 if abs(rest) < _ROUNDING else rest
-    out = _weighted_sum(round, decision, rest, slice(None))
+    out = _with_rest(out, round, rest, slice(None))
     negative = sum(looks[1::2]) + min(rest, 0.0)
     if not negative or round.parameters == len(out):
         return out
@@ -99,17 +108,41 @@ def combine(round: Round, decision: Decision) -> Tensor:
         decision, a=decision.a.clamp(min=0), b=None if decision.b is None else decision.b.clamp(min=0)
     )
     # With the negative ones the weights sum to 1.
-    buffers = _weighted_sum(round, positive, max(rest, 0.0), slice(round.parameters, None)) / (1 - negative)
+    part = slice(round.parameters, None)
+    buffers = _with_rest(_weighted_sum(round, positive, part), round, max(rest, 0.0), part) / (1 - negative)
     return torch.cat([out[: round.parameters], buffers])
 
 
-def _weighted_sum(round: Round, decision: Decision, rest: float, part: slice) -> Tensor:
+def _weighted_sum(round: Round, decision: Decision, part: slice) -> Tensor:
     x, models = round.global_model[part], round.models[:, part]
     out = torch.zeros_like(x)
     if len(decision.a):
         out = decision.a.to(x.dtype) @ models
     if decision.b is not None and decision.recalled is not None:
         out = out + decision.b.to(x.dtype) @ decision.recalled[:, part]
+    return out
+
+
+def _with_rest(out: Tensor, round: Round, rest: float, part: slice) -> Tensor:
+    """The sum with what is left to the old model, within what the arrivals kept."""
     if not rest:
         return out
+    x, models = round.global_model[part], round.models[:, part]
     return out + rest * (x * (models != 0).any(0) if len(models) else x)
+
+
+def _refuse_infinite(round: Round, decision: Decision, out: Tensor, name: str) -> None:
+    """Says which part of a decision is NaN or infinite, if any is: a sum may be too large by itself."""
+    parts = {"weights a": decision.a, "weights b": decision.b, "models recalled": decision.recalled}
+    for part, found in parts.items():
+        count = 0 if found is None else int((~torch.isfinite(found)).sum())
+        if count:
+            raise ConfigError(
+                f"{name}: {part} must be finite, got {count} numbers NaN or infinite in round {round.number}"
+            )
+    count = int((~torch.isfinite(out)).sum())
+    if count:
+        raise ConfigError(
+            f"{name}: the new model must be finite, got {count} numbers NaN or infinite in round "
+            f"{round.number}: its weights are too large"
+        )

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import isfunction
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from safari.aggregation.checks import begin, decide, describe, whole, whole_ids
 from safari.aggregation.compensation import Compensation, Round, State, combine
 from safari.aggregation.registry import RULES
 from safari.errors import SafariError, one_of
@@ -71,35 +74,28 @@ class Server:
         `weights`: one positive number a client (say, its sample count); equal by default. `parameters`:
         how many numbers, from the front, are parameters (all by default): similarity looks at them alone.
         """
-        # A copy without a graph: the caller goes on using theirs.
-        vector = torch.as_tensor(model).detach().to(torch.float32, copy=True)
+        vector = _start_vector(model)
         if vector.ndim != 1 or not len(vector) or not bool(torch.isfinite(vector).all()):
             raise SafariError(
                 f"model must be one vector of finite numbers, got shape {tuple(vector.shape)}"
                 f" with {int((~torch.isfinite(vector)).sum())} numbers NaN or infinite"
             )
+        clients = whole("clients", clients)
+        parameters = None if parameters is None else whole("parameters", parameters)
         if parameters is not None and not 1 <= parameters <= len(vector):
             raise SafariError(
                 f"parameters must lie between 1 and the model's {len(vector)} numbers, got {parameters}"
             )
         if clients < 1:
             raise SafariError(f"clients must be at least 1, got {clients}")
-        if isinstance(rule, str):
-            if rule not in RULES:
-                raise SafariError(one_of("rule", rule, RULES))
-            rule = RULES[rule]()
-        shares = torch.as_tensor(np.ones(clients) if weights is None else np.asarray(weights, np.float64))
-        if shares.shape != (clients,) or not bool(((shares > 0) & shares.isfinite()).all()):
-            raise SafariError(
-                f"weights must hold a positive, finite number for each of the {clients} clients"
-            )
+        rule = _rule(rule)
         return cls(
             model=vector,
             round=0,
-            weights=shares.to(vector.device),
+            weights=_shares(weights, clients).to(vector.device),
             parameters=len(vector) if parameters is None else parameters,
             rule=rule,
-            state=rule.init(clients, len(vector), vector.device),
+            state=begin(rule, clients, len(vector), vector.device),
         )
 
     def step(
@@ -110,10 +106,12 @@ class Server:
         A model of the wrong length, with a NaN or infinity in it, or not of numbers at all is refused,
         and its client is missing.
         """
+        if not isinstance(received, Mapping):
+            raise SafariError(f"received must map client ids to models, got {describe(received)}")
         asked = set(self._cohort(cohort))
         fitting: dict[int, Tensor] = {}
         refused: dict[int, str] = {}
-        for client, raw in received.items():
+        for client, raw in zip(whole_ids("received", received), received.values(), strict=True):
             vector = _real_vector(raw)
             if client not in asked:
                 refused[client] = "was not asked in this round"
@@ -133,6 +131,8 @@ class Server:
     ) -> tuple[Server, Outcome]:
         """The same for models in one matrix: row i is the model of client `ids[i]`; ids ascend."""
         asked = self._cohort(cohort)
+        ids = whole_ids("ids", ids)
+        self._check_stacked(ids, models, asked)
         refused = {}
         # A sum is finite only if all that is in it is; the numbers are looked at one by one only where not.
         if not bool(torch.isfinite(models.sum(1)).all()):
@@ -156,8 +156,9 @@ class Server:
             weights=weights / weights.sum(),
             parameters=self.parameters,
         )
-        decision, state = self.rule.apply(self.state, view)
-        following = replace(self, model=combine(view, decision), round=self.round + 1, state=state)
+        decision, state = decide(self.rule, self.state, view)
+        model = combine(view, decision, self.rule.name)
+        following = replace(self, model=model, round=self.round + 1, state=state)
         arrived = set(ids)
         outcome = Outcome(
             arrived=tuple(ids),
@@ -169,12 +170,55 @@ class Server:
 
     def _cohort(self, cohort: Sequence[int] | None) -> list[int]:
         clients = len(self.weights)
-        asked = list(range(clients)) if cohort is None else sorted(int(i) for i in cohort)
+        asked = list(range(clients)) if cohort is None else sorted(whole_ids("cohort", cohort))
         if len(set(asked)) != len(asked):
             raise SafariError("cohort must name each client once")
         if not asked or asked[0] < 0 or asked[-1] >= clients:
             raise SafariError(f"cohort must hold ids from 0 to {clients - 1}, got {asked}")
         return asked
+
+    def _check_stacked(self, ids: Sequence[int], models: Tensor, asked: Sequence[int]) -> None:
+        if any(i >= j for i, j in pairwise(ids)) or not set(ids) <= set(asked):
+            raise SafariError(f"ids must ascend and be of clients that were asked, got {list(ids)}")
+        shape = (len(ids), len(self.model))
+        if not isinstance(models, Tensor) or models.shape != shape:
+            raise SafariError(
+                f"models must be a tensor of shape {[*shape]}, a row for each id, got {describe(models)}"
+            )
+
+
+def _start_vector(model: Vector) -> Tensor:
+    try:
+        # A copy without a graph: the caller goes on using theirs.
+        return torch.as_tensor(model).detach().to(torch.float32, copy=True)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SafariError(f"model must be one vector of finite numbers, got {describe(model)}") from error
+
+
+def _rule(rule: object) -> Compensation:
+    if isinstance(rule, str):
+        if rule not in RULES:
+            raise SafariError(one_of("rule", rule, RULES))
+        return replace(RULES[rule](), name=f"rule {rule}")
+    if not isinstance(rule, Compensation):
+        hint = f"; call it: rule={rule.__name__}()" if isfunction(rule) else ""
+        raise SafariError(f"rule must be a name or a Compensation, got {describe(rule)}{hint}")
+    return rule
+
+
+def _shares(weights: Sequence[float] | None, clients: int) -> Tensor:
+    expected = f"weights must hold a positive, finite number for each of the {clients} clients"
+    try:
+        shares = torch.as_tensor(np.ones(clients) if weights is None else np.asarray(weights, np.float64))
+    except (TypeError, ValueError) as error:
+        raise SafariError(f"{expected}, got {weights!r}") from error
+    if shares.shape != (clients,):
+        raise SafariError(f"{expected}, got shape {[*shares.shape]}")
+    wrong = (~((shares > 0) & shares.isfinite())).nonzero().flatten()
+    if len(wrong):
+        client = int(wrong[0])
+        raise SafariError(f"{expected}, got {shares[client].item()} for client {client}")
+    return shares
 
 
 def _real_vector(raw: Vector) -> Tensor | None:

@@ -1,0 +1,113 @@
+"""What a rule gave, and what a caller did, checked before the server trusts it. Shapes cost nothing: no check
+here waits for a device."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from safari.aggregation.compensation import Compensation, Decision, Round, State
+from safari.errors import ConfigError, SafariError
+
+
+def begin(rule: Compensation, clients: int, size: int, device: torch.device) -> State:
+    """A rule's first state; ConfigError when no checkpoint could hold it."""
+    return _state(rule.name, "init", rule.init(clients, size, device))
+
+
+def decide(rule: Compensation, state: State, round: Round) -> tuple[Decision, State]:
+    """A rule's decision, of which every part has the shape that `combine` needs, and its next state."""
+    found: Any = rule.apply(state, round)
+    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Decision):
+        raise ConfigError(f"{rule.name}: apply must return (Decision, state), got {describe(found)}")
+    decision, following = found
+    _decision(rule.name, decision, round)
+    return decision, _state(rule.name, "apply", following)
+
+
+def whole(field: str, value: Any) -> int:
+    """A whole number of any library's kind as Python's own.
+
+    >>> import numpy
+    >>> whole("clients", numpy.int64(3))
+    3
+    """
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise SafariError(f"{field} must be a whole number, got {value!r}") from error
+
+
+def whole_ids(field: str, values: Any) -> list[int]:
+    """Client ids as Python's whole numbers, so that records of them can be written."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise SafariError(f"{field} must hold client ids, whole numbers; got {describe(values)}")
+    return [whole(f"a client id in {field}", value) for value in values]
+
+
+def describe(thing: Any) -> str:
+    """What something is, in few words: shapes rather than a page of numbers.
+
+    >>> describe((torch.zeros(2), None))
+    'a tuple of a tensor of shape [2] and None'
+    """
+    if isinstance(thing, Tensor):
+        return f"a tensor of shape {[*thing.shape]}"
+    if thing is None:
+        return "None"
+    if isinstance(thing, tuple) and 0 < len(thing) < 4:
+        return f"a tuple of {' and '.join(describe(part) for part in thing)}"
+    kind = type(thing).__name__
+    return f"{'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}"
+
+
+def _decision(name: str, decision: Decision, round: Round) -> None:
+    _weights(name, "a", decision.a, len(round.arrived), "arrivals", round)
+    if not isinstance(decision.stand_ins, Mapping):
+        raise ConfigError(
+            f"{name}: stand_ins must map missing clients to arrivals, got {describe(decision.stand_ins)}"
+        )
+    if decision.b is None and decision.recalled is None:
+        return
+    recalled, size = decision.recalled, len(round.global_model)
+    if decision.b is None or not isinstance(recalled, Tensor):
+        raise ConfigError(
+            f"{name}: b and recalled belong together, a weight and a model each; "
+            f"got {describe(decision.b)} and {describe(recalled)}"
+        )
+    fits = recalled.ndim == 2 and recalled.shape[1] == size
+    if not fits or recalled.dtype != round.models.dtype or recalled.device != round.models.device:
+        raise ConfigError(
+            f"{name}: recalled must be a matrix with a model of {size} numbers in each row, "
+            f"{round.models.dtype} on {round.models.device}; "
+            f"got shape {[*recalled.shape]}, {recalled.dtype} on {recalled.device}"
+        )
+    _weights(name, "b", decision.b, len(recalled), "rows of recalled", round)
+
+
+def _weights(name: str, field: str, found: Any, count: int, of: str, round: Round) -> None:
+    fits = isinstance(found, Tensor) and found.shape == (count,) and not found.is_complex()
+    if not fits or found.device != round.models.device:
+        got = describe(found)
+        if isinstance(found, Tensor):
+            got += f", {found.dtype} on {found.device}"
+        raise ConfigError(
+            f"{name}: {field} must be a tensor on {round.models.device} with a weight for each of the "
+            f"{count} {of}, got {got}"
+        )
+
+
+def _state(name: str, function: str, state: Any) -> State:
+    if not isinstance(state, Mapping):
+        raise ConfigError(f"{name}: the state that {function} returns must be a dict, got {describe(state)}")
+    for key, value in state.items():
+        if not isinstance(key, str) or not isinstance(value, Tensor):
+            raise ConfigError(
+                f"{name}: the state that {function} returns must hold tensors by name, "
+                f"got {describe(value)} as {key!r}"
+            )
+    return dict(state)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from fractions import Fraction
 
 import pytest
@@ -26,7 +27,7 @@ def test_kept_count_is_the_rounded_exact_product(total: int, thousandths: int) -
     text = f"0.{thousandths:06d}"
     expected = oracle.kept(total, text)
     if expected == 0:
-        with pytest.raises(PruneError, match="keeps none"):
+        with pytest.raises(PruneError, match="to keep any of"):
             kept_count(total, float(text))
     else:
         assert kept_count(total, float(text)) == expected
@@ -75,7 +76,10 @@ def test_kept_count_by_hand(total: int, sparsity: float, kept: int | None) -> No
         (-0.1, "sparsity must be at least 0 and below 1, got -0.1"),
         (math.nan, "sparsity must be at least 0 and below 1, got nan"),
         (math.inf, "sparsity must be at least 0 and below 1, got inf"),
-        (0.99, "sparsity 0.99 keeps none of 35 weights; use a smaller one"),
+        (0.99, "sparsity must be at most 0.9857 to keep any of 35 weights, got 0.99"),
+        ("0.5", "sparsity must be a number, at least 0 and below 1, got '0.5'"),
+        (None, "sparsity must be a number, at least 0 and below 1, got None"),
+        (True, "sparsity must be a number, at least 0 and below 1, got True"),
     ],
 )
 @pytest.mark.parametrize("pruner", PRUNERS)
@@ -98,6 +102,28 @@ def test_a_module_with_nothing_to_prune(pruner: str, module: nn.Module) -> None:
     assert str(error.value) == (
         "there is nothing to prune: the module has no weights in convolution or linear layers"
     )
+
+
+@given(total=st.integers(1, 10**9))
+def test_the_largest_sparsity_that_is_named_works_and_little_more_does_not(total: int) -> None:
+    with pytest.raises(PruneError) as error:
+        kept_count(total, 1 - 1e-12, "pruning.sparsity")
+    text = re.fullmatch(
+        rf"pruning\.sparsity must be at most (0\.\d+) to keep any of {total} weights, got 0\.9+",
+        str(error.value),
+    )
+    assert text is not None
+    assert kept_count(total, float(text[1])) == 1
+    digits = len(text[1]) - 2
+    with pytest.raises(PruneError):
+        kept_count(total, round(float(text[1]) + 10**-digits, digits))
+
+
+def test_the_largest_sparsity_by_hand() -> None:
+    """Half a weight is rounded to none: below 1 - 1/(2·1), 1 - 1/(2·5), 1 - 1/(2·12)."""
+    for total, text in ((1, "0.499"), (5, "0.899"), (12, "0.9583")):
+        with pytest.raises(PruneError, match=rf"at most {text} to keep any of {total} weights, got 0.999$"):
+            kept_count(total, 0.999)
 
 
 # --- top-k

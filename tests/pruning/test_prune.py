@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -74,6 +75,28 @@ def test_a_pruner_that_needs_a_batch_says_so(pruner: str) -> None:
     assert str(error.value) == f"{pruner} needs batch=(inputs, labels), got None"
 
 
+@pytest.mark.parametrize("pruner", ["snip", "grasp", "synflow"])
+@pytest.mark.parametrize(
+    ("batch", "got"),
+    [
+        (torch.zeros(2, 4), "a tensor of shape [2, 4]"),
+        ((torch.zeros(2, 4),), "a tuple of Tensor"),
+        ([torch.zeros(2, 4), [0, 1]], "a list of Tensor, list"),
+        ((), "a tuple of nothing"),
+        ("xy", "str"),
+    ],
+)
+def test_a_batch_that_is_no_pair_is_told(pruner: str, batch: Any, got: str) -> None:
+    with pytest.raises(PruneError) as error:
+        prune(small(), pruner=pruner, batch=batch)
+    assert str(error.value) == f"{pruner} needs batch=(inputs, labels), got {got}"
+
+
+def test_a_batch_may_be_a_list_as_a_loader_gives_it() -> None:
+    listed, paired = (prune(small(), pruner="snip", batch=batch) for batch in ([*BATCH], BATCH))
+    assert all(torch.equal(listed[name], mask) for name, mask in paired.items())
+
+
 def test_synflow_needs_real_inputs() -> None:
     with pytest.raises(PruneError) as error:
         prune(small(), pruner="synflow", batch=(torch.zeros(1, 4, dtype=torch.int64), torch.tensor([0])))
@@ -85,6 +108,11 @@ def test_synflow_needs_real_inputs() -> None:
 @pytest.mark.parametrize(
     ("scores", "text"),
     [
+        (None, "the pruner must return a dict of scores by parameter, got None"),
+        (
+            {"0.weight": [1.0], "4.weight": torch.ones(3, 5)},
+            "the score of 0.weight must be a tensor of shape (5, 4), got list",
+        ),
         ({"0.weight": torch.ones(5, 4)}, "the pruner gave no score for 4.weight"),
         (
             {"0.weight": torch.ones(4, 5), "4.weight": torch.ones(3, 5)},

@@ -18,6 +18,8 @@ State = dict[str, np.ndarray]
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
+_ROUNDING = 1e-9
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -52,11 +54,40 @@ def from_probability(
     [[True, False], [False, True]]
     """
 
+    def start(setting: Setting) -> State:
+        p = np.asarray(init(setting), dtype=np.float64)
+        if p.shape != (setting.clients,):
+            raise ConfigError(
+                f"there must be a probability for each of the {setting.clients} clients, "
+                f"got shape {[*p.shape]}"
+            )
+        _check_range(p, "at the start")
+        return {"p": p}
+
     def apply(state: State, t: int, rng: np.random.Generator) -> tuple[Bools, State]:
-        p = state["p"] if schedule is None else schedule(state["p"], t)
+        base = state["p"]
+        if schedule is None:
+            return rng.random(len(base)) < base, state
+        p = np.asarray(schedule(base, t), dtype=np.float64)
+        if p.shape != base.shape:
+            raise ConfigError(
+                f"there must be a probability for each of the {len(base)} clients, "
+                f"got shape {[*p.shape]} in round {t}"
+            )
+        _check_range(p, f"in round {t}")
         return rng.random(len(p)) < p, state
 
-    return Link(lambda setting: {"p": init(setting)}, apply)
+    return Link(start, apply)
+
+
+def _check_range(p: Floats, when: str) -> None:
+    # A product of probabilities may be a rounding above 1; NaN fails this too.
+    wrong = np.flatnonzero(~((p >= -_ROUNDING) & (p <= 1 + _ROUNDING)))
+    if len(wrong):
+        client = wrong[0]
+        raise ConfigError(
+            f"the probability of client {client} must lie between 0 and 1, got {p[client]} {when}"
+        )
 
 
 def spread(field: str, p: float | Sequence[float], clients: int) -> Floats:

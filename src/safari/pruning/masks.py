@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
+from numbers import Real
 
 import torch
 from torch import Tensor, nn
@@ -60,22 +61,38 @@ def as_pruner(pruner: object) -> Pruner:
     raise PruneError(f"pruner must be a name, a Pruner or a score function, got {pruner!r}")
 
 
-def kept_count(total: int, sparsity: float) -> int:
+def kept_count(total: int, sparsity: float, field: str = "sparsity") -> int:
     """How many of `total` weights stay: exactly round((1 - sparsity) · total), in decimal arithmetic.
 
     >>> kept_count(15, 0.9)  # floats would say round(1.4999999999999998) = 1
     2
     """
+    if not _is_number(sparsity):
+        raise PruneError(f"{field} must be a number, at least 0 and below 1, got {sparsity!r}")
     if not 0 <= sparsity < 1:  # NaN fails this too
-        raise PruneError(f"sparsity must be at least 0 and below 1, got {sparsity}")
+        raise PruneError(f"{field} must be at least 0 and below 1, got {sparsity}")
     if total == 0:
         raise PruneError(
             "there is nothing to prune: the module has no weights in convolution or linear layers"
         )
     kept = round((1 - Fraction(repr(float(sparsity)))) * total)
     if kept == 0:
-        raise PruneError(f"sparsity {sparsity} keeps none of {total} weights; use a smaller one")
+        raise PruneError(
+            f"{field} must be at most {_largest_sparsity(total)} to keep any of {total} weights, "
+            f"got {sparsity}"
+        )
     return kept
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real | Tensor) and not isinstance(value, bool)
+
+
+def _largest_sparsity(total: int) -> str:
+    """The largest decimal of few digits that keeps a weight: half a weight is rounded to none."""
+    digits = len(str(total)) + 2
+    below = math.ceil((1 - Fraction(1, 2 * total)) * 10**digits) - 1
+    return f"0.{below:0{digits}d}"
 
 
 def top_k(scores: Tensor, keep: int, among: Tensor | None = None) -> Tensor:
@@ -197,8 +214,10 @@ def _masked(vector: Tensor, weights: Tensor, mask: Tensor) -> Tensor:
     return out
 
 
-def _flat_scores(found: Mapping[str, Tensor], layout: Layout, weights: Tensor) -> Tensor:
+def _flat_scores(found: object, layout: Layout, weights: Tensor) -> Tensor:
     """Scores as one vector over the prunable weights; a user's pruner may have got it wrong, so check."""
+    if not isinstance(found, Mapping):
+        raise PruneError(f"the pruner must return a dict of scores by parameter, got {found!r}")
     parts = []
     for entry in layout.entries:
         if entry.kind != "weight":
@@ -206,6 +225,11 @@ def _flat_scores(found: Mapping[str, Tensor], layout: Layout, weights: Tensor) -
         score = found.get(entry.name)
         if score is None:
             raise PruneError(f"the pruner gave no score for {entry.name}")
+        if not isinstance(score, Tensor):
+            raise PruneError(
+                f"the score of {entry.name} must be a tensor of shape {entry.shape}, "
+                f"got {type(score).__name__}"
+            )
         if tuple(score.shape) != entry.shape:
             raise PruneError(
                 f"the score of {entry.name} must have shape {entry.shape}, got {tuple(score.shape)}"

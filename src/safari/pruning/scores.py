@@ -78,7 +78,15 @@ def _grad(value: Tensor, weights: Sequence[Tensor], create_graph: bool = False) 
     return [torch.zeros_like(w) if g is None else g for w, g in zip(weights, grads, strict=True)]
 
 
-def _need(batch: Batch | None, pruner: str) -> Batch:
-    if batch is None:
-        raise PruneError(f"{pruner} needs batch=(inputs, labels), got None")
-    return batch
+def _need(batch: object, pruner: str) -> Batch:
+    # A tensor of two samples would come apart like a pair.
+    if isinstance(batch, tuple | list) and len(batch) == 2 and all(isinstance(t, Tensor) for t in batch):
+        return batch[0], batch[1]
+    got = f"a tensor of shape {[*batch.shape]}" if isinstance(batch, Tensor) else _kinds(batch)
+    raise PruneError(f"{pruner} needs batch=(inputs, labels), got {got}")
+
+
+def _kinds(batch: object) -> str:
+    if isinstance(batch, tuple | list):
+        return f"a {type(batch).__name__} of {', '.join(type(part).__name__ for part in batch) or 'nothing'}"
+    return "None" if batch is None else type(batch).__name__

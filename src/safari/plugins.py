@@ -122,6 +122,30 @@ def check_options(field: str, factory: Callable[..., Any], options: Mapping[str,
     return problems + [f"{field}.{name} is required" for name in missing]
 
 
+def check_call(
+    where: str, factory: Callable[..., Any], positional: Sequence[str], options: Mapping[str, Any]
+) -> None:
+    """ConfigError when a factory cannot be called with these arguments by position and these options.
+
+    >>> def link(p): ...
+    >>> check_call("uplink.name: my.py:link", link, (), {})
+    Traceback (most recent call last):
+    ...
+    safari.errors.ConfigError: uplink.name: my.py:link must take no arguments by position, \
+and options by name alone, as in def link(*, p=0.3); missing a required argument: 'p'
+    """
+    try:
+        inspect.signature(factory).bind(*positional, **options)
+    except TypeError as error:
+        taken = f"the arguments ({', '.join(positional)})" if positional else "no arguments"
+        example = ", ".join([*positional, "*", "p=0.3"])
+        called = getattr(factory, "__name__", "f")
+        raise ConfigError(
+            f"{where} must take {taken} by position, and options by name alone, "
+            f"as in def {called}({example}); {error}"
+        ) from error
+
+
 def fits(value: object, hint: Any) -> bool:
     """Does a TOML value suit a type hint? An int is a fine float; a bool is not a number.
 

@@ -111,6 +111,31 @@ def test_mistakes_end_in_a_message_and_exit_code_2(tmp_path, arguments, said):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_plug_in_that_cannot_work_is_one_line_and_exit_code_2(tmp_path):
+    """At once where the first round shows it, in `validate` as in `run`; else in the round that does."""
+    (tmp_path / "bad.py").write_text(
+        "import numpy as np\n"
+        "from safari.links import Link\n"
+        "def late():\n"
+        "    return Link(lambda s: {}, lambda state, t, rng: (np.ones([4, 3][t > 1], bool), state))\n"
+        "def raises():\n"
+        "    return Link(lambda s: {}, lambda state, t, rng: state['x'])\n"
+    )
+    (tmp_path / "tiny.toml").write_text(to_toml(parse(TINY)))
+    link = ["--set", "uplink.name=bad.py:raises"]
+    for arguments in (["validate", "tiny.toml"], ["run", "tiny.toml", "--out", "x"]):
+        done = safari(*arguments, *link, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == "error: uplink.name: bad.py:raises raised KeyError: 'x' (bad.py, line 6)\n"
+    assert not (tmp_path / "x").exists()
+    done = safari("run", "tiny.toml", "--set", "uplink.name=bad.py:late", "--out", "x", "-q", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: uplink.name: bad.py:late: apply must return (delivered, state), delivered being a bool array "
+        "with an entry for each of the 4 clients; got ndarray of bool and shape [3]\n"
+    )
+
+
 def test_help_and_version_import_no_torch(tmp_path):
     code = """
 import sys

@@ -292,7 +292,7 @@ def test_wrong_rules_and_pruners(mine, tmp_path):
         "arms.x is not an option (allowed: none)",
     ]
     mine |= {"arms": ["drop", "mine.py:refusing"], "pruning": {}}
-    assert check(parse(mine)) == ["arms: refusing: clients must be even, got 4"]
+    assert check(parse(mine)) == ["arms: refusing: mine.py:refusing: clients must be even, got 4"]
     with pytest.raises(safari.SafariError):
         safari.run(mine, "run")
     assert not (tmp_path / "run").exists()
@@ -361,7 +361,7 @@ def test_a_good_config_has_no_problems_and_checking_leaves_nothing(tmp_path, mon
 
 def test_sizes_that_keep_nothing_and_pictures_that_are_none(mine):
     assert check(parse({**mine, "pruning": {"sparsity": 0.99}})) == [
-        "sparsity 0.99 keeps none of 12 weights; use a smaller one"
+        "pruning.sparsity must be at most 0.9583 to keep any of 12 weights, got 0.99"
     ]
     (problem,) = check(parse({**mine, "local": {"augment": "crop-flip"}}))
     assert problem == (

@@ -27,6 +27,7 @@ from engine.own_parts import PLUGINS
 from safari.cli import cli
 from safari.cli.progress import Bars
 from safari.config import parse
+from safari.engine import device as device_room
 from safari.engine import world as world_room
 from safari.engine.state import initial
 from safari.engine.vectorised import Vectorised
@@ -300,7 +301,7 @@ def test_data_stay_on_the_host_when_they_would_fill_half_of_the_device(
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: int(allocated * size))
     went = []
     monkeypatch.setattr(type(data), "to", lambda self, device: went.append(device) or self)
-    world_room._placed(data, torch.device("cuda"))
+    device_room.placed(data, torch.device("cuda"))
     assert went == ([] if stays else [torch.device("cuda")])
 
 

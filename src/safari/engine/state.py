@@ -73,7 +73,8 @@ def to_saved(state: State, world: World, trial: Trial) -> Saved:
     """The state as a checkpoint."""
     tensors = to_tensors(state.server)
     for direction, link in (("uplink", state.uplink), ("downlink", state.downlink)):
-        tensors |= {f"{direction}.{name}": torch.from_numpy(array) for name, array in link.items()}
+        # Copies: torch takes no array that runs backwards, and warns of one that is read-only.
+        tensors |= {f"{direction}.{name}": torch.from_numpy(array.copy()) for name, array in link.items()}
     if state.residual is not None:
         tensors["wire.residual"] = state.residual
     if state.average is not None:

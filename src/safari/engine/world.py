@@ -23,10 +23,12 @@ from safari.data import (
     label_counts,
 )
 from safari.engine.checks import check_output, check_parts
+from safari.engine.device import device_of, placed
+from safari.engine.guests import check_arrays, checked_link, checked_rule, hosted, named, rehearse
 from safari.errors import ConfigError, PruneError, SafariError
 from safari.links import LINKS, Link, Setting
 from safari.models import MODELS, Layout
-from safari.plugins import check_options, resolve
+from safari.plugins import check_call, check_options, resolve
 from safari.pruning import PRUNERS, Batch, Pruner, as_pruner, compute_mask, kept_count
 from safari.seeds import derive, generator, torch_generator
 from safari.training import draw_batches, evaluate
@@ -42,6 +44,8 @@ KINDS: dict[str, tuple[Mapping[str, Any], str]] = {
     "link": (LINKS, "uplink.name, downlink.name"),
     "rule": (RULES, "arms"),
 }
+# What a factory is given by position; all else are its options.
+POSITIONAL = {"partition": ("labels", "clients", "rng"), "model": ("shape", "classes")}
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,8 @@ class World:
         return self._mask(self.start, 0, 0, self.pruner)
 
     def _mask(self, x: Tensor, client: int, t: int, pruner: Pruner) -> Tensor:
-        return compute_mask(
+        make = partial(
+            compute_mask,
             self.fresh_module(),
             self.layout,
             x,
@@ -98,6 +103,9 @@ class World:
             # After the first round, what is 0 stays cut.
             support=None if t == 0 else x != 0,
         )
+        name = self.config.pruning.pruner
+        own = pruner is self.pruner and name not in PRUNERS
+        return hosted(f"pruning.pruner: {name}", make) if own else make()
 
     def fresh_module(self) -> nn.Module:
         """The scratch module without what the last client's training counted in it.
@@ -210,7 +218,9 @@ def assemble(config: Config, seed: int, data: Data) -> World:
     if module is not None:
         sizes = problems.attempt(partial(Layout.of, module))
         if sizes is not None:
-            problems.attempt(lambda: kept_count(sizes.prunable_count, config.pruning.sparsity))
+            problems.attempt(
+                lambda: kept_count(sizes.prunable_count, config.pruning.sparsity, "pruning.sparsity")
+            )
     if parts is not None:
         counts = label_counts(labels, parts, data.classes)
         for direction in ("uplink", "downlink"):
@@ -224,7 +234,7 @@ def assemble(config: Config, seed: int, data: Data) -> World:
         config=config,
         seed=seed,
         device=device,
-        data=_placed(data, device),
+        data=placed(data, device),
         parts=tuple(parts),
         label_counts=label_counts(labels, parts, data.classes),
         module=module,
@@ -233,12 +243,14 @@ def assemble(config: Config, seed: int, data: Data) -> World:
         start=layout.read(module),
         pruner=_pruner(config),
         augmentation=AUGMENTATIONS[config.local.augment],
-        uplink=_link("uplink", config.uplink),
-        downlink=_link("downlink", config.downlink),
+        uplink=_link(config, "uplink"),
+        downlink=_link(config, "downlink"),
     )
     # What can only be seen with everything in hand.
-    problems.attempt(lambda: _named("local.augment", lambda: world.training_batches(0, 0)))
+    problems.attempt(lambda: named("local.augment", lambda: world.training_batches(0, 0)))
     problems.attempt(lambda: check_output(world.module, config.model.name, world.data, device))
+    if config.pruning.pruner not in PRUNERS:
+        problems.attempt(lambda: world.mask(world.start, 0, 0))
     for arm in config.arms:
         problems.attempt(partial(_start_rule, arm, world))
     problems.raise_if_any()
@@ -251,7 +263,7 @@ def check_names(config: Config, problems: Problems) -> None:
         problems.attempt(partial(_factory, kind, kind, getattr(config, kind)))
     problems.attempt(lambda: _pruner(config))
     for direction in ("uplink", "downlink"):
-        problems.attempt(partial(_link, direction, getattr(config, direction)))
+        problems.attempt(partial(_link, config, direction))
     for arm in config.arms:
         problems.attempt(partial(rule_of, arm.rule))
     problems.attempt(lambda: device_of(config))
@@ -283,60 +295,44 @@ def rule_of(plug: Plug) -> Compensation:
     rule = _build("rule", "arms", plug)
     if not isinstance(rule, Compensation):
         raise ConfigError(f"arms: {plug.name} must return a Compensation, got {rule!r}")
-    return rule
+    return rule if plug.name in RULES else checked_rule(rule, f"arms: {plug.name}")
 
 
-def device_of(config: Config) -> torch.device:
-    """Where the run computes."""
-    wanted = config.engine.device
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("engine.device is cuda, but torch sees no CUDA device; use cpu or auto")
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(wanted)
+def _name_field(kind: str, field: str) -> str:
+    # An arm's `name` is its own; what it plugs in is the rule.
+    return field if kind == "rule" else f"{field}.name"
 
 
 def _factory(kind: str, field: str, plug: Plug) -> Callable[..., Any]:
-    # An arm's `name` is its own; what it plugs in is the rule.
-    where = field if kind == "rule" else f"{field}.name"
-    factory: Callable[..., Any] = resolve(kind, where, plug.name, KINDS[kind][0])
+    where = f"{_name_field(kind, field)}: {plug.name}"
+    factory: Callable[..., Any] = resolve(kind, _name_field(kind, field), plug.name, KINDS[kind][0])
     if not callable(factory):
-        raise ConfigError(f"{where}: {plug.name} is not a function, got {factory!r}")
-    problems = check_options(field, factory, plug.options)
+        raise ConfigError(f"{where} is not a function, got {factory!r}")
+    problems = hosted(where, partial(check_options, field, factory, plug.options))
     if problems:
         raise ConfigError(problems)
+    check_call(where, factory, POSITIONAL.get(kind, ()), plug.options)
     return factory
 
 
 def _build(kind: str, field: str, plug: Plug) -> Any:
     factory = _factory(kind, field, plug)
-    return _named(field, lambda: factory(**dict(plug.options)))
+    return _made(kind, field, plug, lambda: factory(**dict(plug.options)))
 
 
-def _named(field: str, make: Callable[[], Any]) -> Any:
-    """Run a plug-in's own checks, and say in which table its problem lies."""
-    try:
-        return make()
-    except ConfigError as error:
-        raise ConfigError([f"{field}: {problem}" for problem in error.problems]) from error
+def _made(kind: str, field: str, plug: Plug, make: Callable[[], Any]) -> Any:
+    """Run a plug-in's code, and say what went wrong in which table; an error in our own keeps its frames."""
+    if plug.name in KINDS[kind][0]:
+        return named(field, make)
+    return hosted(f"{_name_field(kind, field)}: {plug.name}", make)
 
 
-def _link(direction: str, plug: Plug) -> Link:
-    link = _build("link", direction, plug)
+def _link(config: Config, direction: str) -> Link:
+    plug: Plug = getattr(config, direction)
+    link, where = _build("link", direction, plug), f"{direction}.name: {plug.name}"
     if not isinstance(link, Link):
-        raise ConfigError(f"{direction}.name: {plug.name} must return a Link, got {link!r}")
-    return link
-
-
-def _placed(data: Data, device: torch.device) -> Data:
-    """The data on the device; on the host when they would fill more than half of what is free there."""
-    if device.type != "cuda":
-        return data.to(device)
-    size = sum(t.nbytes for t in (data.train_x, data.train_y, data.test_x, data.test_y))
-    # What torch keeps for later counts as free: it may be the data of the seed before.
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    free = torch.cuda.mem_get_info(device)[0] + kept
-    return data.to(device) if size <= free // 2 else data
+        raise ConfigError(f"{where} must return a Link, got {link!r}")
+    return link if plug.name in LINKS else checked_link(link, where, config.clients)
 
 
 def _pruner(config: Config) -> Pruner:
@@ -348,20 +344,28 @@ def _pruner(config: Config) -> Pruner:
 
 
 def _start_link(config: Config, direction: str, seed: int, counts: np.ndarray) -> None:
-    link = _link(direction, getattr(config, direction))
+    plug, link = getattr(config, direction), _link(config, direction)
     setting = Setting(len(counts), counts, generator(seed, direction))
-    _named(direction, lambda: link.init(setting))
+    state = _made("link", direction, plug, lambda: link.init(setting))
+    if plug.name not in LINKS:
+        check_arrays(f"{direction}.name: {plug.name}", "init", state)
+        link.apply(state, 0, generator(seed, direction, 0))
 
 
 def _start_rule(arm: Arm, world: World) -> None:
     rule = rule_of(arm.rule)
-    _named(f"arms: {arm.name}", lambda: rule.init(len(world.parts), world.layout.size, world.device))
+    size = len(world.parts), world.layout.size, world.device
+    _made("rule", f"arms: {arm.name}", arm.rule, partial(rule.init, *size))
+    if arm.rule.name not in RULES:
+        rehearse(world, rule)
 
 
 def _partition(config: Config, seed: int, labels: np.ndarray) -> list[np.ndarray]:
     partition = _factory("partition", "partition", config.partition)
     rng, options = generator(seed, "partition"), dict(config.partition.options)
-    parts = _named("partition", lambda: partition(labels, config.clients, rng, **options))
+    parts = _made(
+        "partition", "partition", config.partition, lambda: partition(labels, config.clients, rng, **options)
+    )
     check_parts(parts, config.clients, len(labels))
     return [np.asarray(part, dtype=np.int64) for part in parts]
 
@@ -370,7 +374,9 @@ def _module(config: Config, seed: int, data: Data) -> nn.Module:
     build, options = _factory("model", "model", config.model), dict(config.model.options)
     with torch.random.fork_rng([]):
         torch.manual_seed(derive(seed, "model") >> 1)
-        module = _named("model", lambda: build(data.input_shape, data.classes, **options))
+        module = _made(
+            "model", "model", config.model, lambda: build(data.input_shape, data.classes, **options)
+        )
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model.name: {config.model.name} must return a torch.nn.Module, got {module!r}")
     return module

@@ -1,0 +1,30 @@
+"""Where a run computes, and where its data lie."""
+
+from __future__ import annotations
+
+import torch
+
+from safari.config import Config
+from safari.data import Data
+from safari.errors import ConfigError
+
+
+def device_of(config: Config) -> torch.device:
+    """Where the run computes."""
+    wanted = config.engine.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("engine.device is cuda, but torch sees no CUDA device; use cpu or auto")
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(wanted)
+
+
+def placed(data: Data, device: torch.device) -> Data:
+    """The data on the device; on the host when they would fill more than half of what is free there."""
+    if device.type != "cuda":
+        return data.to(device)
+    size = sum(t.nbytes for t in (data.train_x, data.train_y, data.test_x, data.test_y))
+    # What torch keeps for later counts as free: it may be the data of the seed before.
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free = torch.cuda.mem_get_info(device)[0] + kept
+    return data.to(device) if size <= free // 2 else data

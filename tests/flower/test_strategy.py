@@ -15,6 +15,7 @@ from flwr.clientapp import ClientApp
 
 from flower.kit import Loopback, Net, net, train_a_bit
 from safari.aggregation import Compensation, Decision
+from safari.config import parse
 from safari.errors import RunError, SafariError
 from safari.flower import SafariStrategy, sparse
 from safari.flower.parcel import FRAME_TYPE, frame_record
@@ -463,7 +464,19 @@ WRONG_ARGUMENTS = [
     ({"download": "slow"}, "download must be one of bf16, dense, fp16, frame, int8, qsgd, step; got 'slow'"),
     ({"patience": -1}, "patience must be at least 0, got -1"),
     ({"min_nodes": 4}, r"min_nodes must lie between 1 and clients \(3\), got 4"),
+    ({"clients": 0}, "^clients must be at least 1, got 0$"),
     ({"config": {"prunning": {}}}, "prunning is not a field"),
+    ({"config": {"pruning": {"sparsty": 0.5}}}, r"pruning\.sparsty is not a field"),
+    (
+        {"config": {"rounds": 3, "uplink": {"name": "lost"}, "seeds": 2, "wire": {"every": 2}}},
+        r"^config\.seeds has no effect here\n"
+        r"config\.rounds has no effect here: it is num_rounds of start\n"
+        r"config\.uplink has no effect here: it is the client's mod lossy\n"
+        r"config\.wire\.every has no effect here\n"
+        r"what matters in config: name, seed, cohort, pruning\.pruner, pruning\.sparsity, wire\.values, "
+        r"wire\.bits, wire\.step, wire\.ratio, wire\.feedback, aggregation\.weights, aggregation\.average, "
+        r"evaluation\.last, evaluation\.target, checkpoint\.every$",
+    ),
     ({"config": {"pruning": {"pruner": "file.py:mine"}}}, "your own goes into sparse"),
 ]
 
@@ -471,4 +484,19 @@ WRONG_ARGUMENTS = [
 @pytest.mark.parametrize(("options", "message"), WRONG_ARGUMENTS)
 def test_wrong_arguments_are_named(options, message):
     with pytest.raises(SafariError, match=message):
-        SafariStrategy(net(), 3, **options)
+        SafariStrategy(**{"module": net(), "clients": 3, **options})
+
+
+def test_a_whole_config_is_recorded_as_it_is(tmp_path):
+    whole = parse({"rounds": 9, "uplink": {"name": "lost"}, "pruning": {"sparsity": 0.5}})
+    play(tmp_path, dict.fromkeys(NODES, good_app()), config=whole)
+    found = RunFolder.open(tmp_path / "run").config
+    assert (found.uplink.name, found.pruning.sparsity, found.rounds, found.clients) == ("lost", 0.5, 1, 3)
+
+
+def test_how_a_run_is_summed_up_is_a_setting(tmp_path):
+    config = {"evaluation": {"last": 1, "target": 0.2}, "name": "mine"}
+    play(tmp_path, dict.fromkeys(NODES, good_app()), rounds=2, config=config, evaluate=True)
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["name"] == "mine"
+    assert summary["arms"]["safari"]["seeds"]["0"]["rounds_to_target"] == 1

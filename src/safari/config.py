@@ -104,7 +104,7 @@ class Engine:
     )
     graph: bool = _f(True, "replay a round's training as one CUDA graph where that is possible")
     device: str = _f("auto", "cpu, cuda, or auto: cuda where there is one", choices=("auto", "cpu", "cuda"))
-    threads: int = _f(0, "CPU threads for torch; 0: its own choice", least=0)
+    threads: int = _f(0, "CPU threads for torch; 0: its own choice", least=0, most=1024)
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,34 @@ def test_the_average_is_in_the_table_where_there_is_one(here, finished):
     assert "average" not in safari("show", finished).stdout
 
 
+def test_run_says_all_that_is_wrong_at_once(here):
+    (here / "wrong.toml").write_text('rounds = 0\n[pruning]\npruner = "snipp"\n[uplink]\nq = 1\n')
+    for command in ("run", "validate"):
+        lines = problem(command, "wrong.toml").splitlines()
+        assert [line.split()[0] for line in lines] == ["rounds", "pruning.pruner", "uplink.q"]
+
+
+def test_what_the_server_refuses_is_told_and_counted(here):
+    changes = {"rounds": 2, "arms": "drop", "local.lr": 1e30, "clients": 2, "model.name": "mlp"}
+    settings = [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
+    result = safari("run", *settings, "--set", "uplink.name=perfect", "--out", "x")
+    assert result.exit_code == 0, result.output
+    told = [line for line in result.stderr.splitlines() if "refused" in line]
+    assert len(told) == 1
+    assert told[0].startswith("note: drop, seed 0, round 1: 2 updates were refused (client 0: ")
+    header, row = (line.replace(" %", "%").split("  ") for line in result.stdout.splitlines()[::2])
+    header, row = ([text.strip() for text in line if text.strip()] for line in (header, row))
+    assert dict(zip(header, row, strict=True))["refused"] == "4"
+
+
+def test_a_run_is_not_shortened(here, finished):
+    folder = shutil.copytree(finished, here / "short")
+    text = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(text.replace("rounds = 7", "rounds = 6"))
+    for command in ("resume", "show"):
+        assert problem(command, folder).startswith("rounds must be at least the 7 that "), command
+
+
 def test_run_refuses_a_folder_that_is_taken(here, finished):
     before = sorted(finished.rglob("*"))
     assert problem("run", "--set", "rounds=1", "--out", finished).startswith(

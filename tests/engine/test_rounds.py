@@ -15,6 +15,7 @@ from safari.config import parse
 from safari.engine import assemble, load_data
 from safari.engine.reference import network
 from safari.engine.state import initial
+from safari.errors import ConfigError
 from safari.runs import RunFolder
 
 
@@ -298,6 +299,18 @@ def three(labels, clients, rng):
     import numpy as np
     return np.split(np.arange(30), 3)
 """
+
+
+def test_a_run_from_a_file_is_the_same_as_from_its_tables(tmp_path):
+    (tmp_path / "mine.toml").write_text('rounds = 1\nclients = 5\narms = ["drop"]\n[model]\nname = "mlp"\n')
+    tables = {"rounds": 1, "clients": 5, "arms": ["drop"], "model": {"name": "mlp"}}
+    both = [safari.run(c, tmp_path / f"run{k}") for k, c in enumerate((str(tmp_path / "mine.toml"), tables))]
+    assert both[0] == both[1]
+    with pytest.raises(ConfigError, match=r"a table or the path of a TOML file, got 3$"):
+        safari.run(3, tmp_path / "x")
+    with pytest.raises(ConfigError, match=r"^cannot read nix\.toml: "):
+        safari.run("nix.toml", tmp_path / "x")
+    assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize("rule", ["perfect", "drop", "safari"])

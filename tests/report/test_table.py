@@ -59,6 +59,12 @@ def test_the_average_has_columns_where_a_run_keeps_one(synthetic):
     assert explain({"demo": summary}).endswith("Average: top-1 of the running average of the global models.")
 
 
+def test_what_was_refused_has_a_column_where_anything_was(synthetic):
+    run = synthetic({("drop", 0): trial(0.5, 0.5, refused={"2": "NaN"}), ("safari", 0): trial(0.5, 0.5)})
+    header, body = cells(rows_of({"demo": summarise(run)}))
+    assert [line[header.index("refused")] for line in body] == ["2", "–"]
+
+
 def test_one_seed_has_no_spread_and_unused_columns_go(synthetic):
     run = synthetic({("drop", 0): trial(0.5, 0.5, 0.5, 0.5)}, {"arms": ["drop"], **EVALUATION})
     header, body = cells(rows_of({"demo": summarise(run)}))

@@ -28,6 +28,12 @@ def test_a_new_folder_holds_the_complete_config(tmp_path):
     assert RunFolder.open(run.path) == run
 
 
+def test_what_a_killed_process_leaves_is_no_run(tmp_path):
+    for name in (".lock", ".writer", ".config.toml.17.tmp"):
+        (tmp_path / name).touch()
+    assert RunFolder.create(tmp_path, parse({})).config == parse({})
+
+
 def test_an_empty_folder_is_fine(tmp_path):
     assert RunFolder.create(tmp_path, CONFIG).path == tmp_path
 

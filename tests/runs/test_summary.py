@@ -81,8 +81,31 @@ def test_a_line_that_is_no_record_is_named(tmp_path):
     run = RunFolder.create(tmp_path / "run", config(rounds=2, arms=["drop"]))
     trial = run.trial("drop", 0)
     trial.rounds.write_text('{"round": 1}\n')
-    with pytest.raises(RunError, match=r"rounds\.jsonl holds a line that is not a round's record: KeyError"):
+    with pytest.raises(RunError, match=r"rounds\.jsonl holds a line that is not a round's record: no 'loss'"):
         summarise(run)
+
+
+def test_a_record_of_other_types_is_named(tmp_path):
+    run = RunFolder.create(tmp_path / "run", config(rounds=2, arms=["drop"]))
+    run.trial("drop", 0).rounds.write_text(json.dumps(record(1, 0.5, arrived=3)) + "\n")
+    with pytest.raises(RunError, match=r"rounds\.jsonl holds a line that is not a round's record: TypeError"):
+        summarise(run)
+
+
+def test_more_rounds_than_the_config_asks_for_are_not_summarised(tmp_path):
+    """A mean over the last of them would be that of no run."""
+    run = RunFolder.create(tmp_path / "run", config(rounds=2, arms=["drop"]))
+    trial = run.trial("drop", 0)
+    trial.rounds.write_text("".join(json.dumps(record(n, 0.5)) + "\n" for n in (1, 2, 3)))
+    with pytest.raises(RunError, match=r"^rounds must be at least the 3 that .*seed-0 has done, got 2$"):
+        summarise(run)
+
+
+def test_refused_updates_are_counted_over_the_seeds(tmp_path):
+    run = RunFolder.create(tmp_path / "run", config(rounds=1, seeds=2, arms=["drop"]))
+    for seed, refused in enumerate(({"2": "NaN", "3": "NaN"}, {})):
+        run.trial("drop", seed).rounds.write_text(json.dumps(record(1, 0.5, refused=refused)) + "\n")
+    assert summarise(run)["arms"]["drop"]["refused"] == {"mean": 1.0, "std": math.sqrt(2), "n": 2}
 
 
 def test_rounds_to_stay_is_the_first_evaluation_after_the_last_one_below():

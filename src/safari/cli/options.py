@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from safari.config import Config, override, parse
+from safari.config import Config, examine, override
+from safari.errors import ConfigError
 from safari.toml import parse_setting, read_toml
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -60,8 +61,20 @@ def quiet_option(function: F) -> F:
 
 
 def read_config(path: Path | None, settings: Sequence[str], seeds: int | None = None) -> Config:
-    """The config from a file (or the demo's), with the command line's changes."""
-    return parse(read_table(path, settings, seeds))
+    """The config from a file (or the demo's), with the command line's changes; all that is wrong at once."""
+    wanted, problems = examine(read_table(path, settings, seeds))
+    if problems:
+        raise ConfigError(problems + wrong_names(wanted))
+    return wanted
+
+
+def wrong_names(config: Config) -> list[str]:
+    """What is wrong with plug-ins by themselves, their names and options, whatever else is."""
+    from safari.engine import Problems, check_names
+
+    problems = Problems()
+    check_names(config, problems)
+    return problems.lines
 
 
 def read_table(path: Path | None, settings: Sequence[str], seeds: int | None = None) -> dict[str, Any]:

@@ -27,6 +27,7 @@ class Bars:
         self._live = self._console.is_terminal
         self._tasks: dict[str, TaskID] = {}
         self._rounds = 0
+        self._warned: set[str] = set()
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -56,6 +57,13 @@ class Bars:
     def round(self, trial: Trial, record: Mapping[str, Any]) -> None:
         """Move an arm's bar by a round."""
         task = self._tasks[trial.arm]
+        if record["refused"] and trial.arm not in self._warned:
+            self._warned.add(trial.arm)
+            client, reason = next(iter(record["refused"].items()))
+            self.note(
+                f"{trial.arm}, seed {trial.seed}, round {record['round']}: {len(record['refused'])} updates "
+                f"were refused (client {client}: {reason}); said once an arm, the table counts all"
+            )
         if record["top1"] is None:
             self._progress.advance(task)
             return

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from safari.cli.options import json_option, read_table, set_option
+from safari.cli.options import json_option, read_table, set_option, wrong_names
 from safari.config import examine
 from safari.errors import ConfigError
 
@@ -28,15 +28,10 @@ def validate(config: Path, settings: tuple[str, ...], as_json: bool) -> None:
     except ConfigError as error:
         problems = error.problems
     else:
-        from safari.engine import Problems, check, check_names
+        from safari.engine import check
 
-        if problems:
-            # What a wrong field may spoil is left out; a plug-in's name and options are wrong by themselves.
-            more = Problems()
-            check_names(wanted, more)
-            problems += more.lines
-        else:
-            problems = check(wanted)
+        # What a wrong field may spoil is left out; a plug-in's name and options are wrong by themselves.
+        problems = problems + wrong_names(wanted) if problems else check(wanted)
     if as_json:
         click.echo(json.dumps({"config": str(config), "valid": not problems, "problems": problems}))
     elif not problems:

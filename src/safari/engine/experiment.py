@@ -21,7 +21,8 @@ from safari.engine.record import Record
 from safari.engine.state import State, from_saved, initial, similarity_picture, to_saved
 from safari.engine.world import Problems, World, assemble, check_names, load_data, rule_of
 from safari.errors import ConfigError, DataError, SafariError, one_of
-from safari.runs import RunFolder, Trial, seeds_of, summarise
+from safari.runs import RunFolder, Trial, done_records, seeds_of, summarise
+from safari.toml import read_toml
 from safari.version import __version__
 
 Round = tuple[State, Record, dict[str, float]]
@@ -51,9 +52,9 @@ class Watcher(Protocol):
 
 
 def run(
-    config: Config | Mapping[str, Any], out: str | Path, watchers: Sequence[Watcher] = ()
+    config: Config | Mapping[str, Any] | str | Path, out: str | Path, watchers: Sequence[Watcher] = ()
 ) -> dict[str, Any]:
-    """Run an experiment into a new folder; returns its summary.
+    """Run an experiment, as tables or from a TOML file, into a new folder; returns its summary.
 
     >>> import tempfile
     >>> small = {"rounds": 2, "arms": ["drop"], "clients": 5, "model": {"name": "mlp"}}
@@ -62,7 +63,11 @@ def run(
     >>> summary["arms"]["drop"]["seeds"]["0"]["rounds"]
     2
     """
+    if isinstance(config, str | Path):
+        config = read_toml(Path(config))
     if not isinstance(config, Config):
+        if not isinstance(config, Mapping):
+            raise ConfigError(f"config must be a Config, a table or the path of a TOML file, got {config!r}")
         config = parse(config)
     data = ready(config)
     return _go(RunFolder.create(Path(out), config), watchers, data)
@@ -175,16 +180,16 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def _run_arms(run: RunFolder, world: World, engine: RoundFunction, watchers: Sequence[Watcher]) -> None:
+    rounds, every = run.config.rounds, run.config.checkpoint.every
     arms = []
     for arm in run.config.arms:
         trial = run.trial(arm.name, world.seed)
         rule, saved = rule_of(arm.rule), trial.load()
         state = initial(world, rule) if saved is None else from_saved(saved, world, rule, trial)
-        for record in trial.records():
+        for record in done_records(trial, rounds):
             for watcher in watchers:
                 watcher.round(trial, record)
         arms.append((trial, state))
-    rounds, every = run.config.rounds, run.config.checkpoint.every
     # Side by side: one round of each arm in turn.
     while arms := [(trial, state) for trial, state in arms if state.round < rounds]:
         following = []

@@ -45,6 +45,7 @@ class Row:
     stayed: str
     target: float
     lost_updates: Value
+    refused: Value
     bytes_up: Value
     bytes_down: Value
     seeds: int
@@ -83,6 +84,7 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
             lambda row: f"{_spread(row.rounds_to_stay, 1, 0)} ({row.stayed})" if row.seeds else NOTHING,
         ),
         ("lost %", lambda row: _mean(row.lost_updates, 100, 1)),
+        ("refused", lambda row: f"{row.refused.mean:.0f}" if row.refused.mean else NOTHING),
         ("up", lambda row: _bytes(row.bytes_up)),
         ("down", lambda row: _bytes(row.bytes_down)),
         ("seeds", lambda row: str(row.seeds)),
@@ -201,6 +203,7 @@ def _row(label: str, entry: Mapping[str, Any], summary: Mapping[str, Any]) -> Ro
         stayed=entry["stayed_at_target"],
         target=summary["target"],
         lost_updates=Value.of(entry["lost_updates"]),
+        refused=Value.of(entry.get("refused")),
         bytes_up=Value.of(entry["bytes_up"]),
         bytes_down=Value.of(entry["bytes_down"]),
         seeds=len(seeds),

@@ -1,12 +1,13 @@
 """A run's folder: config, records, checkpoints, summary; safe against crashes and second writers."""
 
 from safari.runs.folder import RunFolder, Saved, Trial, read_checkpoint, read_lines, seeds_of
-from safari.runs.summary import spread, summarise, summarise_trial
+from safari.runs.summary import done_records, spread, summarise, summarise_trial
 
 __all__ = [
     "RunFolder",
     "Saved",
     "Trial",
+    "done_records",
     "read_checkpoint",
     "read_lines",
     "seeds_of",

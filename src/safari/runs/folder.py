@@ -136,7 +136,9 @@ class RunFolder:
             raise RunError(
                 f"{path} holds a run already: go on with 'safari resume {path}', or choose another --out"
             )
-        if path.exists() and (not path.is_dir() or set(path.iterdir()) - set(temporaries(path))):
+        # What a process leaves that is killed between two of the next steps.
+        left = {path / ".lock", path / ".writer", *temporaries(path)} if path.is_dir() else set()
+        if path.exists() and (not path.is_dir() or set(path.iterdir()) - left):
             raise RunError(f"{path} is not an empty folder; choose another --out")
         text = to_toml(config)
         with making(path):

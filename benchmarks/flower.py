@@ -117,7 +117,7 @@ def simulate(table: dict, strategy: str, place: str) -> None:
 
         if strategy == "safari":
             chosen = SafariStrategy(
-                model, clients, table["arms"][0], config=table, run=folder / "run", min_nodes=clients
+                model, clients, table["arms"][0], config=world.config, run=folder / "run", min_nodes=clients
             )
         else:
             chosen = FedAvg(fraction_evaluate=0.0, min_available_nodes=clients)

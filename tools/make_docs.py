@@ -41,8 +41,9 @@ _INTRO = """\
 <!-- Written by `make docs` from the code. Do not edit: change the field's documentation instead. -->
 # Configuration
 
-An experiment is a TOML file (`safari run mine.toml`, in Python `safari.run("mine.toml", "runs/mine")`), a table of
-the same form in Python (`safari.run({...}, "runs/mine")`), or `--set key=value` on the command line. What is left out has its default, and the defaults are the demo.
+An experiment is a TOML file (`safari run mine.toml`, in Python `safari.run("mine.toml", "runs/mine")`), a
+table of the same form in Python (`safari.run({...}, "runs/mine")`), or `--set key=value` on the command line.
+What is left out has its default, and the defaults are the demo.
 `safari init mine.toml` writes all fields with their documentation; `safari validate mine.toml` says
 everything that is wrong at once.
 

@@ -35,6 +35,9 @@ def test_bench_prints_every_mode_and_writes_what_it_measured(run, tmp_path):
         assert kept["shapes"].tolist() == ["64x64", "64", "10x64", "10"]
     text = invoke("bench", run).stdout
     assert all(name in text for name in sizes)
+    more = [line.split()[-1] for line in text.splitlines()[1:] if line.endswith("%")]
+    costs = [row["packet_bytes"] / row["size"] - 1 for row in table["costs"] if row["packet_bytes"]]
+    assert more == [f"{'+' if cost >= 0 else '-'}{abs(cost):.1%}" for cost in costs]
 
 
 def test_inspect_explains_a_frame(run, tmp_path):
@@ -50,12 +53,15 @@ def test_inspect_explains_a_frame(run, tmp_path):
     assert "1.weight" in text
     # Without the run there is a head and a body.
     assert invoke("inspect", frame).stdout.startswith(f"frame of {found['size']:,} bytes; values difference")
+    brief = json.loads(invoke("inspect", frame, "--json").stdout)
+    assert set(brief) == set(found)
+    assert [brief[name] for name in ("kept", "span", "density", "over_bound")] == [None] * 4
 
 
 def test_what_is_no_frame_gets_a_clear_error(run, tmp_path):
     bad = tmp_path / "bad"
     bad.write_bytes(b"not a frame at all")
-    with pytest.raises(SafariError, match=r"at byte \d+"):
+    with pytest.raises(SafariError, match=r"^this is no frame and no packet: it begins with b'not a fr'; "):
         invoke("inspect", bad)
     with pytest.raises(SafariError, match=r"cannot read .*: No such file or directory"):
         invoke("inspect", tmp_path / "missing")

@@ -102,15 +102,20 @@ def test_cells_have_an_entry_for_every_arm(tmp_path: Path) -> None:
         ("at_least = 0.57", "not confirmed", "56 %"),
         ('column = "top1_within"\nagainst = "drop"\ntimes = 2.0', "confirmed", "1.40 times"),
         ('column = "top1_within"\nagainst = "drop"\ntimes = 1.3', "not confirmed", "1.40 times"),
-        ('against = "fedau"\nmargin = 0.1', "not finished", None),
     ],
 )
-def test_a_check_is_arithmetic(tmp_path: Path, check: str, status: str, figure: str | None) -> None:
+def test_a_check_is_arithmetic(tmp_path: Path, check: str, status: str, figure: str) -> None:
     experiment = experiment_with(tmp_path, check)
     book = book_of(experiment, perfect=[0.6, 0.7], drop=[0.4, 0.4], safari=[0.5, 0.62])
     verdict = judge(experiment.checks[0], experiment, book)
     assert verdict.status == status
-    assert verdict.ours == ({} if figure is None else {"mag": figure, "rand": figure})
+    assert verdict.ours == {"mag": figure, "rand": figure}
+
+
+def test_a_check_without_its_arm_is_not_finished(tmp_path: Path) -> None:
+    (experiment,) = read(find(write(tmp_path)), [("arms", ["safari"])])
+    verdict = judge(experiment.checks[0], experiment, book_of(experiment, safari=[0.5, 0.62]))
+    assert (verdict.status, verdict.ours) == ("not finished", {})
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 from evidence.kit import TINY, write
@@ -63,7 +65,7 @@ def test_the_note_says_where_cases_differ_in_length(finished: Path, tmp_path: Pa
     assert f"\n{alike}" in (finished / "out/report.md").read_text()
     longer = "rand = { rounds = 6, evaluation = { every = 1, last = 3, target = 0.2 } }"
     folder = write(tmp_path / "experiments", tiny=TINY.replace('rand = { pruning.pruner = "rand" }', longer))
-    assert reproduce("--from", folder, "--out", tmp_path / "out", "--report-only").exit_code == 0
+    assert reproduce("--from", folder, "--out", tmp_path / "out", "--within", "0").exit_code == 0
     mag = alike.removesuffix(" Scores are means")
     note = f"\nmag: {mag} rand: 6 rounds, the last 3 count, target 20 % top-1. Scores are means"
     assert note in (tmp_path / "out/report.md").read_text()
@@ -153,15 +155,15 @@ def test_nothing_is_run_twice_and_the_page_comes_from_the_book_alone(finished: P
 
 def test_a_part_is_reported_as_a_part(tmp_path: Path) -> None:
     folder = write(tmp_path / "experiments")
+    stopped = reproduce("tiny", "--from", folder, "--out", tmp_path / "out", "--within", "0")
+    assert stopped.exit_code == 0
+    assert "0 of 12 trials are finished; the same command goes on with the rest" in stopped.stderr
     done = reproduce("tiny", "--from", folder, "--out", tmp_path / "out", "--report-only")
     assert done.exit_code == 0, done.output
     assert (
         "0 of 12 trials are finished; what follows is of those alone."
         in (tmp_path / "out/report.md").read_text()
     )
-    stopped = reproduce("tiny", "--from", folder, "--out", tmp_path / "out", "--within", "0")
-    assert stopped.exit_code == 0
-    assert "0 of 12 trials are finished; the same command goes on with the rest" in stopped.stderr
     some = reproduce(
         "tiny", "--from", folder, "--out", tmp_path / "out", "--set", "arms=drop", "--seeds", "1"
     )
@@ -209,3 +211,54 @@ def test_mistakes_are_told_and_make_no_folder(tmp_path: Path) -> None:
     (tmp_path / "out/results.json").write_text('{"format": "other"}')
     assert isinstance(problem(), RunError)
     assert "format must be safari-evidence-1, got 'other'" in str(problem())
+
+
+def test_a_page_needs_numbers(finished: Path, tmp_path: Path) -> None:
+    folder, out = finished / "experiments", tmp_path / "out"
+    nothing = reproduce("--from", folder, "--out", out, "--report-only")
+    assert isinstance(nothing.exception, RunError)
+    assert str(nothing.exception) == (
+        f"{out} holds no results.json and no finished trial to report; --out names where they are"
+    )
+    assert not out.exists()
+    # What a process that was killed has left is enough.
+    shutil.copytree(finished / "out", out)
+    (out / "results.json").unlink()
+    assert reproduce("--from", folder, "--out", out, "--report-only").exit_code == 0
+    assert (out / "report.md").read_text() == (finished / "out/report.md").read_text()
+
+
+def test_a_runs_folder_is_left_alone(finished: Path) -> None:
+    run = next((finished / "out/tiny").iterdir())
+    (run / "report.html").write_text("the run's own")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for more in ([], ["--report-only"], ["--no-report"]):
+        result = reproduce("--from", finished / "experiments", "--out", run, *more)
+        assert isinstance(result.exception, RunError)
+        assert str(result.exception) == f"{run} holds a run; choose another --out"
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert reproduce("--from", finished / "experiments", "--out", run, "--list").exit_code == 0
+
+
+def test_a_time_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    folder = write(tmp_path / "experiments")
+    result = reproduce("--from", folder, "--out", tmp_path / "out", "--within", "nan")
+    assert isinstance(result.exception, ConfigError)
+    assert str(result.exception) == "--within must be at least 0 seconds, got nan"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is shared by many processes")
+def test_more_processes_than_cores_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("safari.evidence.cores", lambda: 2)
+    folder = write(tmp_path / "experiments")
+    line = "--jobs 50: 12 processes are more than the cores (2), and there is no GPU"
+
+    def told(*arguments: object) -> bool:
+        stopped = reproduce("--from", folder, "--out", tmp_path / "out", "--within", "0", *arguments)
+        assert stopped.exit_code == 0, stopped.output
+        return line in stopped.stderr.splitlines()
+
+    assert told("--jobs", 50)
+    assert not told("--jobs", 50, "--quiet")
+    assert not told("--jobs", 2)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evidence.kit import TINY, write
+from evidence.kit import BASE, TINY, write
 from safari.config import parse
 from safari.errors import ConfigError
 from safari.evidence import find, read, shipped
@@ -30,7 +30,8 @@ wave = { uplink = { name = "sine", p = 0.4 } }
 def problems(folder: Path, text: str, **more: object) -> list[str]:
     with pytest.raises(ConfigError) as error:
         read(find(write(folder, tiny=text)), **more)  # type: ignore[arg-type]
-    return [line.replace(f"{folder}/tiny.toml", "FILE") for line in error.value.problems]
+    lines = [line.replace(f"{folder}/tiny.toml", "FILE") for line in error.value.problems]
+    return [line.replace(str(folder), "FOLDER") for line in lines]
 
 
 def test_cases_are_all_combinations_on_top_of_the_base(tmp_path: Path) -> None:
@@ -166,10 +167,89 @@ def test_results_from_before_feedback_was_automatic_keep_their_names() -> None:
          ["FILE: checks[0].column is average_top1, and aggregation.average is 0 in case rand"]),
         (TINY.replace("margin = 1.0", 'margin = 1.0\ncases = ["mga"]'),
          ["FILE: checks[0].cases must be one of mag, rand; got 'mga' (did you mean 'mag'?)"]),
+        (TINY.replace('arm = "safari"', 'arm = "safarii"'),
+         ["FILE: checks[0].arm must be one of drop, perfect, safari; got 'safarii' "
+          "(did you mean 'safari'?)"]),
+        (TINY.replace('against = "perfect"', 'against = "perfct"'),
+         ["FILE: checks[0].against must be one of drop, perfect, safari; got 'perfct' "
+          "(did you mean 'perfect'?)"]),
+        ('unranked = ["perfekt", "drop"]\n' + TINY,
+         ["FILE: unranked must be one of cluster-fedvarp, drop, fdms, fedau, fedvarp, few, known-p, mifa, "
+          "perfect, safari, safari+, stale; got 'perfekt' (did you mean 'perfect'?)"]),
+        (TINY.replace('against = "perfect"\nmargin = 1.0', "at_least = 85"),
+         ["FILE: checks[0].at_least must lie between 0 and 1, because top1 is a fraction; got 85"]),
+        (TINY.replace('against = "perfect"\nmargin = 1.0', 'column = "average_top5"\nat_least = nan'),
+         ["FILE: checks[0].at_least must lie between 0 and 1, because average_top5 is a fraction; got nan"]),
+        (TINY.replace("base/tiny.toml", "nix.toml"),
+         ["FILE: base: cannot read FOLDER/nix.toml: No such file or directory"]),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_told_by_file_case_and_field(tmp_path: Path, text: str, wanted: list[str]) -> None:
     assert problems(tmp_path, text) == wanted
+
+
+def test_an_arm_that_a_setting_takes_away_may_be_named(tmp_path: Path) -> None:
+    folder = write(tmp_path, tiny='unranked = ["perfect"]\n' + TINY)
+    (experiment,) = read(find(folder), [("arms", ["drop"])])
+    assert [arm.name for arm in experiment.cases[0].config.arms] == ["drop"]
+    (wrong,) = problems(tmp_path, TINY.replace('"safari"', '"safarii"'), settings=[("arms", ["drop"])])
+    assert wrong.startswith("FILE: checks[0].arm must be one of drop, perfect, safari; got 'safarii'")
+
+
+def test_an_arm_that_the_quick_version_lacks_may_be_named(tmp_path: Path) -> None:
+    folder = write(tmp_path, tiny=TINY.replace("set = {", 'set = { arms = ["drop"],'))
+    (experiment,) = read(find(folder), quick=True)
+    assert [arm.name for arm in experiment.cases[0].config.arms] == ["drop"]
+    (wrong,) = problems(tmp_path, TINY.replace('"safari"', '"safarii"'), quick=True)
+    assert wrong.startswith("FILE: checks[0].arm must be one of drop, perfect, safari; got 'safarii'")
+
+
+def test_a_rule_that_only_a_setting_brings_in_may_be_left_out_of_the_contest(tmp_path: Path) -> None:
+    (experiment,) = read(find(write(tmp_path, tiny='unranked = ["perfect", "known-p"]\n' + TINY)))
+    assert experiment.unranked == ("perfect", "known-p")
+
+
+def test_an_arm_must_be_in_a_case_that_the_check_is_about(tmp_path: Path) -> None:
+    text = TINY.replace('"rand" }', '"rand", arms = ["perfect", "fedau"] }').replace('"safari"', '"fedau"')
+    assert len(read(find(write(tmp_path, tiny=text)))) == 1
+    assert problems(tmp_path, text + 'cases = ["mag"]') == [
+        "FILE: checks[0].arm must be one of drop, perfect, safari; got 'fedau'"
+    ]
+
+
+def test_other_columns_are_no_fractions(tmp_path: Path) -> None:
+    text = TINY.replace('against = "perfect"\nmargin = 1.0', 'column = "bytes_up"\nat_least = 1000')
+    (experiment,) = read(find(write(tmp_path, tiny=text)))
+    assert experiment.checks[0].at_least == 1000
+
+
+def test_a_base_beside_its_experiment_is_no_experiment(tmp_path: Path) -> None:
+    text = TINY.replace("base/tiny.toml", "small.toml").replace("[quick]", '[quick]\nbase = "less.toml"')
+    write(tmp_path, mine=text, small=BASE, less=BASE)
+    assert [path.name for path in find(tmp_path)] == ["mine.toml"]
+    with pytest.raises(ConfigError) as error:
+        find(tmp_path, ["small", "less", "mien"])
+    assert error.value.problems == [
+        f"{tmp_path}/small.toml is the base of mine.toml, not an experiment",
+        f"{tmp_path}/less.toml is the base of mine.toml, not an experiment",
+        "NAME must be one of mine; got 'mien' (did you mean 'mine'?)",
+    ]
+    (tmp_path / "broken.toml").write_text("title = ")
+    assert [path.name for path in find(tmp_path, ["mine"])] == ["mine.toml"], "others do not matter"
+    with pytest.raises(ConfigError, match=r"broken.toml is not valid TOML"):
+        read(find(tmp_path))
+
+
+def test_files_that_name_each_other_are_not_skipped(tmp_path: Path) -> None:
+    write(tmp_path, a=TINY.replace("base/tiny", "b"), b=TINY.replace("base/tiny", "a"))
+    assert [path.name for path in find(tmp_path)] == ["a.toml", "b.toml"]
+
+
+def test_the_page_names_every_experiment() -> None:
+    page = (Path(__file__).parents[2] / "docs/reproduce.md").read_text("utf-8")
+    rows = [line.split("|")[1] for line in page.split("\n## ")[0].splitlines() if line.startswith("| `")]
+    named = {name.strip(" `") for row in rows for name in row.split(",")}
+    assert named == {path.stem for path in find(shipped())}
 
 
 def test_files_that_are_not_there(tmp_path: Path) -> None:

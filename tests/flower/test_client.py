@@ -98,6 +98,14 @@ def test_a_pruner_of_ones_own_is_given_to_the_client(tmp_path):
     assert lines[0]["layers"] == {"one.weight": 0.0, "two.weight": round(22 / 24, 6)}
 
 
+@pytest.mark.parametrize("wrap", [sparse, sparse_mod])
+def test_a_pruner_that_cannot_be_is_told_where_it_is_named(wrap):
+    with pytest.raises(SafariError, match=r"^pruner must be one of grasp, mag, .*; got 'nix'$"):
+        wrap(Net, pruner="nix")
+    with pytest.raises(SafariError, match=r"^pruner must be a name, a Pruner or a score function, got 3$"):
+        wrap(Net, pruner=3)
+
+
 def test_batches_are_asked_for_where_a_pruner_needs_them(tmp_path):
     app = ClientApp()
     app.train()(sparse(Net)(train_a_bit))

@@ -15,6 +15,7 @@ from flwr.clientapp import ClientApp
 
 from flower.kit import Loopback, Net, net, train_a_bit
 from safari.aggregation import Compensation, Decision
+from safari.config import parse
 from safari.errors import RunError, SafariError
 from safari.flower import SafariStrategy, sparse
 from safari.flower.parcel import FRAME_TYPE, frame_record
@@ -323,6 +324,83 @@ def test_a_restart_with_another_setting_is_refused_by_name(tmp_path):
         SafariStrategy(torch.nn.Linear(3, 3), 3, run=tmp_path / "run").start(grid, num_rounds=2)
 
 
+def contents(folder) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+REFUSED = [
+    ({"config": {"pruning": {"sparsity": 0.9}}}, r"pruning\.sparsity was 0\.8 and is 0\.9"),
+    ({"module": torch.nn.Linear(3, 3)}, "is of another model"),
+    ({"rule": "drop"}, r"run holds a run of safari; rule is drop: choose another run$"),
+    ({"config": {"seed": 4}}, r"run holds a run of seed 0; seed is 4: choose another run$"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_a_refused_start_changes_nothing_on_disk(options, message, tmp_path):
+    def killed(number, arrays):
+        if number == 3:
+            raise SystemExit
+
+    apps = dict.fromkeys(NODES, good_app())
+    first = SafariStrategy(net(), 3, config={"checkpoint": {"every": 2}}, run=tmp_path / "run")
+    with pytest.raises(SystemExit):
+        first.start(Loopback(apps), num_rounds=6, timeout=0.1, evaluate_fn=killed)
+    # A record beyond the checkpoint, as a process leaves it that dies between two of them.
+    rounds = tmp_path / "run/trials/safari/seed-0/rounds.jsonl"
+    rounds.write_text(rounds.read_text() + json.dumps({**lines_of(tmp_path / "run")[-1], "round": 3}) + "\n")
+    before = contents(tmp_path / "run")
+    folders = sorted((tmp_path / "run").rglob("*"))
+    again = {"module": net(), "clients": 3, "run": tmp_path / "run", **options}
+    with pytest.raises(RunError, match=message):
+        SafariStrategy(**again).start(Loopback(apps), num_rounds=2, timeout=0.1)
+    assert contents(tmp_path / "run") == before
+    assert sorted((tmp_path / "run").rglob("*")) == folders
+
+
+def test_a_run_of_our_own_engine_is_refused_and_kept(tmp_path):
+    import safari
+
+    tables = {"rounds": 3, "clients": 5, "model": {"name": "mlp", "hidden": [4]}, "wire": {"every": 0}}
+    safari.run({**tables, "arms": ["drop", "safari"]}, tmp_path / "run")
+    before = contents(tmp_path / "run")
+    with pytest.raises(RunError, match="is of another model"):
+        SafariStrategy(net(), 3, run=tmp_path / "run").start(Loopback({}), num_rounds=5, timeout=0.1)
+    assert contents(tmp_path / "run") == before
+    # One that was stopped before its first checkpoint.
+    (tmp_path / "run/trials/safari/seed-0/checkpoint.safetensors").unlink()
+    before = contents(tmp_path / "run")
+    with pytest.raises(RunError, match="holds a run of another config, which differs in clients, data, "):
+        SafariStrategy(net(), 3, run=tmp_path / "run").start(Loopback({}), num_rounds=5, timeout=0.1)
+    assert contents(tmp_path / "run") == before
+
+
+def test_a_start_never_shortens_a_run(tmp_path):
+    apps = dict.fromkeys(NODES, good_app())
+    first = play(tmp_path, apps, rounds=3)
+    before = contents(tmp_path / "run")
+    assert play(tmp_path, apps, rounds=1) == first
+    assert contents(tmp_path / "run") == before
+    assert RunFolder.open(tmp_path / "run").config.rounds == 3
+    assert json.loads((tmp_path / "run/summary.json").read_text())["rounds"] == 3
+    assert len(play(tmp_path, apps, rounds=4)) == 4
+    assert RunFolder.open(tmp_path / "run").config.rounds == 4
+
+
+def test_a_folder_in_which_nothing_was_done_takes_the_new_setting(tmp_path):
+    def raises(number, arrays):
+        raise RuntimeError("a bug in the app")
+
+    apps = dict.fromkeys(NODES, good_app())
+    first = SafariStrategy(net(), 3, run=tmp_path / "run")
+    with pytest.raises(RuntimeError):
+        first.start(Loopback(apps), num_rounds=1, timeout=0.1, evaluate_fn=raises)
+    (line,) = play(tmp_path, apps, config={"pruning": {"sparsity": 0.5}}, rule="drop")
+    assert line["density"] == pytest.approx(0.5, abs=0.02)
+    found = RunFolder.open(tmp_path / "run").config
+    assert (found.pruning.sparsity, found.arms[0].name) == (0.5, "drop")
+
+
 def test_a_finished_run_is_left_alone(tmp_path):
     first = play(tmp_path, dict.fromkeys(NODES, good_app()))
     assert play(tmp_path, dict.fromkeys(NODES, None)) == first
@@ -386,7 +464,19 @@ WRONG_ARGUMENTS = [
     ({"download": "slow"}, "download must be one of bf16, dense, fp16, frame, int8, qsgd, step; got 'slow'"),
     ({"patience": -1}, "patience must be at least 0, got -1"),
     ({"min_nodes": 4}, r"min_nodes must lie between 1 and clients \(3\), got 4"),
+    ({"clients": 0}, "^clients must be at least 1, got 0$"),
     ({"config": {"prunning": {}}}, "prunning is not a field"),
+    ({"config": {"pruning": {"sparsty": 0.5}}}, r"pruning\.sparsty is not a field"),
+    (
+        {"config": {"rounds": 3, "uplink": {"name": "lost"}, "seeds": 2, "wire": {"every": 2}}},
+        r"^config\.seeds has no effect here\n"
+        r"config\.rounds has no effect here: it is num_rounds of start\n"
+        r"config\.uplink has no effect here: it is the client's mod lossy\n"
+        r"config\.wire\.every has no effect here\n"
+        r"what matters in config: name, seed, cohort, pruning\.pruner, pruning\.sparsity, wire\.values, "
+        r"wire\.bits, wire\.step, wire\.ratio, wire\.feedback, aggregation\.weights, aggregation\.average, "
+        r"evaluation\.last, evaluation\.target, checkpoint\.every$",
+    ),
     ({"config": {"pruning": {"pruner": "file.py:mine"}}}, "your own goes into sparse"),
 ]
 
@@ -394,4 +484,19 @@ WRONG_ARGUMENTS = [
 @pytest.mark.parametrize(("options", "message"), WRONG_ARGUMENTS)
 def test_wrong_arguments_are_named(options, message):
     with pytest.raises(SafariError, match=message):
-        SafariStrategy(net(), 3, **options)
+        SafariStrategy(**{"module": net(), "clients": 3, **options})
+
+
+def test_a_whole_config_is_recorded_as_it_is(tmp_path):
+    whole = parse({"rounds": 9, "uplink": {"name": "lost"}, "pruning": {"sparsity": 0.5}})
+    play(tmp_path, dict.fromkeys(NODES, good_app()), config=whole)
+    found = RunFolder.open(tmp_path / "run").config
+    assert (found.uplink.name, found.pruning.sparsity, found.rounds, found.clients) == ("lost", 0.5, 1, 3)
+
+
+def test_how_a_run_is_summed_up_is_a_setting(tmp_path):
+    config = {"evaluation": {"last": 1, "target": 0.2}, "name": "mine"}
+    play(tmp_path, dict.fromkeys(NODES, good_app()), rounds=2, config=config, evaluate=True)
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["name"] == "mine"
+    assert summary["arms"]["safari"]["seeds"]["0"]["rounds_to_target"] == 1

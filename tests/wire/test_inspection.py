@@ -64,6 +64,7 @@ def test_a_frame_without_what_it_needs_shows_its_head():
     assert seen.info.reference_digest == shared.reference_digest
     assert seen.bound is None
     assert seen.over_bound is None
+    assert (seen.span, seen.kept, seen.density, seen.dense_ratio) == (None, None, None, None)
     assert inspect(frame, layout, predicted_mask=predicted).kept == mask.sum()
     with pytest.raises(SharedKnowledgeError, match=r"^layout must be"):
         inspect(frame, layout_of([3], [True]))
@@ -81,3 +82,29 @@ def test_packets_are_explained_too():
     assert {s.kind for s in seen} == {"packet"}
     with pytest.raises(WireError, match=r"^a packet cannot be read without the layout \(at byte 0\)$"):
         inspect(datagrams[0])
+
+
+@pytest.mark.parametrize(
+    ("data", "begins"),
+    [
+        (b'title = "Mine"', "begins with b'title = '"),
+        (b"Sparse", "begins with b'Sparse'"),
+        (b"\x00", r"begins with b'\x00'"),
+        (b"", "is empty"),
+    ],
+)
+def test_what_is_no_frame_is_told_with_what_it_begins(data, begins):
+    with pytest.raises(WireError) as error:
+        inspect(data)
+    assert str(error.value) == (
+        f"this is no frame and no packet: it {begins}; a frame begins with b'SAF\\x02', "
+        "a packet with a byte from 0xb0 to 0xbf (at byte 0)"
+    )
+
+
+def test_a_frame_of_another_version_or_cut_short_is_still_one():
+    with pytest.raises(WireError, match=r"^magic must be 53414602, got 53414601 \(at byte 0\)$"):
+        inspect(b"SAF\x01abc")
+    for data in (b"S", b"SAF"):
+        with pytest.raises(WireError, match=r"^magic"):
+            inspect(data)

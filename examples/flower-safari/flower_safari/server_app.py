@@ -5,7 +5,7 @@ from __future__ import annotations
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
-from flower_safari.task import config_of, test, world_of
+from flower_safari.task import test, world_of
 from safari.flower import SafariStrategy
 
 app = ServerApp()
@@ -20,7 +20,8 @@ def main(grid: Grid, context: Context) -> None:
         model,
         clients=settings["clients"],
         rule=settings["rule"],
-        config=config_of(settings),
+        # Whole, so that the run's record says what the clients do, too.
+        config=world.config,
         run=settings["run"] or None,
         min_nodes=settings["clients"],
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -86,6 +87,8 @@ def reproduce(
     from safari.evidence import Book, execute, find, once, read, shared_out, shipped, units_of
     from safari.evidence.page import write_page
 
+    if within is not None and math.isnan(within):
+        raise ConfigError(f"--within must be at least 0 seconds, got {within}")
     changes = [parse_setting(text) for text in settings] + ([("seeds", seeds)] if seeds is not None else [])
     experiments = read(find(folder or shipped(), names), changes, quick=quick)
     for name in names:
@@ -100,12 +103,20 @@ def reproduce(
     if only_list:
         _show(experiments, units, device, as_json)
         return
+    if (out / "config.toml").exists():
+        raise RunError(f"{out} holds a run; choose another --out")
+    if report_only and not _has_numbers(out, experiments):
+        raise RunError(
+            f"{out} holds no results.json and no finished trial to report; --out names where they are"
+        )
     todo = [] if report_only else shared_out(once(unit for each in units.values() for unit in each), jobs)
     interrupted = False
     ending = None
     if todo:
         from safari.cli.board import Board
 
+        if not quiet and device == "cpu":
+            _warn_of_crowd(jobs, min(jobs, len(todo)))
         by_name = {experiment.name: experiment for experiment in experiments}
 
         def keep(unit: Unit) -> None:
@@ -181,6 +192,28 @@ def _show(
             f"  {len(row.cases)} cases, {row.trials} trials: {left if row.trials_left else 'all finished'}"
         )
     click.echo(f"left in all: about {spoken(sum(row.seconds_left for row in rows))} {where}")
+
+
+def _has_numbers(out: Path, experiments: Sequence[Experiment]) -> bool:
+    """Whether there is a book, or a trial for one: a process that was killed may have left only that."""
+    from safari.evidence.book import FILE
+    from safari.evidence.numbers import NUMBERS
+
+    return (out / FILE).exists() or any(
+        any((out / case.experiment / case.folder).glob(f"trials/*/*/{NUMBERS}"))
+        for experiment in experiments
+        for case in experiment.cases
+    )
+
+
+def _warn_of_crowd(jobs: int, processes: int) -> None:
+    from safari.evidence import cores
+
+    if processes > cores():
+        click.echo(
+            f"--jobs {jobs}: {processes} processes are more than the cores ({cores()}), and there is no GPU",
+            err=True,
+        )
 
 
 def _device() -> str:

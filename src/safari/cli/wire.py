@@ -55,7 +55,7 @@ def inspect(file: Path, folder: Path | None, as_json: bool) -> None:
         click.echo(
             f"{found.over_bound:.3f} of the entropy bound; {found.dense_ratio:.1f}× below dense float32"
         )
-    for entry in found.density:
+    for entry in found.density or ():
         click.echo(
             f"  {entry.name:<40} {entry.kept:>9,} of {entry.size:>9,}  {_share(entry.kept, entry.size)}"
         )
@@ -107,7 +107,7 @@ def bench(
     click.echo(f"{'':<34} {'bytes':>12} {'below dense':>12} {'error':>9} {'as packets':>11}")
     for row in rows:
         error = f"{row.error:.2g}" if row.error else "exact"
-        more = f"+{row.packet_bytes / row.size - 1:.1%}" if row.packet_bytes else ""
+        more = f"{row.packet_bytes / row.size - 1:+.1%}" if row.packet_bytes else ""
         click.echo(f"{row.name:<34} {row.size:>12,} {dense / row.size:>11.1f}× {error:>9} {more:>11}")
 
 

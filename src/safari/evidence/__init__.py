@@ -2,7 +2,7 @@
 
 from safari.evidence.book import Book
 from safari.evidence.plan import Case, Experiment, find, read, shipped
-from safari.evidence.work import Audience, Ending, Unit, execute, once, shared_out, units_of
+from safari.evidence.work import Audience, Ending, Unit, cores, execute, once, shared_out, units_of
 
 __all__ = [
     "Audience",
@@ -11,6 +11,7 @@ __all__ = [
     "Ending",
     "Experiment",
     "Unit",
+    "cores",
     "execute",
     "find",
     "once",

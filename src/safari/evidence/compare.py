@@ -10,8 +10,9 @@ from typing import Literal
 
 from safari.config import Arm
 from safari.evidence.book import Book, column
-from safari.evidence.numbers import COLUMNS, Numbers
-from safari.evidence.plan import Case, Check, Experiment
+from safari.evidence.checks import Check
+from safari.evidence.numbers import COLUMNS, Numbers, is_share
+from safari.evidence.plan import Case, Experiment
 
 Mark = Literal["best", "tied", ""]
 
@@ -163,8 +164,7 @@ def _stands(
 
 def scale(name: str) -> tuple[float, str]:
     """How a column is shown: shares in per cent."""
-    shares = ("top1", "top5", "top1_within", "lost_updates", "right_group")
-    return (100.0, " %") if name.removeprefix("average_") in shares else (1.0, "")
+    return (100.0, " %") if is_share(name) else (1.0, "")
 
 
 def reference_of(case: Case) -> Arm | None:

@@ -38,10 +38,16 @@ COLUMNS: dict[str, bool] = {
     "error": False,
     "phi": False,
 }
+_SHARES = ("top1", "top5", "top1_within", "lost_updates", "right_group")
 _WINDOWS = 20
 _DIGITS = 5
 
 Numbers = dict[str, Any]
+
+
+def is_share(column: str) -> bool:
+    """Whether a column is a fraction, from 0 to 1."""
+    return column.removeprefix("average_") in _SHARES
 
 
 def write_numbers(trial: Trial, config: Config) -> Numbers:

@@ -30,7 +30,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,10 +38,9 @@ from typing import Any
 from safari.config import Arm, Config, Plug, examine, override
 from safari.engine import KINDS, Problems, check_names, rule_of
 from safari.errors import ConfigError, one_of
+from safari.evidence.checks import Check, read_check, wrong_arms, wrong_cases
 from safari.evidence.fields import fitting, known, misfits
-from safari.evidence.numbers import COLUMNS
 from safari.plugins import fits, options_of, resolve
-from safari.runs.summary import AVERAGE_COLUMNS
 from safari.toml import read_toml
 
 FIGURES = ("curves", "average", "loss", "top5", "sweep", "matrix", "similarity", "groups", "diagnosis")
@@ -49,26 +48,6 @@ FIGURES = ("curves", "average", "loss", "top5", "sweep", "matrix", "similarity",
 # seeds are left out because each trial stands alone: another arm is added to a case and begins nothing anew.
 _NOT_THE_SETTING = ("name", "seed", "seeds", "arms", "checkpoint", "track")
 _MACHINE = {"engine": ("device", "threads", "graph"), "data": ("root", "download")}
-
-
-@dataclass(frozen=True)
-class Check:
-    """A claim as arithmetic: a column of an arm, alone or seed by seed against another arm.
-
-    `at_least`: the mean reaches this. `margin`: the mean is at most so far below that of `against`. `times`:
-    the mean is at most so many times that of `against`. `first`: of all ranked arms it is the best, or within
-    one standard error of it. Every case (or those of `cases`) must pass.
-    """
-
-    says: str
-    arm: str
-    column: str = "top1"
-    against: str = ""
-    at_least: float | None = None
-    margin: float | None = None
-    times: float | None = None
-    first: bool | None = None
-    cases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -148,14 +127,44 @@ _QUICK = ("base", "set", "axes", "cost")
 
 
 def find(folder: Path, names: Sequence[str] = ()) -> list[Path]:
-    """The experiment files of a folder, or those with these names; ConfigError for one that is not there."""
+    """The experiment files of a folder, or those with these names; ConfigError for one that is not there.
+
+    A file that another one names as its base is no experiment.
+    """
     files = {path.stem: path for path in sorted(folder.glob("*.toml"))}
     if not files:
         raise ConfigError(f"no experiments (*.toml) in {folder}; --from names another folder")
-    unknown = [one_of("NAME", name, files) for name in names if name not in files]
-    if unknown:
-        raise ConfigError(unknown)
-    return [files[name] for name in dict.fromkeys(names)] if names else list(files.values())
+    bases = _bases(files.values())
+    # All of them only where files name each other, and then reading them tells what is wrong.
+    experiments = {name: path for name, path in files.items() if path not in bases} or files
+    wrong = [
+        f"{files[name]} is the base of {bases[files[name]].name}, not an experiment"
+        if name in files
+        else one_of("NAME", name, experiments)
+        for name in names
+        if name not in experiments
+    ]
+    if wrong:
+        raise ConfigError(wrong)
+    return [files[name] for name in dict.fromkeys(names)] if names else list(experiments.values())
+
+
+def _bases(files: Iterable[Path]) -> dict[Path, Path]:
+    """The files that others of the same folder name as their base, each with the first that does."""
+    paths = list(files)
+    found: dict[Path, Path] = {}
+    for path in paths:
+        try:
+            table = read_toml(path)
+        except ConfigError:
+            continue  # told when it is the one that is asked for
+        quick = table.get("quick")
+        for part in (table, quick if isinstance(quick, Mapping) else {}):
+            base = part.get("base")
+            named = path.parent / base if isinstance(base, str) else path
+            if named in paths and named != path:
+                found.setdefault(named, path)
+    return found
 
 
 def shipped() -> Path:
@@ -245,27 +254,34 @@ def _experiment(
     name, own = path.stem, list[str]()
     fields = fitting(_File, table, "", own)
     replaced = known(fields.pop("quick", {}), _QUICK, "quick.", own)
-    checks = [_check(item, k, own) for k, item in enumerate(fields.pop("checks", ()))]
+    checks = [read_check(item, k, own) for k, item in enumerate(fields.pop("checks", ()))]
+    whole = dict(fields)
     if quick:
         own += misfits(_File, replaced, "quick.")
         # What came out of the whole experiment says nothing of the small one.
         fields |= {"finding": ""} | replaced
+        _axes(whole.get("axes", {}), own)
     cost = fitting(Cost, fields.get("cost", {}), "cost.", own)
     own += [one_of("show", item, FIGURES) for item in fields.get("show", ()) if item not in FIGURES]
     axes = _axes(fields.get("axes", {}), own)
     if own:
         problems += [f"{path}: {problem}" for problem in own]
         return None
-    base = override(read_toml(path.parent / fields["base"]), flatten(fields.get("set", {})))
-    cases = list[Case]()
-    for values in itertools.product(*axes.values()):
-        changes = [
-            pair for axis, value in zip(axes, values, strict=True) for pair in flatten(axes[axis][value])
-        ]
-        case, wrong = _case(name, values, override(base, changes), settings, used)
+    try:
+        variants = _variants(path.parent, fields)
+        taken = _variants(path.parent, whole) if quick else {}
+    except ConfigError as error:
+        problems += [f"{path}: {problem}" for problem in error.problems]
+        return None
+    cases, arms, before = list[Case](), dict[str, set[str]](), len(problems)
+    # What --quick or --set has taken away may still be named.
+    spare = {arm for left in taken.values() for arm in _arms_of(left)}
+    for values, own_table in variants.items():
+        case, wrong = _case(name, values, own_table, settings, used)
         problems += [f"{path}, case {case.name}: {problem}" for problem in wrong]
         lender = next((c for c in cases if _without_links(c.config) == _without_links(case.config)), None)
         cases.append(dataclasses.replace(case, lender=lender))
+        arms[case.name] = spare | _arms_of(own_table) | {arm.name for arm in case.config.arms}
     experiment = Experiment(
         name=name,
         title=fields["title"],
@@ -278,8 +294,31 @@ def _experiment(
         unranked=tuple(fields.get("unranked", _File.unranked)),
         cost=Cost(**cost),
     )
-    problems += [f"{path}: {problem}" for problem in _wrong_checks(experiment)]
+    wrong = wrong_cases(experiment.checks, {case.name: case.config for case in cases})
+    if len(problems) == before and not wrong:
+        wrong = wrong_arms(experiment.checks, fields.get("unranked", ()), arms, KINDS["rule"][0])
+    problems += [f"{path}: {problem}" for problem in wrong]
     return experiment
+
+
+def _variants(folder: Path, fields: Mapping[str, Any]) -> dict[tuple[str, ...], dict[str, Any]]:
+    """The tables of every case, by its values on the axes; ConfigError where there is no base."""
+    try:
+        base = read_toml(folder / fields["base"])
+    except ConfigError as error:
+        raise ConfigError([f"base: {problem}" for problem in error.problems]) from error
+    base, axes = override(base, flatten(fields.get("set", {}))), fields.get("axes", {})
+    found = {}
+    for values in itertools.product(*axes.values()):
+        changes = [
+            pair for axis, value in zip(axes, values, strict=True) for pair in flatten(axes[axis][value])
+        ]
+        found[values] = override(base, changes)
+    return found
+
+
+def _arms_of(table: Mapping[str, Any]) -> set[str]:
+    return {arm.name for arm in examine(table)[0].arms}
 
 
 def _case(
@@ -352,45 +391,3 @@ def _axes(table: Mapping[str, Any], problems: list[str]) -> dict[str, dict[str, 
                 )
         axes[axis] = dict(values)
     return axes
-
-
-def _check(item: object, number: int, problems: list[str]) -> Check | None:
-    where = f"checks[{number}]"
-    if not isinstance(item, Mapping):
-        problems.append(f"{where} must be a table, got {item!r}")
-        return None
-    before = len(problems)
-    fields = fitting(Check, item, f"{where}.", problems)
-    bounds = [key for key in ("at_least", "margin", "times", "first") if key in fields]
-    if len(problems) == before and len(bounds) != 1:
-        problems.append(
-            f"{where} must have one of at_least, margin, times and first, got {', '.join(bounds) or 'none'}"
-        )
-    if len(problems) == before and (bounds[0] in ("margin", "times")) != bool(fields.get("against")):
-        problems.append(f"{where}: margin and times need against, the others do without")
-    if fields.get("column", "top1") not in COLUMNS:
-        problems.append(one_of(f"{where}.column", fields["column"], COLUMNS))
-    if len(problems) > before:
-        return None
-    return Check(**{**fields, "cases": tuple(fields.get("cases", ()))})
-
-
-def _wrong_checks(experiment: Experiment) -> list[str]:
-    """Cases that no check can name, because there is none so called; arms may be chosen by --set.
-
-    And columns of the running average, where a case that the check is about keeps none.
-    """
-    names = {case.name for case in experiment.cases}
-    without = [
-        f"checks[{k}].column is {check.column}, and aggregation.average is 0 in case {case.name}"
-        for k, check in enumerate(experiment.checks)
-        for case in experiment.cases
-        if check.column in AVERAGE_COLUMNS and not case.config.aggregation.average
-        if not check.cases or case.name in check.cases
-    ]
-    return without + [
-        one_of(f"checks[{k}].cases", name, names)
-        for k, check in enumerate(experiment.checks)
-        for name in check.cases
-        if name not in names
-    ]

@@ -271,7 +271,7 @@ def _together(units: Sequence[Unit], audience: Audience, jobs: int, over: _Over)
     processes = []
     for worker in range(jobs):
         here, there = context.Pipe()
-        threads = max(1, _cores() // jobs)
+        threads = max(1, cores() // jobs)
         process = context.Process(target=_process, args=(there, stop, threads), daemon=True)
         with _environment(OMP_NUM_THREADS=str(threads)):
             process.start()
@@ -340,7 +340,8 @@ def _process(pipe: Connection, stop: Any, threads: int) -> None:
     pipe.close()
 
 
-def _cores() -> int:
+def cores() -> int:
+    """How many cores this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 

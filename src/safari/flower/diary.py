@@ -24,7 +24,7 @@ from safari.flower.broadcast import Broadcast
 from safari.flower.roster import Roster
 from safari.flower.verdict import Verdict
 from safari.models import Layout
-from safari.runs import RunFolder, Saved, Trial, summarise
+from safari.runs import RunFolder, Saved, Trial, read_checkpoint, seeds_of, summarise
 from safari.toml import to_toml
 
 Scores = Mapping[str, Any]
@@ -41,25 +41,38 @@ class Diary:
 
     @classmethod
     def open(cls, path: Path, config: Config, layout: Layout) -> Diary:
-        """The folder, new or as an earlier process left it."""
+        """The folder, new or as an earlier process left it; one that is there is only looked at."""
+        arm, seed = config.arms[0].name, config.seed
+        trial = Trial(arm, seed, path / "trials" / arm / f"seed-{seed}")
         if not (path / "config.toml").exists():
             run = RunFolder.create(path, config)
             table = {**environment(torch.device("cpu")), "flwr": version("flwr")}
             run.write("environment.json", json.dumps(table, indent=2) + "\n")
-        else:
-            run = RunFolder.open(path)
-            if run.config.rounds != config.rounds:
-                run.write("config.toml", to_toml(replace(run.config, rounds=config.rounds)))
-            run = replace(run, config=config)
-        return cls(run, run.trial(config.arms[0].name, config.seed), layout)
+            return cls(run, trial, layout)
+        there = RunFolder.open(path)
+        if there.trials():
+            _refuse_another(there, config, trial)
+        # Asked for fewer rounds than are done, the run is as long as it is.
+        return cls(RunFolder(path, replace(config, rounds=max(config.rounds, trial.done()))), trial, layout)
 
     def load(
         self, server: Server, roster: Roster, average: Tensor | None
     ) -> tuple[Server, Roster, Tensor | None]:
-        """Server, roster and running average as of the last checkpoint; as they are where there is none."""
-        saved = self.trial.load()
-        if saved is None:
-            return server, roster, average
+        """Server, roster and running average as of the last checkpoint; as they are where there is none.
+
+        Nothing in the folder changes before all of the checkpoint is found to fit.
+        """
+        found = server, roster, average
+        if self.trial.checkpoint.exists():
+            found = self._found(read_checkpoint(self.trial.checkpoint), server)
+        there = RunFolder.open(self.run.path)
+        wanted = replace(there.config, rounds=self.run.config.rounds) if there.trials() else self.run.config
+        self.run.trial(self.trial.arm, self.trial.seed).load()
+        if there.config != wanted:
+            self.run.write("config.toml", to_toml(wanted))
+        return found
+
+    def _found(self, saved: Saved, server: Server) -> tuple[Server, Roster, Tensor | None]:
         model = saved.tensors.get("model")
         if saved.facts.get("layout") != self.layout.digest or model is None:
             raise RunError(
@@ -145,6 +158,26 @@ def with_scores(
         **(_read(scores) if scores else {}),
         "average": _read(average) if average else None,
     }
+
+
+def _refuse_another(there: RunFolder, config: Config, trial: Trial) -> None:
+    """RunError where a run that has begun is not this one; what a checkpoint says is looked at later."""
+    arms = [arm.name for arm in there.config.arms]
+    if trial.arm not in arms:
+        raise RunError(
+            f"{there.path} holds a run of {', '.join(arms)}; rule is {trial.arm}: choose another run"
+        )
+    if trial.seed not in seeds_of(there.config):
+        raise RunError(
+            f"{there.path} holds a run of seed {there.config.seed}; seed is {trial.seed}: choose another run"
+        )
+    before, now = meaning(there.config, trial.arm), meaning(config, trial.arm)
+    changed = [name for name in now if before[name] != now[name]]
+    if changed and not trial.checkpoint.exists():
+        raise RunError(
+            f"{there.path} holds a run of another config, which differs in {', '.join(changed)}: "
+            "choose another run"
+        )
 
 
 def _read(scores: Scores) -> dict[str, float | None]:

@@ -3,18 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from torch import nn
 
 from safari.aggregation import Compensation
 from safari.config import Config, parse
-from safari.errors import ConfigError
+from safari.errors import ConfigError, one_of
 from safari.flower.terms import known_pruner
+from safari.wire import VALUE_MODES
 
 # What Flower and the user's own code decide: a name in the record, and no built-in's.
 _ELSEWHERE = {"data": "flower", "partition": "flower", "uplink": "flower", "downlink": "flower"}
+# The fields that do something here: of a section all, or these.
+_EFFECTIVE: dict[str, tuple[str, ...]] = {
+    "name": (),
+    "seed": (),
+    "cohort": (),
+    "pruning": ("pruner", "sparsity"),
+    "wire": ("values", "bits", "step", "ratio", "feedback"),
+    "aggregation": ("weights", "average"),
+    "evaluation": ("last", "target"),
+    "checkpoint": ("every",),
+}
+# Where to say what the others are about.
+_INSTEAD = {
+    "rounds": "num_rounds of start",
+    "clients": "the argument clients",
+    "arms": "the argument rule",
+    "model": "the argument module",
+    "uplink": "the client's mod lossy",
+    "downlink": "the client's mod lossy",
+}
+
+# Exact, for clients without our side, or lossy: the modes of the wire format that are.
+DOWNLOADS = ("frame", "dense", *(mode for mode in VALUE_MODES if mode not in ("absolute", "difference")))
+
+
+def check_arguments(clients: int, identify: str, patience: int | None, download: str, min_nodes: int) -> None:
+    """ConfigError names the first of a strategy's plain arguments that cannot be."""
+    if clients < 1:
+        raise ConfigError(f"clients must be at least 1, got {clients}")
+    if identify not in ("name", "node"):
+        raise ConfigError(one_of("identify", identify, ("name", "node")))
+    if download not in DOWNLOADS:
+        raise ConfigError(one_of("download", download, DOWNLOADS))
+    if patience is not None and patience < 0:
+        raise ConfigError(f"patience must be at least 0, got {patience}")
+    if not 1 <= min_nodes <= clients:
+        raise ConfigError(f"min_nodes must lie between 1 and clients ({clients}), got {min_nodes}")
 
 
 def settings(
@@ -35,6 +73,7 @@ def settings(
         arms = parse({"arms": [arm]}).arms
         found = replace(config, clients=clients, arms=arms)
     else:
+        _refuse_idle(config or {})
         elsewhere = {name: {"name": plug} for name, plug in _ELSEWHERE.items()}
         basis = {"name": "flower", "checkpoint": {"every": 1}, "model": {"name": type(module).__name__}}
         found = parse({**basis, **elsewhere, **(config or {}), "clients": clients, "arms": [arm]})
@@ -42,3 +81,27 @@ def settings(
         raise ConfigError(f"cohort must be at most clients ({clients}), got {found.cohort}")
     known_pruner(found.pruning.pruner)
     return found
+
+
+def _refuse_idle(table: Mapping[str, Any]) -> None:
+    """ConfigError for fields of a config that would have no effect; what is no field is told elsewhere."""
+    idle = []
+    for f in fields(Config):
+        if f.name not in table:
+            continue
+        inner = table[f.name] if isinstance(table[f.name], Mapping) else {}
+        section = getattr(Config(), f.name)
+        if f.name not in _EFFECTIVE:
+            idle.append(f.name)
+        elif is_dataclass(section):
+            names = {g.name for g in fields(section)} - set(_EFFECTIVE[f.name])
+            idle += [f"{f.name}.{name}" for name in inner if name in names]
+    if idle:
+        known = [
+            f"{head}.{name}" if name else head for head, names in _EFFECTIVE.items() for name in names or [""]
+        ]
+        lines = [
+            f"config.{name} has no effect here{f': it is {_INSTEAD[name]}' if name in _INSTEAD else ''}"
+            for name in idle
+        ]
+        raise ConfigError([*lines, f"what matters in config: {', '.join(known)}"])

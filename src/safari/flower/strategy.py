@@ -22,7 +22,7 @@ from safari.aggregation import Compensation, Server
 from safari.config import Config
 from safari.engine.average import begin_average, next_average
 from safari.engine.world import rule_of
-from safari.errors import ConfigError, SafariError, one_of
+from safari.errors import ConfigError, SafariError
 from safari.flower.broadcast import Broadcast, broadcast, numbers_of
 from safari.flower.chain import Downloads
 from safari.flower.diary import Diary, line_of, with_scores
@@ -30,7 +30,7 @@ from safari.flower.exchange import exchange, wait_for_nodes
 from safari.flower.leftover import NEVER
 from safari.flower.parcel import dense_record, dense_vector, others_of
 from safari.flower.roster import Roster
-from safari.flower.settings import settings
+from safari.flower.settings import check_arguments, settings
 from safari.flower.verdict import EXAMPLES, Question, Verdict, judge
 from safari.models import Layout
 from safari.seeds import generator
@@ -39,9 +39,6 @@ from safari.wire import VALUE_MODES
 _log = logging.getLogger("flwr")
 # Lines of a round in the log; the records hold all.
 _MOST_TOLD = 10
-
-# Exact, for clients without our side, or lossy: the modes of the wire format that are.
-DOWNLOADS = ("frame", "dense", *(mode for mode in VALUE_MODES if mode not in ("absolute", "difference")))
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -53,7 +50,8 @@ class SafariStrategy(Strategy):
     all, connected or not. `rule` says what to do about the missing: a name, a table such as
     `{"rule": "file.py:mine", "option": 1}`, or a Compensation. `config` holds whatever else of a `Config`
     matters here, as plain tables: `pruning`, `wire` (of uploads), `aggregation`, `cohort`, `seed`,
-    `checkpoint`, `name`; the rest is only recorded.
+    `checkpoint`, `evaluation.last` and `.target` (of summaries), `name`; what would have no effect is
+    refused. In a whole `Config`, that of an experiment which Flower repeats, it is only recorded.
 
     `run` is the folder for records and checkpoints: a new process that finds one there goes on after it.
     `identify`: "name" believes the name that a client gives (`safari-id` or `partition-id` of its node's
@@ -79,14 +77,7 @@ class SafariStrategy(Strategy):
         evaluate: bool = False,
         min_nodes: int = 1,
     ):
-        if identify not in ("name", "node"):
-            raise ConfigError(one_of("identify", identify, ("name", "node")))
-        if download not in DOWNLOADS:
-            raise ConfigError(one_of("download", download, DOWNLOADS))
-        if patience is not None and patience < 0:
-            raise ConfigError(f"patience must be at least 0, got {patience}")
-        if not 1 <= min_nodes <= clients:
-            raise ConfigError(f"min_nodes must lie between 1 and clients ({clients}), got {min_nodes}")
+        check_arguments(clients, identify, patience, download, min_nodes)
         self.config = settings(module, clients, rule, config)
         self.rule = rule if isinstance(rule, Compensation) else rule_of(self.config.arms[0].rule)
         if self.rule.overrides_network:

@@ -12,11 +12,15 @@ from safari.wire.bits import Reader, binary_bits, order0_bits
 from safari.wire.body import Modes, Range, decode_mask, whole
 from safari.wire.frame import MAGIC, Info, check_shared, read_info
 from safari.wire.layout import Bools, Floats, WireLayout
+from safari.wire.packet import MAGIC as PACKET_MAGIC
 from safari.wire.packet import read_packet_head
 from safari.wire.scales import SCALE_BYTES
 from safari.wire.shared import Shared, as_shared
 from safari.wire.symbols import NIBBLES, decode_symbols
 from safari.wire.values import INTEGER
+
+# How many bytes of what is no frame an error shows.
+_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,8 @@ class Inspection:
 
     `parts` are bytes: head, mask, scales, symbols, raw, which add up to `size`. `bound` holds, for the
     last four, the order-0 entropy of what is coded and the size of what is not. Without the layout, or
-    without a predicted mask where one is needed, there is a head and a body and nothing else.
+    without a predicted mask where one is needed, there is a head and a body, and what else is not known is
+    None.
     """
 
     kind: str
@@ -48,9 +53,9 @@ class Inspection:
     parts: dict[str, int]
     info: Info | None = None
     first: int = 0
-    span: int = 0
-    kept: int = 0
-    density: tuple[EntryDensity, ...] = ()
+    span: int | None = None
+    kept: int | None = None
+    density: tuple[EntryDensity, ...] | None = None
     bound: dict[str, float] | None = None
 
     @property
@@ -61,7 +66,7 @@ class Inspection:
     @property
     def dense_ratio(self) -> float | None:
         """How many times smaller this is than the same coordinates as float32."""
-        return None if self.bound is None else 4 * self.span / self.size
+        return None if self.span is None else 4 * self.span / self.size
 
 
 def inspect(
@@ -82,7 +87,15 @@ def inspect(
     ('absolute', 4, 12, 0.5)
     """
     reader = Reader(data)
-    if data[:1] == MAGIC[:1]:
+    is_frame = bool(data) and MAGIC[:-1].startswith(data[: len(MAGIC) - 1])
+    if not is_frame and (not data or data[0] & 0xF0 != PACKET_MAGIC):
+        begins = f"begins with {bytes(data[:_SHOWN])!r}" if data else "is empty"
+        raise WireError(
+            f"this is no frame and no packet: it {begins}; a frame begins with {MAGIC!r}, "
+            f"a packet with a byte from {PACKET_MAGIC:#x} to {PACKET_MAGIC | 0x0F:#x}",
+            0,
+        )
+    if is_frame:
         info = read_info(reader)
         head = {"head": info.body_at, "body": reader.left}
         brief = Inspection("frame", len(data), info.modes, head, info)

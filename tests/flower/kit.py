@@ -7,11 +7,17 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
+
+from safari.flower import SafariStrategy, sparse
+from safari.runs import RunFolder
+
+NODES = [70, 30, 50]
 
 App = Callable[[Message, Context], Message | None]
 
@@ -117,3 +123,20 @@ def train_a_bit(model: nn.Module, message: Message, context: Context) -> dict[st
         loss.backward()
         optimizer.step()
     return {"num-examples": 16 + client, "train_loss": float(loss.detach())}
+
+
+def good_app() -> ClientApp:
+    app = ClientApp()
+    app.train()(sparse(Net)(train_a_bit))
+    app.evaluate()(sparse(Net)(lambda model, message, context: {"num-examples": 4, "accuracy": 0.25}))
+    return app
+
+
+def lines_of(path) -> list[dict]:
+    return RunFolder.open(path).trials()[0].records()
+
+
+def play(tmp_path, apps, rounds=1, clients=3, configs=None, grid=None, **options) -> list[dict]:
+    strategy = SafariStrategy(net(), clients, run=tmp_path / "run", **options)
+    strategy.start(grid or Loopback(apps, configs), num_rounds=rounds, timeout=0.1)
+    return lines_of(tmp_path / "run")

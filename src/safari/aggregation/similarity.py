@@ -19,9 +19,8 @@ def unknown(clients: int, device: torch.device | None = None) -> Tensor:
 def distances(models: Tensor, centre: Tensor | None = None) -> Tensor:
     """‖x_u - x_v‖ for every pair of rows, in float64.
 
-    From products of what they differ by from `centre`, the model that they began with: a thousand clients
-    make half a million pairs, and to subtract each takes thirty times as long. What is within rounding of 0
-    is 0.
+    From products of what they differ by from `centre`, the model that they began with: to subtract each pair
+    of a thousand clients would read all their models a thousand times. What is within rounding of 0 is 0.
 
     >>> distances(torch.tensor([[1.0, 1.0], [4.0, 5.0], [1.0, 1.0]])).tolist()
     [[0.0, 5.0, 0.0], [5.0, 0.0, 5.0], [0.0, 5.0, 0.0]]

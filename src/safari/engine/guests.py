@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from safari.aggregation import Compensation, Decision, Round, Server
+from safari.aggregation import Compensation, Decision, Round
 from safari.errors import ConfigError, DataError, SafariError
 from safari.links import Link
 from safari.seeds import generator, torch_generator
@@ -101,18 +101,11 @@ def checked_rule(rule: Compensation, where: str) -> Compensation:
 
 def rehearse(world: World, rule: Compensation) -> None:
     """What a rule will be asked first, asked now: the arrivals of round 0, with models made up."""
-    server = Server.start(
-        world.start,
-        len(world.parts),
-        rule,
-        weights=world.client_weights,
-        parameters=world.layout.parameters,
-    )
     cohort = world.cohort(0)
     arrived = cohort if rule.overrides_network else _first_arrivals(world, cohort)
     ids = arrived[: max(1, _MOST_TRIED // world.layout.size)]
     noise = torch.randn(len(ids), world.layout.size, generator=torch_generator(world.seed, "rehearsal"))
-    server.step_stacked(ids, world.start + 0.01 * noise.to(world.device), cohort)
+    world.server(rule).step_stacked(ids, world.start + 0.01 * noise.to(world.device), cohort)
 
 
 def _first_arrivals(world: World, cohort: Sequence[int]) -> list[int]:

@@ -51,13 +51,7 @@ class State:
 
 def initial(world: World, rule: Compensation) -> State:
     """The state before the first round."""
-    server = Server.start(
-        world.start,
-        len(world.parts),
-        rule,
-        weights=world.client_weights,
-        parameters=world.layout.parameters,
-    )
+    server = world.server(rule)
     return State(
         server=server,
         uplink=world.uplink.init(world.setting("uplink")),

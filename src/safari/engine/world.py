@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from safari.aggregation import RULES, Compensation
+from safari.aggregation import RULES, Compensation, Server
 from safari.config import Arm, Config, Plug
 from safari.data import (
     AUGMENTATIONS,
@@ -104,8 +104,18 @@ class World:
             support=None if t == 0 else x != 0,
         )
         name = self.config.pruning.pruner
-        own = pruner is self.pruner and name not in PRUNERS
+        own = pruner is self.pruner and _is_own("pruner", name)
         return hosted(f"pruning.pruner: {name}", make) if own else make()
+
+    def server(self, rule: Compensation) -> Server:
+        """The server before the first round."""
+        return Server.start(
+            self.start,
+            len(self.parts),
+            rule,
+            weights=self.client_weights,
+            parameters=self.layout.parameters,
+        )
 
     def fresh_module(self) -> nn.Module:
         """The scratch module without what the last client's training counted in it.
@@ -249,7 +259,7 @@ def assemble(config: Config, seed: int, data: Data) -> World:
     # What can only be seen with everything in hand.
     problems.attempt(lambda: named("local.augment", lambda: world.training_batches(0, 0)))
     problems.attempt(lambda: check_output(world.module, config.model.name, world.data, device))
-    if config.pruning.pruner not in PRUNERS:
+    if _is_own("pruner", config.pruning.pruner):
         problems.attempt(lambda: world.mask(world.start, 0, 0))
     for arm in config.arms:
         problems.attempt(partial(_start_rule, arm, world))
@@ -295,7 +305,12 @@ def rule_of(plug: Plug) -> Compensation:
     rule = _build("rule", "arms", plug)
     if not isinstance(rule, Compensation):
         raise ConfigError(f"arms: {plug.name} must return a Compensation, got {rule!r}")
-    return rule if plug.name in RULES else checked_rule(rule, f"arms: {plug.name}")
+    return checked_rule(rule, f"arms: {plug.name}") if _is_own("rule", plug.name) else rule
+
+
+def _is_own(kind: str, name: str) -> bool:
+    """Is it a user's? Their code is looked after; a mistake in ours keeps its frames."""
+    return name not in KINDS[kind][0]
 
 
 def _name_field(kind: str, field: str) -> str:
@@ -321,10 +336,10 @@ def _build(kind: str, field: str, plug: Plug) -> Any:
 
 
 def _made(kind: str, field: str, plug: Plug, make: Callable[[], Any]) -> Any:
-    """Run a plug-in's code, and say what went wrong in which table; an error in our own keeps its frames."""
-    if plug.name in KINDS[kind][0]:
-        return named(field, make)
-    return hosted(f"{_name_field(kind, field)}: {plug.name}", make)
+    """Run a plug-in's code, and say what went wrong in which table."""
+    if _is_own(kind, plug.name):
+        return hosted(f"{_name_field(kind, field)}: {plug.name}", make)
+    return named(field, make)
 
 
 def _link(config: Config, direction: str) -> Link:
@@ -332,7 +347,7 @@ def _link(config: Config, direction: str) -> Link:
     link, where = _build("link", direction, plug), f"{direction}.name: {plug.name}"
     if not isinstance(link, Link):
         raise ConfigError(f"{where} must return a Link, got {link!r}")
-    return link if plug.name in LINKS else checked_link(link, where, config.clients)
+    return checked_link(link, where, config.clients) if _is_own("link", plug.name) else link
 
 
 def _pruner(config: Config) -> Pruner:
@@ -347,7 +362,7 @@ def _start_link(config: Config, direction: str, seed: int, counts: np.ndarray) -
     plug, link = getattr(config, direction), _link(config, direction)
     setting = Setting(len(counts), counts, generator(seed, direction))
     state = _made("link", direction, plug, lambda: link.init(setting))
-    if plug.name not in LINKS:
+    if _is_own("link", plug.name):
         check_arrays(f"{direction}.name: {plug.name}", "init", state)
         link.apply(state, 0, generator(seed, direction, 0))
 
@@ -356,7 +371,7 @@ def _start_rule(arm: Arm, world: World) -> None:
     rule = rule_of(arm.rule)
     size = len(world.parts), world.layout.size, world.device
     _made("rule", f"arms: {arm.name}", arm.rule, partial(rule.init, *size))
-    if arm.rule.name not in RULES:
+    if _is_own("rule", arm.rule.name):
         rehearse(world, rule)
 
 

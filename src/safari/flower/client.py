@@ -95,7 +95,7 @@ def sparse(
     model, and only metrics go back.
     """
 
-    judge = None if pruner is None else as_pruner(pruner)
+    chosen = None if pruner is None else as_pruner(pruner)
 
     def decorate(train: Train) -> ClientAppCallable:
         @functools.wraps(train)
@@ -105,7 +105,7 @@ def sparse(
                 _load(module, message, context)
                 metrics = _metrics(train(module, message, context))
                 return Message(RecordDict({METRICS: metrics}), reply_to=message)
-            job = open_job(module, message, context, batch=batch, pruner=judge)
+            job = open_job(module, message, context, batch=batch, pruner=chosen)
             with inside(module, job.masks):
                 metrics = _metrics(train(module, message, context))
             return _reply(job, job.layout.read(module), metrics, message)
@@ -124,7 +124,7 @@ def sparse_mod(
     it has to train inside them: `masked(optimizer, model, masks_of(message))`.
     """
 
-    judge = None if pruner is None else as_pruner(pruner)
+    chosen = None if pruner is None else as_pruner(pruner)
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if ARRAYS not in message.content.array_records:
@@ -134,7 +134,7 @@ def sparse_mod(
             layout, vector = _load(module, message, context)
             message.content[ARRAYS] = dense_record(layout, vector, _counters(module, layout))
             return call_next(message, context)
-        job = open_job(module, message, context, batch=batch, pruner=judge)
+        job = open_job(module, message, context, batch=batch, pruner=chosen)
         others = _counters(module, job.layout)
         message.content[ARRAYS] = dense_record(job.layout, job.layout.read(module), others)
         message.content[MASK] = ArrayRecord(

@@ -181,7 +181,7 @@ def test_how_calm_updates_are_is_learned_where_nobody_is_asked_twice_in_a_row() 
     assert steady[0, 1] == 0, "nobody was heard twice in a row"
     assert float(steady[2, 0] / steady[2, 1]) == pytest.approx(1, abs=1e-3)
     assert _signal(steady) > 0.9
-    options = Options(True, True, True, 0.7, 0.6, False, 3.0, 0.98)
+    options = Options(True, True, True, 0.7, 0.6, False, 3.0, 0.98, 10)
     assert _fading(steady, options)[:3].tolist() == [1, 1, 1]
 
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from engine.kit import SMALL, play, records, world_of
+from engine.kit import SMALL, play, records, world_of, write_trace
 
 
 def supports(config):
@@ -97,3 +97,30 @@ def test_a_weight_that_begins_as_0_may_be_kept_in_the_first_round(tmp_path):
     assert record["density"] == 0.5
     trained = (world.layout.split(after.server.model)["3.weight"] != 0).sum()
     assert 20 < int(trained) < 60, "half of the 80, give or take"
+
+
+@pytest.mark.parametrize("engine", ["reference", "vectorised"])
+@pytest.mark.parametrize("pruner", ["snip", "grasp"])
+def test_safari_plus_cuts_nothing_for_good_until_all_were_heard(tmp_path, pruner, engine):
+    trace = write_trace(tmp_path / "trace.csv", ["11000", "10100", "10010", "01001", "11000", "10100"])
+    config = {**SMALL, "rounds": 6, "arms": ["safari+"], "pruning": {"pruner": pruner}}
+    config["uplink"] = {"name": "trace", "file": trace}
+    config["engine"] = {**SMALL["engine"], "name": engine}
+    world = world_of(config)
+    rounds = list(play(config))
+    assert [r["support"] for _, _, r in rounds[:3]] == [1.0] * 3
+    # In the fourth round the last of the five is heard: what anybody kept stays, the rest is cut.
+    _, after, record = rounds[3]
+    anybody = after.server.state["kept"].any(0)
+    assert torch.equal(after.server.model[world.layout.prunable] != 0, anybody[world.layout.prunable])
+    assert record["support"] < 0.8
+    assert rounds[4][2]["support"] < record["support"]
+
+
+@pytest.mark.parametrize("pruner", ["rand", "mag", "synflow"])
+def test_masks_that_are_the_same_for_all_wait_for_nothing(pruner):
+    patient, at_once = (
+        [after.server.model for _, after, _ in play({**SMALL, "arms": [rule], "pruning": {"pruner": pruner}})]
+        for rule in ("safari+", {"name": "no-wait", "rule": "safari+", "wait": 0})
+    )
+    assert all(torch.equal(a, b) for a, b in zip(patient, at_once, strict=True))

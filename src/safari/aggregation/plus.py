@@ -18,6 +18,8 @@ the mixture of all latest updates that is expected to come nearest to the true o
   cosine and would quieten the noise; but it was made on an older model and asks again for what was done
   since, and a model that is steered with delay learns less.
 
+- What the first few to arrive cut waits until everybody was heard (`waiting`).
+
 Nothing here knows a probability, a group, or a label.
 """
 
@@ -32,6 +34,7 @@ from safari.aggregation.blend import blend
 from safari.aggregation.compensation import Compensation, Decision, Round, State
 from safari.aggregation.memory import blank, recall, remember
 from safari.aggregation.rules import check_pairs, names_of, share
+from safari.aggregation.waiting import OVER, hold_back
 from safari.errors import ConfigError
 
 # Ages 1, 2-3, 4-7, ... rounds are looked at together.
@@ -64,6 +67,7 @@ class Options:
     stay: bool
     patience: float
     keep: float
+    wait: int
 
 
 def safari_plus(
@@ -72,10 +76,11 @@ def safari_plus(
     memory: bool = True,
     fade: bool = True,
     close: float = 0.7,
-    calm: float = 0.6,
+    calm: float = 0.7,
     stay: bool = False,
     patience: float = 3.0,
     keep: float = 0.98,
+    wait: int = 10,
 ) -> Compensation:
     """Predict each missing client from the latest update of everybody, as alike and as old as they are.
 
@@ -85,7 +90,8 @@ def safari_plus(
     long as a client's two updates in a row have at least this cosine (0: always); below it, only for those
     who have no friend among the arrivals that is this `close`, as a part of that cosine. `patience`: over how
     many rounds noise may average out, so that it counts that much less than being wrong for good. `keep`:
-    what an observation is worth after another one.
+    what an observation is worth after another one. `wait`: for how many rounds, at most, nothing is cut for
+    good while masks differ and somebody was never heard (0: cut as the arrivals do).
     """
     for name, value in (("close", close), ("calm", calm)):
         if not 0 <= value <= 1:
@@ -94,20 +100,26 @@ def safari_plus(
         raise ConfigError(f"patience must be at least 1, got {patience}")
     if not 0 < keep <= 1:
         raise ConfigError(f"keep must lie above 0 and be at most 1, got {keep}")
-    options = Options(friends, memory, fade, close, calm, stay, patience, keep)
+    if wait < 0:
+        raise ConfigError(f"wait must be at least 0, got {wait}")
+    options = Options(friends, memory, fade, close, calm, stay, patience, keep, wait)
 
     def init(clients: int, size: int, device: torch.device) -> State:
         check_pairs("safari+", clients, _MOST_CLIENTS)
-        return blank(clients, size, device) | _nothing_known(clients)
+        return blank(clients, size, device) | _nothing_known(clients) | {"wait": torch.tensor([wait or OVER])}
 
     def apply(state: State, round: Round) -> tuple[Decision, State]:
         held = {name: state[name] for name in ("updates", "kept", "age")}
         known = {name: state[name].cpu() for name in _nothing_known(0)}
         if not len(round.arrived):
-            return Decision(share(round)), remember(held, round) | known
+            return Decision(share(round)), remember(held, round) | known | {"wait": state["wait"]}
         age = held["age"].cpu()
         known = _learn(known, _cosines(held, round), round.arrived.cpu(), age, options)
-        return _decide(held, known, age, round, options), remember(held, round) | known
+        decision, left = _decide(held, known, age, round, options), int(state["wait"])
+        held = remember(held, round)
+        if left != OVER:
+            decision, left = hold_back(decision, held, round, left)
+        return decision, held | known | {"wait": torch.tensor([left])}
 
     return Compensation(init, apply)
 

@@ -1,0 +1,57 @@
+"""Cuts that wait until everybody was heard.
+
+Where masks differ from client to client, a weight that all arrivals cut is 0 in their mean, and stays 0: the
+few who arrive in the first round would choose the weights for all and for ever, by a look at an untrained
+model. So as long as somebody who is missing was never heard, such a weight keeps its value; after that it is
+cut, unless somebody kept it when last heard. Masks that are the same for all have nothing to wait for.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from safari.aggregation.compensation import Decision, Round, State
+
+# Cuts are as they come from now on.
+OVER = -1
+# Shares below this are rounding.
+_NOTHING = 1e-6
+
+
+def hold_back(decision: Decision, held: State, round: Round, left: int) -> tuple[Decision, int]:
+    """A decision that cuts less, and how many rounds may still wait, or `OVER`.
+
+    `held` is the memory after the round, `left` how many rounds may wait, this one included.
+    """
+    kept = round.models != 0
+    alive = kept.any(0)
+    if left > 0 and _differ(kept, round) and bool((held["age"][round.missing] < 0).any()):
+        return _sparing(decision, round, ~alive), left - 1
+    return _sparing(decision, round, ~alive & held["kept"].any(0)), OVER
+
+
+def _differ(kept: Tensor, round: Round) -> bool:
+    """Do masks differ from client to client, as far as one can see?"""
+    # A number that was 0 before tells nothing: a bias may stay 0 for some and not for others.
+    was = round.global_model[: round.parameters] != 0
+    one = kept[0, : round.parameters]
+    # Of one mask alone nobody knows.
+    return len(kept) == 1 or bool(((kept[1:, : round.parameters] != one) & was).any())
+
+
+def _sparing(decision: Decision, round: Round, spared: Tensor) -> Decision:
+    """The decision in which the missing keep these weights of the model as they are."""
+    own = round.weights[round.present]
+    shares = decision.a - own
+    total = shares.sum() if decision.b is None else shares.sum() + decision.b.sum()
+    stays = round.global_model * spared
+    stays[round.parameters :] = 0
+    # Where nobody is missing there is nobody who could keep anything.
+    if not float(total) > _NOTHING or not bool(stays.any()):
+        return decision
+    spoken = shares.to(stays) @ round.models
+    if decision.b is not None and decision.recalled is not None:
+        spoken = spoken + decision.b.to(stays) @ decision.recalled
+    # In the sum this counts with `total`, and the arrivals have 0 where something stays.
+    guess = (spoken + stays) / total.to(stays)
+    return Decision(own, total[None], guess[None], decision.stand_ins)

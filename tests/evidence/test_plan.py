@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from evidence.kit import BASE, TINY, write
 from safari.config import parse
 from safari.errors import ConfigError
 from safari.evidence import find, read, shipped
-from safari.evidence.plan import digest
+from safari.evidence.plan import Case, digest
 
 TWO_AXES = """
 title = "Two axes"
@@ -95,6 +96,20 @@ def test_quick_is_for_those_that_have_it(tmp_path: Path) -> None:
     assert experiment.cases[0].config.rounds == 2
     assert experiment.finding == "", "of the whole, not of the small one"
     assert [e.finding for e in read(find(tmp_path))] == ["We found out.", ""]
+
+
+def test_quick_compares_what_the_whole_compares(tmp_path: Path) -> None:
+    """`safari reproduce ablation --quick` had the arms of the small base, and nothing was taken apart."""
+    arms = TWO_AXES.replace("[set]", '[set]\narms = ["perfect", { name = "old", rule = "stale" }]')
+    write(tmp_path, two=arms + "[quick]\nset = { seeds = 1 }\n")
+    (experiment,) = read(find(tmp_path), quick=True)
+    assert [[arm.name for arm in case.config.arms] for case in experiment.cases] == [["perfect", "old"]] * 4
+    assert {case.config.rounds for case in experiment.cases} == {parse(tomllib.loads(BASE)).rounds}
+    assert "close-0" in {a.name for a in shipped_case("ablation", quick=True).config.arms}
+
+
+def shipped_case(name: str, *, quick: bool) -> Case:
+    return read(find(shipped(), [name]), quick=quick)[0].cases[0]
 
 
 def test_the_folders_name_follows_from_the_setting_alone(tmp_path: Path) -> None:

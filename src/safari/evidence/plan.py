@@ -15,7 +15,7 @@ synflow = { pruning.pruner = "synflow" }
 [cost]                               # seconds a round of one trial takes, for the estimate beforehand
 gpu = 0.016
 
-[quick]                              # what `--quick` puts in the place of the above: base, set, axes, cost
+[quick]                              # what `--quick` has for base, set (but its arms), axes, cost
 
 [[checks]]                           # what the numbers must come to for the claim to hold
 says = "SAFARI converges like a perfect network"
@@ -258,8 +258,9 @@ def _experiment(
     whole = dict(fields)
     if quick:
         own += misfits(_File, replaced, "quick.")
-        # What came out of the whole experiment says nothing of the small one.
+        # What came out of the whole experiment says nothing of the small one; what it compares stays.
         fields |= {"finding": ""} | replaced
+        fields["set"] = {k: v for k, v in _set_of(whole).items() if k == "arms"} | _set_of(fields)
         _axes(whole.get("axes", {}), own)
     cost = fitting(Cost, fields.get("cost", {}), "cost.", own)
     own += [one_of("show", item, FIGURES) for item in fields.get("show", ()) if item not in FIGURES]
@@ -315,6 +316,11 @@ def _variants(folder: Path, fields: Mapping[str, Any]) -> dict[tuple[str, ...], 
         ]
         found[values] = override(base, changes)
     return found
+
+
+def _set_of(fields: Mapping[str, Any]) -> dict[str, Any]:
+    table = fields.get("set", {})
+    return dict(table) if isinstance(table, Mapping) else {}
 
 
 def _arms_of(table: Mapping[str, Any]) -> set[str]:

@@ -10,10 +10,10 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from flower.kit import Loopback
-from safari.errors import SafariError
+from safari.errors import ConfigError, SafariError
 from safari.flower import lossy
 from safari.flower.loss import DOWNLINK_LOST, UPLINK_LOST
-from safari.links import LINKS, Setting
+from safari.links import LINKS, Link, Setting
 from safari.seeds import generator
 
 CLIENTS = 4
@@ -87,3 +87,10 @@ def test_what_is_wrong_is_named():
     context.node_config = {"partition-id": 0, "num-partitions": 2}
     with pytest.raises(SafariError, match="lossy needs server-round in the message's config"):
         lossy()(Message(RecordDict(), 5, "train"), context, None)
+
+
+def test_a_link_of_the_users_that_says_something_else_than_who_got_through_is_named():
+    """Probabilities instead of bools would deliver everything."""
+    link = Link(lambda setting: {}, lambda state, t, rng: (np.full(CLIENTS, 0.3), state))
+    with pytest.raises(ConfigError, match=r"^uplink: apply must return .* a bool array .* 4 clients; got"):
+        ask(lossy(link), 0, 1)

@@ -10,6 +10,7 @@ import numpy as np
 from flwr.app import Context, Error, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
+from safari.engine.guests import checked_link
 from safari.errors import SafariError
 from safari.flower.terms import PARTITION_ID
 from safari.links import LINKS, Link, Setting
@@ -38,9 +39,10 @@ class Weather:
         that asks, in whatever order, hears the same."""
         counts = np.zeros((self.clients, 1), int) if self.label_counts is None else self.label_counts
         setting = Setting(self.clients, counts, generator(self.seed, self.direction))
-        state = self.link.init(setting)
+        link = checked_link(self.link, self.direction, self.clients)
+        state = link.init(setting)
         for t in range(round + 1):
-            found, state = self.link.apply(state, t, generator(self.seed, self.direction, t))
+            found, state = link.apply(state, t, generator(self.seed, self.direction, t))
         return found
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,10 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from safari.aggregation import RULES, Server
-from safari.errors import ConfigError
+from safari.aggregation.waiting import OVER
+from safari.errors import SafariError
 
 
-def start(clients: int, model: list[float] | Tensor, parameters: int | None = None, **options: int) -> Server:
+def start(clients: int, model: list[float] | Tensor, parameters: int | None = None, **options: Any) -> Server:
     return Server.start(
         torch.as_tensor(model), clients, RULES["safari+"](**options), parameters=parameters or len(model)
     )
@@ -53,10 +57,9 @@ def test_it_waits_so_many_rounds_and_no_longer(wait: int) -> None:
     """2 is never heard."""
     server = start(3, [1.0, 1.0, 1.0], wait=wait)
     for _ in range(wait):
+        server, _ = server.step({})
         server, _ = server.step(sent([2.0, 0, 0], [0, 2.0, 0]))
-        assert server.model[2] == pytest.approx(1)
-    server, _ = server.step({})
-    assert server.model[2] == pytest.approx(1), "a round in which nobody arrives changes nothing"
+        assert server.model[2] == pytest.approx(1), "a round in which nobody arrives does not count"
     server, _ = server.step(sent([2.0, 0, 0], [0, 2.0, 0]))
     assert server.model[2] == 0
 
@@ -73,33 +76,82 @@ def test_who_was_asked_and_all_came_waits_for_nobody() -> None:
     assert server.model.tolist() == pytest.approx([1, 1, 0])
 
 
+def test_it_waits_for_those_who_are_asked() -> None:
+    """2 is never asked. 1 is missing, and heard in the next round: nobody is left to wait for."""
+    server, _ = start(3, [1.0, 1.0, 1.0]).step(sent([2.0, 0, 0]), cohort=[0, 1])
+    assert server.model.tolist() == pytest.approx([2, 1, 1])
+    server, _ = server.step(sent([], [0, 2.0, 0]), cohort=[0, 1])
+    assert (server.model != 0).tolist() == [True, True, False]
+
+
+OPTIONS: list[dict[str, float]] = [
+    {},
+    {"friends": False},
+    {"memory": False},
+    {"stay": True},
+    {"calm": 0.0, "patience": 30.0},
+]
+
+
 @given(
     seed=st.integers(0, 10**6),
-    arrived=st.integers(1, 4),
     clients=st.integers(2, 6),
+    before=st.integers(0, 3),
     same=st.booleans(),
+    options=st.sampled_from(OPTIONS),
 )
 def test_a_round_that_waits_differs_only_where_all_arrivals_cut(
-    seed: int, arrived: int, clients: int, same: bool
+    seed: int, clients: int, before: int, same: bool, options: dict[str, float]
 ) -> None:
-    arrived = min(arrived, clients)
+    """Some rounds, and then one in which the same server waits, or is over with waiting."""
     draw = torch.Generator().manual_seed(seed)
-    x = 1 + torch.rand(30, generator=draw)
-    masks = torch.rand(arrived, 30, generator=draw) < 0.3
-    masks = masks[:1].repeat(arrived, 1) if same else masks
-    masks[:, 24:] = True  # buffers
-    models = {i: (x + 0.1 * torch.randn(30, generator=draw)) * masks[i] for i in range(arrived)}
-    patient, _ = start(clients, x, parameters=24).step(models)
-    at_once, _ = start(clients, x, parameters=24, wait=0).step(models)
-    alive = masks.any(0)
-    torch.testing.assert_close(patient.model[alive], at_once.model[alive])
-    assert (at_once.model[~alive] == 0).all()
-    if arrived < clients and not (same and arrived > 1):
-        torch.testing.assert_close(patient.model[~alive], x[~alive])
-    else:
-        assert torch.equal(patient.model, at_once.model)
+    server = start(clients + 1, 1 + torch.rand(30, generator=draw), parameters=24, **options)
+    for _ in range(before):
+        server, _ = server.step(some_models(server, draw, clients))
+    models = some_models(server, draw, clients, same=same)
+    at_once = dataclasses.replace(server, state={**server.state, "wait": torch.tensor([OVER])})
+    (patient, spoken), (cut, said) = server.step(models), at_once.step(models)
+    assert spoken.stand_ins == said.stand_ins
+    alive = torch.stack(list(models.values())).ne(0).any(0)
+    torch.testing.assert_close(patient.model[alive], cut.model[alive])
+    assert not cut.model[~alive].any()
+    assert not patient.model[24:][~alive[24:]].any(), "buffers do not wait"
+    # The last client is never heard. Where masks are the same, what anybody had kept stays; else all of it.
+    over = same and len(models) > 1
+    stays = server.model * (patient.state["kept"].any(0) if over else True)
+    waits = ~alive[:24]
+    torch.testing.assert_close(patient.model[:24][waits], stays[:24][waits])
+    assert int(patient.state["wait"]) == (OVER if over else 10 - before - 1)
 
 
-def test_a_negative_wait_is_refused() -> None:
-    with pytest.raises(ConfigError, match="wait must be at least 0, got -1"):
-        RULES["safari+"](wait=-1)
+def some_models(
+    server: Server, draw: torch.Generator, clients: int, *, same: bool = False
+) -> dict[int, Tensor]:
+    """Models of at least one of the first clients, a third of whose weights are kept; one buffer is 0."""
+    ids = torch.randperm(clients, generator=draw)[: int(torch.randint(1, clients + 1, (), generator=draw))]
+    masks = torch.rand(len(ids), 30, generator=draw) < 0.3
+    masks = masks[:1].repeat(len(ids), 1) if same else masks
+    masks[:, 24:], masks[:, 29] = True, False
+    steps = 0.1 * torch.randn(len(ids), 30, generator=draw)
+    return {int(i): (server.model + step) * mask for i, step, mask in zip(ids, steps, masks, strict=True)}
+
+
+@pytest.mark.parametrize("share", [1.0, 1e-7])
+def test_however_little_the_missing_weigh_they_are_waited_for(share: float) -> None:
+    server = Server.start(torch.ones(4), 3, RULES["safari+"](), weights=[1.0, 1.0, share])
+    server, _ = server.step(sent([2.0, 0, 0, 0], [0, 4.0, 0, 0]))
+    assert server.model[2:].tolist() == pytest.approx([1, 1])
+
+
+@pytest.mark.parametrize(
+    ("wait", "text"),
+    [
+        (-1, "wait must lie between 0 and 1000000, got -1"),
+        (10**20, f"wait must lie between 0 and 1000000, got {10**20}"),
+        (2.5, "wait must be a whole number, got 2.5"),
+        ("3", "wait must be a whole number, got '3'"),
+    ],
+)
+def test_how_long_is_a_number_of_rounds(wait: object, text: str) -> None:
+    with pytest.raises(SafariError, match=f"^{text}$"):
+        RULES["safari+"](wait=wait)

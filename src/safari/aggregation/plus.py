@@ -18,7 +18,7 @@ the mixture of all latest updates that is expected to come nearest to the true o
   cosine and would quieten the noise; but it was made on an older model and asks again for what was done
   since, and a model that is steered with delay learns less.
 
-- What the first few to arrive cut waits until everybody was heard (`waiting`).
+- What the first few to arrive cut waits until everybody who was asked was heard (`waiting`).
 
 Nothing here knows a probability, a group, or a label.
 """
@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from safari.aggregation.blend import blend
+from safari.aggregation.checks import whole
 from safari.aggregation.compensation import Compensation, Decision, Round, State
 from safari.aggregation.memory import blank, recall, remember
 from safari.aggregation.rules import check_pairs, names_of, share
@@ -51,6 +52,8 @@ _FADE = 0.7
 _LEAST_SIGNAL = 0.02
 # More than so many updates are not mixed for one client: the next would hardly be noticed.
 _MOST_FRIENDS = 32
+# Rounds; longer than any run.
+_LONGEST_WAIT = 1_000_000
 # The matrices of pairs and what is made of them in a round: about 1 GB.
 _MOST_CLIENTS = 5_000
 
@@ -91,7 +94,7 @@ def safari_plus(
     who have no friend among the arrivals that is this `close`, as a part of that cosine. `patience`: over how
     many rounds noise may average out, so that it counts that much less than being wrong for good. `keep`:
     what an observation is worth after another one. `wait`: for how many rounds, at most, nothing is cut for
-    good while masks differ and somebody was never heard (0: cut as the arrivals do).
+    good while masks differ and somebody who was asked was never heard (0: cut as the arrivals do).
     """
     for name, value in (("close", close), ("calm", calm)):
         if not 0 <= value <= 1:
@@ -100,8 +103,9 @@ def safari_plus(
         raise ConfigError(f"patience must be at least 1, got {patience}")
     if not 0 < keep <= 1:
         raise ConfigError(f"keep must lie above 0 and be at most 1, got {keep}")
-    if wait < 0:
-        raise ConfigError(f"wait must be at least 0, got {wait}")
+    wait = whole("wait", wait)
+    if not 0 <= wait <= _LONGEST_WAIT:
+        raise ConfigError(f"wait must lie between 0 and {_LONGEST_WAIT}, got {wait}")
     options = Options(friends, memory, fade, close, calm, stay, patience, keep, wait)
 
     def init(clients: int, size: int, device: torch.device) -> State:

@@ -2,8 +2,9 @@
 
 Where masks differ from client to client, a weight that all arrivals cut is 0 in their mean, and stays 0: the
 few who arrive in the first round would choose the weights for all and for ever, by a look at an untrained
-model. So as long as somebody who is missing was never heard, such a weight keeps its value; after that it is
-cut, unless somebody kept it when last heard. Masks that are the same for all have nothing to wait for.
+model. So as long as somebody who was asked and is missing was never heard, such a weight keeps its value;
+after that it is cut, unless somebody kept it when last heard. Masks that are the same for all have nothing to
+wait for.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from safari.aggregation.compensation import Decision, Round, State
 
 # Cuts are as they come from now on.
 OVER = -1
-# Shares below this are rounding.
-_NOTHING = 1e-6
+# A part of the missing below this is rounding.
+_ROUNDING = 1e-6
 
 
 def hold_back(decision: Decision, held: State, round: Round, left: int) -> tuple[Decision, int]:
@@ -41,17 +42,19 @@ def _differ(kept: Tensor, round: Round) -> bool:
 
 def _sparing(decision: Decision, round: Round, spared: Tensor) -> Decision:
     """The decision in which the missing keep these weights of the model as they are."""
-    own = round.weights[round.present]
-    shares = decision.a - own
-    total = shares.sum() if decision.b is None else shares.sum() + decision.b.sum()
-    stays = round.global_model * spared
+    x, own, missing = round.global_model, round.weights[round.present], round.weights[~round.present].sum()
+    stays = x * spared
     stays[round.parameters :] = 0
     # Where nobody is missing there is nobody who could keep anything.
-    if not float(total) > _NOTHING or not bool(stays.any()):
+    if not float(missing) > 0 or not bool(stays.any()):
         return decision
-    spoken = shares.to(stays) @ round.models
+    shares = decision.a - own
+    spoken, total = shares.to(x) @ round.models, shares.sum()
     if decision.b is not None and decision.recalled is not None:
-        spoken = spoken + decision.b.to(stays) @ decision.recalled
+        spoken, total = spoken + decision.b.to(x) @ decision.recalled, total + decision.b.sum()
+    rest = float(missing - total)
+    if rest > _ROUNDING * float(missing):
+        # For some nobody speaks: as in every rule they stay with the model, within what the arrivals kept.
+        spoken, total = spoken + rest * x * (round.models != 0).any(0), missing
     # In the sum this counts with `total`, and the arrivals have 0 where something stays.
-    guess = (spoken + stays) / total.to(stays)
-    return Decision(own, total[None], guess[None], decision.stand_ins)
+    return Decision(own, total[None], ((spoken + stays) / total.to(x))[None], decision.stand_ins)

@@ -100,7 +100,7 @@ def combine(round: Round, decision: Decision, name: str = "the rule") -> Tensor:
         _refuse_infinite(round, decision, out, name)
     rest = 1.0 - looks[0] - sum(looks[2::2])
     rest = 0.0 if abs(rest) < _ROUNDING else rest
-    out = _with_rest(out, round, rest, slice(None))
+    out = with_rest(out, round, rest)
     negative = sum(looks[1::2]) + min(rest, 0.0)
     if not negative or round.parameters == len(out):
         return out
@@ -109,7 +109,7 @@ def combine(round: Round, decision: Decision, name: str = "the rule") -> Tensor:
     )
     # With the negative ones the weights sum to 1.
     part = slice(round.parameters, None)
-    buffers = _with_rest(_weighted_sum(round, positive, part), round, max(rest, 0.0), part) / (1 - negative)
+    buffers = with_rest(_weighted_sum(round, positive, part), round, max(rest, 0.0), part) / (1 - negative)
     return torch.cat([out[: round.parameters], buffers])
 
 
@@ -123,7 +123,7 @@ def _weighted_sum(round: Round, decision: Decision, part: slice) -> Tensor:
     return out
 
 
-def _with_rest(out: Tensor, round: Round, rest: float, part: slice) -> Tensor:
+def with_rest(out: Tensor, round: Round, rest: float, part: slice = slice(None)) -> Tensor:
     """The sum with what is left to the old model, within what the arrivals kept."""
     if not rest:
         return out

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from safari.aggregation.compensation import Decision, Round, State
+from safari.aggregation.compensation import Decision, Round, State, with_rest
 
 # Cuts are as they come from now on.
 OVER = -1
@@ -54,7 +54,7 @@ def _sparing(decision: Decision, round: Round, spared: Tensor) -> Decision:
         spoken, total = spoken + decision.b.to(x) @ decision.recalled, total + decision.b.sum()
     rest = float(missing - total)
     if rest > _ROUNDING * float(missing):
-        # For some nobody speaks: as in every rule they stay with the model, within what the arrivals kept.
-        spoken, total = spoken + rest * x * (round.models != 0).any(0), missing
+        # For some nobody speaks: as in every rule, they stay with the model.
+        spoken, total = with_rest(spoken, round, rest), missing
     # In the sum this counts with `total`, and the arrivals have 0 where something stays.
     return Decision(own, total[None], ((spoken + stays) / total.to(x))[None], decision.stand_ins)

@@ -193,11 +193,38 @@ def test_data_that_is_not_whole_is_told_and_leaves_no_folder(here, what):
 # resume and show
 
 
-def test_resume_of_a_finished_run_shows_it(finished):
-    before = (finished / "summary.json").read_bytes()
-    shown = output("resume", finished, "-q")
-    assert [line.split()[0] for line in shown.splitlines()[2:4]] == ["drop", "safari"]
-    assert (finished / "summary.json").read_bytes() == before
+def test_resume_of_a_finished_run_is_one_line(here, finished):
+    run = shutil.copytree(finished, here / "run")
+    # Killed before there was a report: that is left to do, and no progress is to be told.
+    (run / "report.html").unlink(missing_ok=True)
+    shown = safari("resume", "run")
+    assert [line.split()[0] for line in shown.stdout.splitlines()[2:4]] == ["drop", "safari"]
+    assert shown.stderr == "report: run/report.html\n"
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert before[run / "summary.json"] == (finished / "summary.json").read_bytes()
+
+    again = safari("resume", "run")
+    assert again.exit_code == 0
+    assert again.stdout == ""
+    assert again.stderr == (
+        "nothing to do: all 4 trials are finished (summary: run/summary.json, report: run/report.html)\n"
+    )
+    assert safari("resume", "run", "-q").output == ""
+    assert json.loads(output("resume", "run", "--json")) == json.loads(before[run / "summary.json"])
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_resume_of_a_finished_run_brings_old_results_up_to_date(here, finished):
+    run = shutil.copytree(finished, here / "run")
+    output("resume", "run")
+    text = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(text.replace("last = 4", "last = 2"))
+    shown = safari("resume", "run")
+    assert shown.stdout.startswith("arm ")
+    assert "round" not in shown.stderr
+    assert json.loads((run / "summary.json").read_text())["last"] == 2
+    (run / "config.toml").write_text(text.replace("sparsity = 0.8", "sparsity = 0.5"))
+    assert "was made under another config: pruning.sparsity was 0.8 and is 0.5" in problem("resume", "run")
 
 
 def test_resume_of_what_is_no_run(here):

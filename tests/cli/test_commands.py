@@ -149,6 +149,12 @@ def test_run_refuses_a_folder_that_is_taken(here, finished):
         ("uplink.q=2", "uplink.q is not an option (allowed: p)"),
         ("data.name=mnist", "data.name must be one of cifar10, digits; got 'mnist'; "
          "your own goes in as file.py:name or package.module:name"),
+        ("local.steps=1000000000", "local.steps × local.batch must be at most 1000000000, got 32000000000"),
+        ("local.batch=1000000001", "local.batch must be at most 1000000000, got 1000000001"),
+        ("local.epochs=1e9", "local.epochs × the 144 samples of a client must be at most 1000000000, "
+         "got 144000000000.0"),
+        ("local.epochs=1e308", "local.epochs × the 144 samples of a client must be at most 1000000000, "
+         "got inf"),
         ("name=../x", "name may hold letters, digits, and . _ + - only, got '../x'"),
     ],
 )  # fmt: skip

@@ -20,9 +20,9 @@ from safari.report.style import render
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 WORDS = "Most updates lost, 80 % of the weights cut: how far behind a perfect network?"
-# What a reader is told: the case of an experiment.
+# What a reader is told: the case of an experiment, or of several (a later one has more seeds of some arms).
 TROUBLES = {
-    "8 of 10 clients lose 70 %": "accuracy/synflow",
+    "8 of 10 clients lose 70 %": "accuracy/synflow seeds/synflow.all",
     "everybody loses 80 %": "robustness/nobody-sure",
     "losses come in bursts": "table/groups.bursts",
     "good and bad times": "table/groups.staircase",
@@ -37,11 +37,15 @@ TROUBLES = {
 
 def rows_of(book: Book, troubles: Mapping[str, str], folder: Path) -> list[Row]:
     """The trials of every arm in these cases."""
-    experiments = read(find(folder, sorted({case.split("/")[0] for case in troubles.values()})), [])
-    cases = {f"{e.name}/{case.name}": case for e in experiments for case in e.cases}
+    names = {case.split("/")[0] for cases in troubles.values() for case in cases.split()}
+    experiments = read(find(folder, sorted(names)), [])
+    known = {f"{e.name}/{case.name}": case for e in experiments for case in e.cases}
     return [
-        Row(name, {arm.name: book.arm(cases[place], arm) for arm in cases[place].config.arms})
-        for name, place in troubles.items()
+        Row(
+            name,
+            {a.name: book.arm(known[place], a) for place in places.split() for a in known[place].config.arms},
+        )
+        for name, places in troubles.items()
     ]
 
 

@@ -11,10 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from matplotlib.colors import to_hex
 
 from evidence.kit import TINY, write
 from safari.cli import cli
 from safari.errors import ConfigError, RunError, SafariError
+from safari.evidence import Book, find, read
+from safari.evidence.pictures import pictures
+from safari.report.style import INK, colour
 
 MATRIX = """
 title = "A <matrix>"
@@ -43,6 +47,27 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "22 of 22 trials are finished", f"report: {folder.parent / 'out/report.html'}"
     ]  # fmt: skip
     return folder.parent
+
+
+def test_an_arm_has_the_colour_of_the_demo_in_every_figure(finished: Path) -> None:
+    book, seen = Book.open(finished / "out"), set()
+    for experiment in read(find(finished / "experiments"), []):
+        for picture in pictures(experiment, book):
+            for axes in picture.figure.axes:
+                # A dash of the line's colour joins it to its name.
+                named = [
+                    (t.get_text(), to_hex(t.arrow_patch.get_edgecolor())) for t in axes.texts if t.arrow_patch
+                ]
+                assert {shade for _, shade in named} == {line.get_color() for line in axes.lines}
+                seen |= {(picture.name, arm, shade) for arm, shade in named}
+    kinds = {name.partition("-")[2] or name for name, _, _ in seen}
+    assert kinds == {"top1", "loss", "right-group", "sweep"}
+    # In a run with these arms they are the first, second and third line.
+    assert {(arm, shade) for _, arm, shade in seen} == {
+        ("perfect", INK), ("drop", colour(1)), ("safari", colour(2))
+    }  # fmt: skip
+    # Nobody stands in with the first two.
+    assert {arm for name, arm, _ in seen if name == "mag-right-group"} == {"safari"}
 
 
 def test_the_page_has_the_claim_the_verdict_and_the_numbers(finished: Path) -> None:

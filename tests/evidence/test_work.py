@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -88,6 +89,15 @@ def test_where_hands_are_idle_arms_go_apart_and_come_to_the_same(tmp_path: Path)
     assert [p.read_text() for p in one] == [p.read_text() for p in two]
     assert len(one) == 6
     assert todo(experiment, out) == []
+
+
+def test_what_was_begun_goes_on_before_anything_new(tmp_path: Path) -> None:
+    first, begun, nearly, last = todo(tiny(tmp_path), tmp_path / "out")
+    begun = dataclasses.replace(begun, done={"perfect": 0, "drop": 1, "safari": 0})
+    nearly = dataclasses.replace(nearly, done={"safari": 3})
+    order = shared_out([first, begun, nearly, last], 2)
+    assert [u.rounds for u in order] == [11, 1, 12, 12]
+    assert order == [begun, nearly, first, last]
 
 
 def test_the_book_alone_is_enough(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from safari.errors import RunError
 from safari.evidence.compare import paired
 from safari.evidence.numbers import Numbers
-from safari.report.style import GRID, INK, PALETTE, SOFT, new_figure, styled
+from safari.evidence.pictures import looks_of
+from safari.report.style import GRID, INK, colour, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,18 +26,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Look:
-    """How an arm appears: its name for a reader who has never seen the arms' own, colour and size."""
+    """How an arm appears: its name for a reader who has never seen the arms' own, and the size of its dot."""
 
     name: str
-    colour: str
-    size: float
+    size: float = 6.0
 
 
 # The last lies on top: it is what the eye is to follow.
 LOOKS = {
-    "drop": Look("the missing are dropped", PALETTE[1], 6.0),
-    "safari": Look("the paper's rule", PALETTE[6], 6.0),
-    "safari+": Look("safari+", PALETTE[2], 9.0),
+    "drop": Look("the missing are dropped"),
+    "safari": Look("the paper's rule"),
+    "safari+": Look("safari+", 9.0),
 }
 
 # Dots of one line that are equally far behind would hide each other.
@@ -50,12 +50,13 @@ def headline(
 
     Bars are ± one standard error of that difference.
     """
+    looks = looks_of(arms)
     with styled():
         figure = new_figure(7.6, 0.9 + 0.36 * len(rows))
         axes = figure.add_subplot()
         for at, row in enumerate(rows):
             for arm in arms:
-                look = LOOKS.get(arm, Look(arm, SOFT, 6.0))
+                look = LOOKS.get(arm, Look(arm))
                 missing = [name for name in (arm, against) if not row.arms.get(name)]
                 found = None if missing else paired(row.arms[arm], row.arms[against], "top1")
                 if found is None:
@@ -65,7 +66,7 @@ def headline(
                     100 * found.mean,
                     at + _APART * (arms.index(arm) - (len(arms) - 1) / 2),
                     xerr=None if found.error is None else 100 * found.error,
-                    color=look.colour,
+                    color=colour(looks[arm]),
                     marker="o",
                     markersize=look.size,
                     elinewidth=1.2,

@@ -1,7 +1,12 @@
-"""The figures of an experiment, from the book: seeds as bands, one colour an arm throughout."""
+"""The figures of an experiment, from the book: seeds as bands, one colour an arm throughout.
+
+The arms of most experiments have the colours that a run of the demo gives them, wherever they stand here.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,6 +33,8 @@ class Picture:
     caption: str
     figure: Figure
 
+
+_LOOKS = {"perfect": 0, "drop": 1, "safari": 2, "safari+": 3}
 
 _CURVES = {
     "curves": ("top1", "Top-1", "top-1 accuracy (%)", True),
@@ -71,11 +78,22 @@ def series_of(label: str, trials: Mapping[int, Numbers], seeds: int, table: str,
     return Series(label, np.array(rounds, dtype=np.float64), np.array(rows), seeds)
 
 
+def looks_of(arms: Sequence[str]) -> dict[str, int]:
+    """Colour and dashes of each arm: known ones keep theirs, the others follow.
+
+    >>> looks_of(["perfect", "mine", "safari+", "yours"])
+    {'perfect': 0, 'mine': 4, 'safari+': 3, 'yours': 5}
+    """
+    others = itertools.count(len(_LOOKS))
+    return {arm: _LOOKS[arm] if arm in _LOOKS else next(others) for arm in arms}
+
+
 def _lines(case: Case, book: Book, table: str, name: str) -> list[Series]:
+    looks = looks_of([arm.name for arm in case.config.arms])
     found = [
         series_of(arm.name, book.arm(case, arm), case.config.seeds, table, name) for arm in case.config.arms
     ]
-    return [line for line in found if line is not None]
+    return [dataclasses.replace(line, look=looks[line.label]) for line in found if line is not None]
 
 
 def _curves(case: Case, book: Book, show: str) -> Iterator[Picture]:
@@ -141,15 +159,15 @@ def _sweep(experiment: Experiment, book: Book) -> Iterator[Picture]:
         figure = new_figure(6.0, 3.3)
         axes = figure.add_subplot()
         ends = []
-        for k, arm in enumerate(arms):
+        for arm, look in looks_of(arms).items():
             known = [(i, point) for i, point in enumerate(table[arm]) if point is not None]
             if not known:
                 continue
             at = np.array([i for i, _ in known], dtype=np.float64)
             mean, std = (100 * np.array([p[j] for _, p in known]) for j in (0, 1))
-            axes.plot(at, mean, color=colour(k), ls=dash(k), lw=1.5, marker="o", ms=3.5)
-            axes.fill_between(at, mean - std, mean + std, color=colour(k), alpha=0.16, linewidth=0)
-            ends.append(End(arm, float(mean[-1]), colour(k)))
+            axes.plot(at, mean, color=colour(look), ls=dash(look), lw=1.5, marker="o", ms=3.5)
+            axes.fill_between(at, mean - std, mean + std, color=colour(look), alpha=0.16, linewidth=0)
+            ends.append(End(arm, float(mean[-1]), colour(look)))
         axes.set_xticks(range(len(values)), values)
         axes.set(xlabel=axis, ylabel="final top-1 accuracy (%)")
         axes.grid(axis="y")

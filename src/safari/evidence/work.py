@@ -140,6 +140,7 @@ def shared_out(units: Sequence[Unit], jobs: int) -> list[Unit]:
     """The same work in at least `jobs` pieces, if it has so many: the longest are taken apart by arm.
 
     Arms in one process share what they are assembled from, so they stay together as long as nobody waits.
+    What was begun goes on first: who stops now and then has finished trials, not many halves.
     """
     pieces = sorted(units, key=lambda unit: -unit.work)
     whole = [unit for unit in pieces if len(unit.done) > 1]
@@ -147,7 +148,7 @@ def shared_out(units: Sequence[Unit], jobs: int) -> list[Unit]:
         longest = whole.pop(0)
         pieces.remove(longest)
         pieces += [dataclasses.replace(longest, done={a: n}, part=True) for a, n in longest.done.items()]
-    return sorted(pieces, key=lambda unit: -unit.work)
+    return sorted(pieces, key=lambda unit: (not any(unit.done.values()), -unit.work))
 
 
 def execute(

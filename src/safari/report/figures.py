@@ -60,10 +60,11 @@ def curves(
         axes = figure.add_subplot()
         for k, line in enumerate(lines):
             rounds, mean, std = in_blocks(line)
-            _plot(axes, k, rounds, factor * mean)
+            look = _look(k, line)
+            _plot(axes, look, rounds, factor * mean)
             if std.any():
                 band = factor * (mean - std), factor * (mean + std)
-                axes.fill_between(rounds, *band, color=colour(k), alpha=0.16, linewidth=0)
+                axes.fill_between(rounds, *band, color=colour(look), alpha=0.16, linewidth=0)
         _finish(axes, lines, ylabel)
         if percent:
             low, high = axes.get_ylim()
@@ -212,9 +213,13 @@ def label_counts(counts: NDArray[np.int64]) -> Figure:
         return figure
 
 
-def _plot(axes: Axes, k: int, rounds: Floats, values: Floats, width: float = 1.5) -> None:
+def _look(k: int, line: Series) -> int:
+    return k if line.look is None else line.look
+
+
+def _plot(axes: Axes, look: int, rounds: Floats, values: Floats, width: float = 1.5) -> None:
     marker: Mapping[str, Any] = {"marker": "o", "ms": 3} if len(rounds) <= FEW_POINTS else {}
-    axes.plot(rounds, values, color=colour(k), ls=dash(k), lw=width, **marker)
+    axes.plot(rounds, values, color=colour(look), ls=dash(look), lw=width, **marker)
 
 
 def _draw_exact(axes: Axes, lines: Sequence[Series], factor: float) -> None:
@@ -223,7 +228,7 @@ def _draw_exact(axes: Axes, lines: Sequence[Series], factor: float) -> None:
     for k, line in enumerate(lines):
         at = thin(len(line.rounds), MOST_ROUNDS_ONE_BY_ONE)
         width = 1.4 + step * (len(lines) - 1 - k)
-        _plot(axes, k, line.rounds[at], factor * line.mean[at], width)
+        _plot(axes, _look(k, line), line.rounds[at], factor * line.mean[at], width)
 
 
 def _from_zero(axes: Axes, lines: Sequence[Series], factor: float) -> None:
@@ -264,7 +269,7 @@ def _mark_target(axes: Axes, target: float, unit: str) -> None:
 def _end(k: int, line: Series, drawn: Floats) -> End:
     """A line may end in a gap: its name stands at the height of its last number."""
     finite = drawn[np.isfinite(drawn)]
-    return End(_name(line), float(finite[-1]) if len(finite) else float("nan"), colour(k))
+    return End(_name(line), float(finite[-1]) if len(finite) else float("nan"), colour(_look(k, line)))
 
 
 def _name_lines(figure: Figure, axes: Axes, lines: Sequence[Series], ends: Sequence[End]) -> None:
@@ -286,7 +291,8 @@ def _legend_below(figure: Figure, lines: Sequence[Series]) -> None:
     names = [_name(line) for line in lines]
     # A letter is about 0.075 inches wide, a line with its space like eight of them.
     fits = int(float(figure.get_size_inches()[0]) / (0.075 * (8 + max(map(len, names)))))
-    handles = [Line2D([], [], color=colour(k), ls=dash(k), lw=1.8) for k in range(len(lines))]
+    looks = [_look(k, line) for k, line in enumerate(lines)]
+    handles = [Line2D([], [], color=colour(look), ls=dash(look), lw=1.8) for look in looks]
     # Matplotlib drops names that begin with an underscore, so they are put in afterwards.
     placeholders = [str(k) for k in range(len(lines))]
     legend = figure.legend(

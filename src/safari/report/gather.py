@@ -38,6 +38,8 @@ class Series:
     values: Floats
     # How many seeds the config asks for; fewer rows in `values` mean that some are not there yet.
     seeds: int
+    # Which colour and dashes it has; by its place among the lines where nothing is said.
+    look: int | None = None
 
     @property
     def mean(self) -> Floats:

@@ -380,6 +380,14 @@ def test_help_explains_or_gives_an_example(name):
             assert option.help, f"{option.name} has no help"
 
 
+@pytest.mark.parametrize("group", [[], ["wire"]])
+def test_the_overview_has_whole_lines_on_a_common_terminal(group):
+    shown = CliRunner(env={"COLUMNS": "80"}).invoke(cli, [*group, "--help"], terminal_width=80).stdout
+    commands = shown.split("Commands:\n")[1].split("\n\n")[0].splitlines()
+    assert len(commands) >= 2
+    assert all(line.endswith(".") and not line.endswith("...") for line in commands), shown
+
+
 def test_the_examples_in_the_help_work():
     lines = [line.strip() for command in cli.commands.values() for line in (command.help or "").splitlines()]
     examples = [part.strip() for line in lines for part in line.split("&&") if "safari " in part]

@@ -149,6 +149,12 @@ def test_run_refuses_a_folder_that_is_taken(here, finished):
         ("uplink.q=2", "uplink.q is not an option (allowed: p)"),
         ("data.name=mnist", "data.name must be one of cifar10, digits; got 'mnist'; "
          "your own goes in as file.py:name or package.module:name"),
+        ("local.steps=1000000000", "local.steps × local.batch must be at most 1000000000, got 32000000000"),
+        ("local.batch=1000000001", "local.batch must be at most 1000000000, got 1000000001"),
+        ("local.epochs=1e9", "local.epochs × the 144 samples of a client must be at most 1000000000, "
+         "got 144000000000.0"),
+        ("local.epochs=1e308", "local.epochs × the 144 samples of a client must be at most 1000000000, "
+         "got inf"),
         ("name=../x", "name may hold letters, digits, and . _ + - only, got '../x'"),
     ],
 )  # fmt: skip
@@ -193,11 +199,38 @@ def test_data_that_is_not_whole_is_told_and_leaves_no_folder(here, what):
 # resume and show
 
 
-def test_resume_of_a_finished_run_shows_it(finished):
-    before = (finished / "summary.json").read_bytes()
-    shown = output("resume", finished, "-q")
-    assert [line.split()[0] for line in shown.splitlines()[2:4]] == ["drop", "safari"]
-    assert (finished / "summary.json").read_bytes() == before
+def test_resume_of_a_finished_run_is_one_line(here, finished):
+    run = shutil.copytree(finished, here / "run")
+    # Killed before there was a report: that is left to do, and no progress is to be told.
+    (run / "report.html").unlink(missing_ok=True)
+    shown = safari("resume", "run")
+    assert [line.split()[0] for line in shown.stdout.splitlines()[2:4]] == ["drop", "safari"]
+    assert shown.stderr == "report: run/report.html\n"
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert before[run / "summary.json"] == (finished / "summary.json").read_bytes()
+
+    again = safari("resume", "run")
+    assert again.exit_code == 0
+    assert again.stdout == ""
+    assert again.stderr == (
+        "nothing to do: all 4 trials are finished (summary: run/summary.json, report: run/report.html)\n"
+    )
+    assert safari("resume", "run", "-q").output == ""
+    assert json.loads(output("resume", "run", "--json")) == json.loads(before[run / "summary.json"])
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_resume_of_a_finished_run_brings_old_results_up_to_date(here, finished):
+    run = shutil.copytree(finished, here / "run")
+    output("resume", "run")
+    text = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(text.replace("last = 4", "last = 2"))
+    shown = safari("resume", "run")
+    assert shown.stdout.startswith("arm ")
+    assert "round" not in shown.stderr
+    assert json.loads((run / "summary.json").read_text())["last"] == 2
+    (run / "config.toml").write_text(text.replace("sparsity = 0.8", "sparsity = 0.5"))
+    assert "was made under another config: pruning.sparsity was 0.8 and is 0.5" in problem("resume", "run")
 
 
 def test_resume_of_what_is_no_run(here):
@@ -345,6 +378,14 @@ def test_help_explains_or_gives_an_example(name):
     for option in cli.commands[name].params:
         if option.param_type_name == "option":
             assert option.help, f"{option.name} has no help"
+
+
+@pytest.mark.parametrize("group", [[], ["wire"]])
+def test_the_overview_has_whole_lines_on_a_common_terminal(group):
+    shown = CliRunner(env={"COLUMNS": "80"}).invoke(cli, [*group, "--help"], terminal_width=80).stdout
+    commands = shown.split("Commands:\n")[1].split("\n\n")[0].splitlines()
+    assert len(commands) >= 2
+    assert all(line.endswith(".") and not line.endswith("...") for line in commands), shown
 
 
 def test_the_examples_in_the_help_work():

@@ -136,6 +136,25 @@ def test_a_plug_in_that_cannot_work_is_one_line_and_exit_code_2(tmp_path):
     )
 
 
+def test_a_model_that_no_memory_holds_is_told_without_a_traceback(tmp_path):
+    huge = ["--set", "model.name=mlp", "--set", "model.hidden=[1000000000000]"]
+    done = safari("run", *huge, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: out of memory: ")
+    assert done.stderr.splitlines()[1].startswith("error: what needs less: a smaller model, ")
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_stop_where_nothing_was_begun_is_one_word(tmp_path, name):
+    (tmp_path / "mine.py").write_text(
+        f"import os, signal\ndef data():\n    os.kill(os.getpid(), signal.{name})\n"
+    )
+    done = safari("run", "--set", "data.name=mine.py:data", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "stopped")
+
+
 def test_help_and_version_import_no_torch(tmp_path):
     code = """
 import sys

@@ -359,6 +359,12 @@ def test_a_good_config_has_no_problems_and_checking_leaves_nothing(tmp_path, mon
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("local", [{"epochs": 6e6}, {"steps": 10**7, "batch": 100}])
+def test_a_check_draws_no_round_however_long(local):
+    """The samples alone would be hundreds of gigabytes."""
+    assert check(parse({"local": {**local, "augment": "crop-flip"}})) == []
+
+
 def test_sizes_that_keep_nothing_and_pictures_that_are_none(mine):
     assert check(parse({**mine, "pruning": {"sparsity": 0.99}})) == [
         "pruning.sparsity must be at most 0.9583 to keep any of 12 weights, got 0.99"

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import socket
 import sys
+import threading
 
 import pytest
 
@@ -9,7 +13,7 @@ import safari
 from report.made_up import record
 from safari.config import Config, parse
 from safari.errors import MissingExtraError, RunError
-from safari.report import MLflow, TensorBoard, watchers_for
+from safari.report import MLflow, TensorBoard, track, watchers_for
 from safari.report.track import numbers_of, parameters_of
 
 pytest.importorskip("tensorboard")
@@ -207,6 +211,68 @@ def test_what_mlflow_says_is_passed_on(synthetic, tmp_path, monkeypatch):
     ):
         tracker.start(synthetic({}))
     assert os.environ["MLFLOW_ALLOW_FILE_STORE"] == "false"
+
+
+@pytest.fixture
+def silent():
+    """A server that takes every connection and never says a word: its address, and who came."""
+    came = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def listen():
+            with contextlib.suppress(OSError):
+                while True:
+                    came.append(server.accept()[0])
+
+        threading.Thread(target=listen, daemon=True).start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}", came
+        server.shutdown(socket.SHUT_RDWR)
+    for connection in came:
+        connection.close()
+
+
+def test_a_server_that_never_answers_stops_the_run(silent, tmp_path, monkeypatch):
+    address, came = silent
+    patience = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "1", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
+    monkeypatch.setattr(track, "MLFLOW_PATIENCE", patience)
+    config = parse({**TINY, "track": {"mlflow": address}})
+    said = rf"^track\.mlflow: MLflow at {address} says: .*timed out.*; the run can be resumed, also with"
+    with pytest.raises(RunError, match=said):
+        safari.run(config, tmp_path / "run", watchers_for(config))
+    assert len(came) == 2
+    assert not patience.keys() & os.environ.keys()
+    # As it says: without the server.
+    path = tmp_path / "run/config.toml"
+    path.write_text(path.read_text().replace(address, ""))
+    assert safari.resume(tmp_path / "run")["arms"]["drop"]["seeds"]["0"]["finished"]
+
+
+def test_patience_is_less_than_mlflows_own_and_the_users_word_stands(silent, synthetic, monkeypatch):
+    from mlflow import environment_variables as known
+
+    assert (
+        int(track.MLFLOW_PATIENCE["MLFLOW_HTTP_REQUEST_TIMEOUT"]) < known.MLFLOW_HTTP_REQUEST_TIMEOUT.default
+    )
+    assert all(getattr(known, name).name == name for name in track.MLFLOW_PATIENCE)
+    address, came = silent
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(RunError, match="read timeout=1"):
+        MLflow(address).start(synthetic({}))
+    assert len(came) == 1
+    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "1"
+
+
+def test_an_mlflow_that_failed_is_not_asked_again(synthetic, tmp_path):
+    run = synthetic({}, {"rounds": 60, "name": "tracked"})
+    tracker = MLflow(str(tmp_path / "ml"))
+    tracker.start(run)
+    feed(tracker, run, [record(i) for i in range(1, 10)])
+    shutil.rmtree(tmp_path / "ml")
+    with pytest.raises(RunError, match=r"^track\.mlflow: "):
+        feed(tracker, run, [record(i) for i in range(10, 21)])
+    tracker.stop()  # or the same error would take its time once more
+    assert not (tmp_path / "ml").exists()
 
 
 def test_a_broken_file_of_ids_is_named(synthetic, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -182,6 +184,26 @@ def test_rounding_of_a_tally_by_hand():
     found = choose_rounding(pairs, 1200.0)
     assert (found.quantum, found.most) == (pytest.approx(0.9375), 1)
     assert coded_bits([], np.array([0])) == 0
+
+
+@pytest.mark.parametrize("change", [[1, -1], [2, -2, 2], [3, -3, 3, -3]])
+def test_neighbours_that_cancel_out_are_no_division_by_zero(change):
+    """If both of a pair took the other's sign, what is sent would be 0: that is nothing to divide by."""
+    vector, mask = np.array(change, np.float32), np.ones(len(change), bool)
+    shared = Shared(layout_of([mask.size], [True]), np.zeros_like(vector), mask)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        frame = encode(vector, mask, shared, values="step")
+    assert np.sign(decode(frame, shared).vector).tolist() == np.sign(change).tolist()
+
+
+@given(st.lists(st.sampled_from([-2.0, -1.0, -0.25, 0.0, 0.25, 1.0, 2.0]), max_size=12), st.floats(-400, 400))
+def test_every_tiny_update_has_a_rounding(numbers, room):
+    values = np.array(numbers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        chosen = choose_rounding(tally(size_classes(np.abs(values)), values < 0, CENTRES.size), room)
+    assert chosen.quantum > 0
 
 
 def test_choices_are_checked():

@@ -36,7 +36,7 @@ for command in (run, resume, view, show, reproduce, list_, validate, init, wire,
 
 
 def main() -> None:
-    """Run the command; a user's mistake ends in one message and exit code 2, Ctrl-C in 130."""
+    """Run the command; what a user can mend ends in a message and exit code 2, Ctrl-C in 130."""
     signal.signal(signal.SIGTERM, _terminated)
     try:
         # Click returns a command's exit code instead of leaving with it when it does not stand alone.
@@ -45,13 +45,30 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except SafariError as error:
-        for line in str(error).splitlines():
-            click.secho("error: ", fg="red", nl=False, err=True)
-            click.echo(line, err=True)
+        _say(str(error))
         sys.exit(2)
+    # Before RuntimeError: click's Abort is one.
     except (click.Abort, KeyboardInterrupt):
         click.echo("stopped", err=True)
         sys.exit(130)
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        _say(f"out of memory: {(str(error).splitlines() or [''])[0]}")
+        _say("what needs less: a smaller model, cohort, local.batch, pruning.batch or evaluation.batch")
+        sys.exit(2)
+
+
+def _say(text: str) -> None:
+    for line in text.splitlines():
+        click.secho("error: ", fg="red", nl=False, err=True)
+        click.echo(line, err=True)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    # By name and text: torch is not imported for every command, and has no class for a CPU without memory.
+    words = "can't allocate memory"
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or words in str(error)
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:

@@ -12,7 +12,7 @@ from safari.errors import RunError
 from safari.toml import to_toml
 
 
-@click.command()
+@click.command(short_help="Write a config to begin with, every field explained.")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False), default="safari.toml")
 @set_option
 def init(file: Path, settings: tuple[str, ...]) -> None:

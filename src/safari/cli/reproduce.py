@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from safari.evidence import Book, Experiment, Unit
 
 
-@click.command()
+@click.command(short_help="Run the claims of the paper again.")
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @set_option
 @click.option("--seeds", type=click.IntRange(min=1), help="How many seeds to run.  [default: each file's]")

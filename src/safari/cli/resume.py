@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import click
 
 from safari.cli.options import json_option, quiet_option
+from safari.config import Track
 
 
 @click.command()
@@ -16,13 +19,37 @@ from safari.cli.options import json_option, quiet_option
 def resume(folder: Path, as_json: bool, quiet: bool) -> None:
     """Go on with a run that was stopped or killed.
 
-    The result is bit for bit what it would have been without the stop. A run that is finished is only shown.
+    The result is bit for bit what it would have been without the stop. Of a run that is finished it only
+    says where summary and report are.
     """
     from safari import engine
     from safari.cli.finish import finish, stoppable, watchers
-    from safari.runs import RunFolder
+    from safari.runs import RunFolder, summarise
 
-    config = RunFolder.open(folder).config
-    with stoppable(folder):
-        engine.resume(folder, watchers(config, quiet))
-    finish(folder, as_json=as_json, quiet=quiet)
+    run = RunFolder.open(folder)
+    whole = engine.finished(run)
+    # A kill at the very end, or a change of config.toml, leaves results that are missing or old.
+    summary = _read(folder / "summary.json") if whole else None
+    report = folder / "report.html"
+    shown = summary is not None and report.is_file() and summary == summarise(run)
+    if not shown or run.config.track != Track():
+        with stoppable(folder):
+            # Trackers may have missed something; bars have nothing to tell of a run that stands still.
+            engine.resume(folder, watchers(run.config, quiet or whole))
+    if not shown:
+        finish(folder, as_json=as_json, quiet=quiet)
+    elif as_json:
+        click.echo(json.dumps(summary, indent=2))
+    elif not quiet:
+        count = len(run.trials())
+        trials = "the only trial is" if count == 1 else f"all {count} trials are"
+        places = f"summary: {folder / 'summary.json'}, report: {report}"
+        click.echo(f"nothing to do: {trials} finished ({places})", err=True)
+
+
+def _read(path: Path) -> Any:
+    """What a JSON file holds; None where it is missing or broken."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

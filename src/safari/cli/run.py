@@ -11,7 +11,7 @@ import click
 from safari.cli.options import json_option, quiet_option, read_config, set_option
 
 
-@click.command()
+@click.command(short_help="Run an experiment: every arm and seed, then a report.")
 @click.argument("config", type=click.Path(path_type=Path, dir_okay=False), required=False)
 @set_option
 @click.option("--seeds", type=click.IntRange(min=1), help="How many seeds to run.  [default: the config's]")

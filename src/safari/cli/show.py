@@ -10,7 +10,7 @@ import click
 from safari.cli.options import json_option
 
 
-@click.command()
+@click.command(short_help="Show runs again, or several laid over each other.")
 @click.argument("folders", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--out",

@@ -12,7 +12,7 @@ from safari.config import examine
 from safari.errors import ConfigError
 
 
-@click.command()
+@click.command(short_help="Say everything that is wrong with a config.")
 @click.argument("config", type=click.Path(path_type=Path, dir_okay=False))
 @set_option
 @json_option

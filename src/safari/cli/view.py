@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 
-@click.command()
+@click.command(short_help="Watch runs on a page, also while they go on.")
 @click.argument("folders", metavar="[RUN]...", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to serve on.")
 @click.option("--port", type=click.IntRange(0, 65535), help="The port.  [default: 8100, or any that is free]")

@@ -13,12 +13,12 @@ from safari.cli.options import json_option
 from safari.errors import RunError
 
 
-@click.group()
+@click.group(short_help="Look at messages: what they hold, and what they cost.")
 def wire() -> None:
     """Look at the wire format: what a message holds, and what it costs."""
 
 
-@wire.command()
+@wire.command(short_help="Explain a frame or a packet, part by part.")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option(
     "--run",
@@ -61,7 +61,7 @@ def inspect(file: Path, folder: Path | None, as_json: bool) -> None:
         )
 
 
-@wire.command()
+@wire.command(short_help="What the next upload of a run costs in every mode.")
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--arm", help="Whose model.  [default: the last arm's]")
 @click.option("--client", type=click.IntRange(min=0), default=0, show_default=True, help="Who sends it.")

@@ -1,4 +1,4 @@
-"""What a plug-in gave, checked before a run trusts it."""
+"""What a config asks for and what a plug-in gave, checked before a run trusts it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from safari.data import Data
+from safari.config import Local
+from safari.data import Augmentation, Data
 from safari.errors import ConfigError
+
+# A round's samples are drawn at once, 8 bytes each, for every client.
+MOST_DRAWN = 10**9
 
 
 def check_parts(parts: object, clients: int, samples: int) -> None:
@@ -31,6 +35,28 @@ def check_parts(parts: object, clients: int, samples: int) -> None:
         raise ConfigError(
             f"partition: client {wrong.min()} must hold at least one sample, each between 0 and {samples - 1}"
         )
+
+
+def check_draws(local: Local, samples: int) -> None:
+    """Can a round of a client with so many samples be drawn?
+
+    >>> check_draws(Local(steps=10**9), samples=144)
+    Traceback (most recent call last):
+    ...
+    safari.errors.ConfigError: local.steps × local.batch must be at most 1000000000, got 32000000000
+    """
+    passes = (f"local.epochs × the {samples} samples of a client", local.epochs * samples)
+    steps = ("local.steps × local.batch", local.steps * local.batch)
+    # A step draws a whole batch, however few the epochs.
+    for what, count in (("local.batch", local.batch), passes if local.epochs > 0 else steps):
+        if count > MOST_DRAWN:
+            raise ConfigError(f"{what} must be at most {MOST_DRAWN}, got {count}")
+
+
+def check_augmentation(augmentation: Augmentation, data: Data, rng: np.random.Generator) -> None:
+    """Can a sample be augmented?"""
+    draws = augmentation.draw(rng, 1, data.input_shape)
+    augmentation.apply(data.train_x[:1], *map(torch.from_numpy, draws))
 
 
 def check_output(module: nn.Module, name: str, data: Data, device: torch.device) -> None:

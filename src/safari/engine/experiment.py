@@ -18,10 +18,17 @@ from safari.config import Config, parse
 from safari.data import Data
 from safari.engine import reference, vectorised
 from safari.engine.record import Record
-from safari.engine.state import State, from_saved, initial, similarity_picture, to_saved
+from safari.engine.state import (
+    State,
+    from_saved,
+    initial,
+    refuse_changes,
+    similarity_picture,
+    to_saved,
+)
 from safari.engine.world import Problems, World, assemble, check_names, load_data, rule_of
 from safari.errors import ConfigError, DataError, SafariError, one_of
-from safari.runs import RunFolder, Trial, done_records, seeds_of, summarise
+from safari.runs import RunFolder, Trial, done_records, read_checkpoint, seeds_of, summarise
 from safari.toml import read_toml
 from safari.version import __version__
 
@@ -76,6 +83,18 @@ def run(
 def resume(path: str | Path, watchers: Sequence[Watcher] = ()) -> dict[str, Any]:
     """Go on with a run that was interrupted; a finished one is only summarised again."""
     return _go(RunFolder.open(Path(path)), watchers)
+
+
+def finished(run: RunFolder) -> bool:
+    """Are all rounds of every arm and seed done? RunError when they were done under another config."""
+    rounds, trials = run.config.rounds, run.trials()
+    if len(trials) < len(run.config.arms) * run.config.seeds:
+        return False
+    if any(trial.done() < rounds or len(done_records(trial, rounds)) < rounds for trial in trials):
+        return False
+    for trial in trials:
+        refuse_changes(read_checkpoint(trial.checkpoint), run.config, trial)
+    return True
 
 
 def ready(config: Config) -> Data:

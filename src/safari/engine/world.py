@@ -22,7 +22,7 @@ from safari.data import (
     as_data,
     label_counts,
 )
-from safari.engine.checks import check_output, check_parts
+from safari.engine.checks import check_augmentation, check_draws, check_output, check_parts
 from safari.engine.device import device_of, placed
 from safari.engine.guests import check_arrays, checked_link, checked_rule, hosted, named, rehearse
 from safari.errors import ConfigError, PruneError, SafariError
@@ -232,6 +232,7 @@ def assemble(config: Config, seed: int, data: Data) -> World:
                 lambda: kept_count(sizes.prunable_count, config.pruning.sparsity, "pruning.sparsity")
             )
     if parts is not None:
+        problems.attempt(partial(check_draws, config.local, max(map(len, parts))))
         counts = label_counts(labels, parts, data.classes)
         for direction in ("uplink", "downlink"):
             problems.attempt(partial(_start_link, config, direction, seed, counts))
@@ -257,7 +258,8 @@ def assemble(config: Config, seed: int, data: Data) -> World:
         downlink=_link(config, "downlink"),
     )
     # What can only be seen with everything in hand.
-    problems.attempt(lambda: named("local.augment", lambda: world.training_batches(0, 0)))
+    augment = partial(check_augmentation, world.augmentation, data, generator(seed, "batches", 0, 0))
+    problems.attempt(lambda: named("local.augment", augment))
     problems.attempt(lambda: check_output(world.module, config.model.name, world.data, device))
     if _is_own("pruner", config.pruning.pruner):
         problems.attempt(lambda: world.mask(world.start, 0, 0))

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from safari.config import Config
-from safari.errors import MissingExtraError, RunError
+from safari.errors import MissingExtraError, RunError, SafariError
 from safari.runs import RunFolder, Trial
 from safari.runs.files import making, write_atomically
 from safari.toml import to_toml
@@ -30,6 +30,15 @@ ROUNDS_AT_ONCE = 20
 MLFLOW_LONGEST_VALUE = 6000
 MLFLOW_MOST_METRICS = 1000
 MLFLOW_MOST_PARAMS = 100
+# How long MLflow is waited for, unless the user's environment says otherwise: less than a minute a request.
+# Its own values come to 20 minutes, and a server may ask for any time it likes before the next attempt.
+MLFLOW_PATIENCE = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",
+}
+# MLflow 3 asks for this word before it opens a folder; naming a folder in the config says it.
+MLFLOW_FOLDERS = {"MLFLOW_ALLOW_FILE_STORE": "true"}
 
 Logged = dict[str, set[int]]
 
@@ -132,7 +141,7 @@ class MLflow:
 
     Ids of the runs are kept in RUN/mlflow.json, so that a resumed run goes on in the same ones. Everything
     goes through a client of its own: an active run of the caller's is neither used nor touched. When MLflow
-    fails, after its own retries, the run stops with a RunError and can be resumed.
+    fails, or a server does not answer (`MLFLOW_PATIENCE`), the run stops with a RunError and can be resumed.
     """
 
     def __init__(self, where: str) -> None:
@@ -146,13 +155,14 @@ class MLflow:
         self._run: RunFolder | None = None
         self._ids: dict[str, str] = {}
         self._trials: dict[Trial, _MLflowRun] = {}
+        self._given_up = False
 
     def start(self, run: RunFolder) -> None:
         """Find the experiment, or make it."""
         from mlflow import MlflowClient
 
-        self._run = run
-        with self._named(), _file_store_allowed():
+        self._run, self._given_up = run, False
+        with self._named(), _environment(MLFLOW_FOLDERS):
             self._client = MlflowClient(tracking_uri=self.uri)
             found = self._client.get_experiment_by_name(run.config.name)
             self._experiment = (
@@ -179,7 +189,12 @@ class MLflow:
             self._end(here)
 
     def stop(self) -> None:
-        """Send the rest; a trial that is whole is finished, any other was killed."""
+        """Send the rest; a trial that is whole is finished, any other was killed.
+
+        Not to an MLflow that has failed, or that the user did not want to wait for any longer.
+        """
+        if self._given_up:
+            self._trials.clear()
         while self._trials:
             self._end(self._trials.popitem()[1])
 
@@ -248,12 +263,19 @@ class MLflow:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        from mlflow.exceptions import MlflowException
-
         try:
-            yield
-        except MlflowException as error:
-            raise RunError(f"track.mlflow: MLflow at {without_password(self.uri)} says: {error}") from error
+            with _environment(MLFLOW_PATIENCE):
+                yield
+        except BaseException as error:
+            self._given_up = True
+            # Not all that MLflow raises is an exception of its own.
+            if isinstance(error, SafariError) or not isinstance(error, Exception):
+                raise
+            words = str(error).rstrip(".")
+            raise RunError(
+                f"track.mlflow: MLflow at {without_password(self.uri)} says: {words}; "
+                "the run can be resumed, also with another track.mlflow in its config.toml"
+            ) from error
 
 
 def watchers_for(config: Config) -> list[TensorBoard | MLflow]:
@@ -342,16 +364,12 @@ def _read_events(folder: Path) -> Logged:
 
 
 @contextmanager
-def _file_store_allowed() -> Iterator[None]:
-    """MLflow 3 asks for this word before it opens a folder; naming a folder in the config says it.
-
-    A value that the user has set stands.
-    """
-    name = "MLFLOW_ALLOW_FILE_STORE"
-    before = os.environ.get(name)
-    os.environ.setdefault(name, "true")
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Have these set meanwhile, for a library that reads nothing else; what the user has set stands."""
+    new = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(new)
     try:
         yield
     finally:
-        if before is None:
+        for name in new:
             del os.environ[name]

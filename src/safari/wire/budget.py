@@ -195,8 +195,10 @@ def _options(pairs: Ints, first: Wide, second: Wide) -> Iterator[tuple[Rounding,
         small = np.minimum(first, second)
         sent = counts * (first + second) - 2 * yielding * small
         mean = float(sent.sum() / number.sum())
-        option, error = _weighed(Rounding(mean, 0.0, 1, yields), counts, first, second)
-        yield option, error + 4 * mean * float((yielding * small).sum())
+        # Where as much would yield as is left, that is 0, and nothing would be sent.
+        if mean > 0:
+            option, error = _weighed(Rounding(mean, 0.0, 1, yields), counts, first, second)
+            yield option, error + 4 * mean * float((yielding * small).sum())
 
 
 def _weighed(option: Rounding, counts: Ints, first: Wide, second: Wide) -> tuple[Rounding, float]:

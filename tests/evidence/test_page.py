@@ -229,6 +229,7 @@ def test_mistakes_are_told_and_make_no_folder(tmp_path: Path) -> None:
     (folder / "slow.toml").write_text(MATRIX)
     text = "slow has no [quick] version; leave out --quick, or the name"
     assert str(problem("slow", "--quick")) == text
+    assert str(problem("slow", "--quick", "--seeds", "1", "--set", "rounds=2")) == text
     (folder / "slow.toml").unlink()
     assert "ronuds is not a field" in str(problem("--set", "ronuds=3"))
     assert not (tmp_path / "out").exists()

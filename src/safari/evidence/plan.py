@@ -191,7 +191,7 @@ def read(
         experiment = _experiment(path, table, settings, quick, used, problems)
         if experiment is not None:
             found.append(experiment)
-    if not problems:
+    if not problems and found:
         problems += [f"--set {key}: no plug-in of these cases takes it" for key, at in used.items() if not at]
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))

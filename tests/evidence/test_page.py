@@ -182,7 +182,7 @@ def test_a_part_is_reported_as_a_part(tmp_path: Path) -> None:
     folder = write(tmp_path / "experiments")
     stopped = reproduce("tiny", "--from", folder, "--out", tmp_path / "out", "--within", "0")
     assert stopped.exit_code == 0
-    assert "0 of 12 trials are finished; the same command goes on with the rest" in stopped.stderr
+    assert "0 of 12 trials are finished; nothing is lost: the same command goes on" in stopped.stderr
     done = reproduce("tiny", "--from", folder, "--out", tmp_path / "out", "--report-only")
     assert done.exit_code == 0, done.output
     assert (
@@ -227,7 +227,7 @@ def test_mistakes_are_told_and_make_no_folder(tmp_path: Path) -> None:
 
     assert isinstance(problem("tyni"), ConfigError)
     (folder / "slow.toml").write_text(MATRIX)
-    text = "slow has no [quick] version; leave out --quick, or the name"
+    text = "slow has no small version: run it without --quick"
     assert str(problem("slow", "--quick")) == text
     assert str(problem("slow", "--quick", "--seeds", "1", "--set", "rounds=2")) == text
     (folder / "slow.toml").unlink()

@@ -18,7 +18,9 @@ def start(folder: Path, out: Path, *more: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "safari", "reproduce", "--from", str(folder), "--out", str(out),
                "--set", "rounds=100", "--set", "checkpoint.every=10", "--no-report", *more]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )
 
 
 def wait_for(condition, seconds: float = 120.0) -> None:
@@ -57,3 +59,19 @@ def test_a_stop_loses_nothing_and_leaves_nobody_behind(tmp_path: Path, number: i
     straight.communicate(timeout=300)
     for path in (tmp_path / "straight").rglob("rounds.jsonl"):
         assert (out / path.relative_to(tmp_path / "straight")).read_text() == path.read_text()
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_processes_start_is_told_in_words(tmp_path: Path) -> None:
+    folder, out = write(tmp_path / "experiments", tiny=TINY), tmp_path / "out"
+    first = start(folder, out, "--jobs", "2")
+    children = Path(f"/proc/{first.pid}/task/{first.pid}/children")
+    # Two that work and one that Python keeps for them; all are busy with their imports for a second or two.
+    wait_for(lambda: len(children.read_text().split()) >= 3)
+    time.sleep(0.5)
+    # A terminal's Ctrl-C goes to all of them.
+    os.killpg(first.pid, signal.SIGINT)
+    _, told = first.communicate(timeout=60)
+    assert first.returncode == 130, told
+    assert "Traceback" not in told
+    assert "0 of 12 trials are finished; nothing is lost: the same command goes on" in told

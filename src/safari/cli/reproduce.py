@@ -93,7 +93,7 @@ def reproduce(
     experiments = read(find(folder or shipped(), names), changes, quick=quick)
     for name in names:
         if name not in {e.name for e in experiments}:
-            raise ConfigError(f"{name} has no [quick] version; leave out --quick, or the name")
+            raise ConfigError(f"{name} has no small version: run it without --quick")
     book = Book.open(out)
     device = _device()
     units = {
@@ -132,14 +132,20 @@ def reproduce(
     for experiment in experiments:
         book.gather(experiment, out)
     book.save(out)
-    page = None if no_report else write_page(experiments, book, out)
+    page = None
+    try:
+        page = None if no_report else write_page(experiments, book, out)
+    except KeyboardInterrupt:
+        interrupted = True
     if as_json:
         click.echo(json.dumps(_progress(experiments, book), indent=2))
     elif not quiet:
         done, asked = book.progress(experiments)
-        rest = "" if done == asked else "; the same command goes on with the rest"
+        rest = "" if done == asked else "; nothing is lost: the same command goes on"
         click.echo(f"{done} of {asked} trials are finished{rest}", err=True)
         click.echo(f"report: {page}" if page else f"numbers: {out / 'results.json'}", err=True)
+        if page is None and not no_report:
+            click.echo("the page was not written: the same command with --report-only writes it", err=True)
     if interrupted:
         raise KeyboardInterrupt
     if ending is not None and ending.failed:

@@ -19,11 +19,10 @@ from safari.config import Track
 def resume(folder: Path, as_json: bool, quiet: bool) -> None:
     """Go on with a run that was stopped or killed.
 
-    The result is bit for bit what it would have been without the stop. Of a run that is finished it only
-    says where summary and report are.
+    The result is bit for bit what it would have been without the stop. A run that is finished is only shown.
     """
     from safari import engine
-    from safari.cli.finish import finish, stoppable, watchers
+    from safari.cli.finish import finish, print_table, stoppable, watchers
     from safari.runs import RunFolder, summarise
 
     run = RunFolder.open(folder)
@@ -40,11 +39,12 @@ def resume(folder: Path, as_json: bool, quiet: bool) -> None:
         finish(folder, as_json=as_json, quiet=quiet)
     elif as_json:
         click.echo(json.dumps(summary, indent=2))
-    elif not quiet:
-        count = len(run.trials())
-        trials = "the only trial is" if count == 1 else f"all {count} trials are"
-        places = f"summary: {folder / 'summary.json'}, report: {report}"
-        click.echo(f"nothing to do: {trials} finished ({places})", err=True)
+    else:
+        print_table([run])
+        if not quiet:
+            count = len(run.trials())
+            trials = "the only trial is" if count == 1 else f"all {count} trials are"
+            click.echo(f"nothing to do: {trials} finished (report: {report})", err=True)
 
 
 def _read(path: Path) -> Any:

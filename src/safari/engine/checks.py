@@ -43,14 +43,19 @@ def check_draws(local: Local, samples: int) -> None:
     >>> check_draws(Local(steps=10**9), samples=144)
     Traceback (most recent call last):
     ...
-    safari.errors.ConfigError: local.steps × local.batch must be at most 1000000000, got 32000000000
+    safari.errors.ConfigError: local.steps must be at most 31250000 for batches of 32, got 1000000000
     """
-    passes = (f"local.epochs × the {samples} samples of a client", local.epochs * samples)
-    steps = ("local.steps × local.batch", local.steps * local.batch)
     # A step draws a whole batch, however few the epochs.
-    for what, count in (("local.batch", local.batch), passes if local.epochs > 0 else steps):
-        if count > MOST_DRAWN:
-            raise ConfigError(f"{what} must be at most {MOST_DRAWN}, got {count}")
+    _at_most("batch", local.batch, MOST_DRAWN, "")
+    if local.epochs > 0:
+        _at_most("epochs", local.epochs, MOST_DRAWN // samples, f" for a client with {samples} samples")
+    else:
+        _at_most("steps", local.steps, MOST_DRAWN // local.batch, f" for batches of {local.batch}")
+
+
+def _at_most(name: str, value: float, limit: int, whose: str) -> None:
+    if value > limit:
+        raise ConfigError(f"local.{name} must be at most {limit}{whose}, got {value}")
 
 
 def check_augmentation(augmentation: Augmentation, data: Data, rng: np.random.Generator) -> None:

@@ -15,7 +15,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -274,7 +274,7 @@ def _together(units: Sequence[Unit], audience: Audience, jobs: int, over: _Over)
         here, there = context.Pipe()
         threads = max(1, cores() // jobs)
         process = context.Process(target=_process, args=(there, stop, threads), daemon=True)
-        with _environment(OMP_NUM_THREADS=str(threads)):
+        with _environment(OMP_NUM_THREADS=str(threads)), _deaf():
             process.start()
         there.close()
         processes.append(process)
@@ -328,8 +328,24 @@ def _together(units: Sequence[Unit], audience: Audience, jobs: int, over: _Over)
     return failed
 
 
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """What is started in here never hears Ctrl-C, not even while it imports; its parent hears it afterwards.
+
+    The parent decides what Ctrl-C means, and tells by `stop`.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _process(pipe: Connection, stop: Any, threads: int) -> None:
-    # The parent decides what Ctrl-C means, and tells by `stop`.
+    # Where nobody could be started deaf.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
     hand = _Hand()

@@ -178,6 +178,23 @@ def test_nothing_is_run_twice_and_the_page_comes_from_the_book_alone(finished: P
     assert (tmp_path / "report.md").read_text() == (finished / "out/report.md").read_text()
 
 
+def test_a_stop_while_the_page_is_written_says_what_is_there(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> Path:
+        raise KeyboardInterrupt
+
+    (tmp_path / "results.json").write_text((finished / "out/results.json").read_text())
+    monkeypatch.setattr("safari.evidence.page.write_page", stop)
+    stopped = reproduce("--from", finished / "experiments", "--out", tmp_path)
+    assert stopped.exit_code != 0
+    assert stopped.stderr.splitlines()[:3] == [
+        "22 of 22 trials are finished",
+        f"numbers: {tmp_path}/results.json",
+        "the page was not written: the same command with --report-only writes it",
+    ]
+
+
 def test_a_part_is_reported_as_a_part(tmp_path: Path) -> None:
     folder = write(tmp_path / "experiments")
     stopped = reproduce("tiny", "--from", folder, "--out", tmp_path / "out", "--within", "0")

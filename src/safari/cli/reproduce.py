@@ -134,7 +134,8 @@ def reproduce(
     book.save(out)
     page = None
     try:
-        page = None if no_report else write_page(experiments, book, out)
+        if not no_report:
+            page = write_page(experiments, book, out)
     except KeyboardInterrupt:
         interrupted = True
     if as_json:

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 )
 @json_option
 @quiet_option
-def reproduce(
+def reproduce(  # noqa: C901
     names: tuple[str, ...],
     settings: tuple[str, ...],
     seeds: int | None,

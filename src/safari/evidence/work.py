@@ -262,7 +262,7 @@ def _alone(units: Sequence[Unit], audience: Audience, jobs: int, over: _Over) ->
     return failed
 
 
-def _together(units: Sequence[Unit], audience: Audience, jobs: int, over: _Over) -> dict[str, str]:
+def _together(units: Sequence[Unit], audience: Audience, jobs: int, over: _Over) -> dict[str, str]:  # noqa: C901
     """A process a job, each with a pipe: units go down it, news come up, and its end is the process' end."""
     context = multiprocessing.get_context("spawn")
     stop = context.Event()

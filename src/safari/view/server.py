@@ -26,7 +26,7 @@ ALIVE = 15.0
 COOKIE = "safari-view"
 
 
-def build(hub: Hub, token: str | None = None, hosts: frozenset[str] | None = None) -> Starlette:
+def build(hub: Hub, token: str | None = None, hosts: frozenset[str] | None = None) -> Starlette:  # noqa: C901
     """The application. `token`: whoever lacks it is refused. `hosts`: the names it answers to; None: all."""
     try:
         from starlette.applications import Starlette

@@ -144,6 +144,6 @@ def test_any_identity_comes_back(model, client, number, digest):
 def test_limits_are_named():
     with pytest.raises(SafariError, match=r"^identity's round must be 0 to 4294967295, got -1$"):
         Identity("a", -1, bytes(8))
-    with pytest.raises(SafariError, match=re.escape("identity's model must be 8 bytes, got b''")):
+    with pytest.raises(SafariError, match=re.escape("identity's model must be a digest of 8 bytes, got b''")):
         Identity("a", 0, b"")
     assert Identity("a", 0, reference_digest(np.zeros(3, np.float32))).model.hex() == "15ec7bf0b50732b4"

@@ -8,8 +8,8 @@ from typing import Any
 
 from safari.config import parse
 from safari.engine import World, assemble, engine_of, load_data, rule_of
-from safari.engine.record import Record
 from safari.engine.state import State, initial
+from safari.runs.measure import Record
 
 SMALL: dict[str, Any] = {
     "rounds": 5,

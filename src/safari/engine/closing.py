@@ -11,9 +11,9 @@ from safari.aggregation import Outcome, Server
 from safari.engine.average import next_average
 from safari.engine.diagnosis import Everyone, diagnose, due
 from safari.engine.mail import Mail
-from safari.engine.record import Facts, MaskCount, Record, Stopwatch, record_of
 from safari.engine.state import State
 from safari.engine.world import World
+from safari.runs.measure import Facts, MaskCount, Record, Stopwatch, record_of
 
 Link = dict[str, np.ndarray]
 

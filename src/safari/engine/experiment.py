@@ -17,7 +17,6 @@ import torch
 from safari.config import Config, parse
 from safari.data import Data
 from safari.engine import reference, vectorised
-from safari.engine.record import Record
 from safari.engine.state import (
     State,
     from_saved,
@@ -29,6 +28,7 @@ from safari.engine.state import (
 from safari.engine.world import Problems, World, assemble, check_names, load_data, rule_of
 from safari.errors import ConfigError, DataError, SafariError, one_of
 from safari.runs import RunFolder, Trial, done_records, read_checkpoint, seeds_of, summarise
+from safari.runs.measure import Record
 from safari.toml import read_toml
 from safari.version import __version__
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from safari.engine.closing import close_round
 from safari.engine.mail import Mail
-from safari.engine.record import MaskCount, Record, Stopwatch
 from safari.engine.state import State
 from safari.engine.world import World
+from safari.runs.measure import MaskCount, Record, Stopwatch
 from safari.seeds import generator
 from safari.training import train_local
 

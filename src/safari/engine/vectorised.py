@@ -20,7 +20,6 @@ from torch import Tensor
 
 from safari.engine.closing import close_round
 from safari.engine.mail import Mail
-from safari.engine.record import MaskCount, Record, Stopwatch
 from safari.engine.reference import network, train
 from safari.engine.stack.cpu import TURNS, Tester, crew_for, keep_freed_memory, stacked_at_once
 from safari.engine.stack.crew import Crew, finished, threads
@@ -35,6 +34,7 @@ from safari.engine.stack.train import train_stacked
 from safari.engine.stack.trial import picture_format
 from safari.engine.state import State
 from safari.engine.world import World
+from safari.runs.measure import MaskCount, Record, Stopwatch
 
 # Samples that try out a way of stacking: enough for batch norm's statistics, and an even number.
 _TRIAL_SAMPLES = 8

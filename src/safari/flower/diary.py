@@ -17,7 +17,6 @@ from safari.aggregation import Outcome, Server, to_tensors, with_tensors
 from safari.config import Config
 from safari.engine.average import AVERAGE, saved_average
 from safari.engine.experiment import environment
-from safari.engine.record import Facts, MaskCount, record_of
 from safari.engine.state import meaning, refuse_changes
 from safari.errors import RunError
 from safari.flower.broadcast import Broadcast
@@ -25,6 +24,7 @@ from safari.flower.roster import Roster
 from safari.flower.verdict import Verdict
 from safari.models import Layout
 from safari.runs import RunFolder, Saved, Trial, read_checkpoint, seeds_of, summarise
+from safari.runs.measure import Facts, MaskCount, record_of
 from safari.toml import to_toml
 
 Scores = Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""A round's record: one line of `rounds.jsonl`, the same for every engine."""
+"""What is measured in a round, and the record made of it: the same for every engine and for Flower."""
 
 from __future__ import annotations
 

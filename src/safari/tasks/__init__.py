@@ -1,4 +1,4 @@
-"""What a model's outputs and a sample's labels mean: the loss, the metrics, and which of them is the score."""
+"""What outputs and labels mean: the loss, the metrics, and which of them is the score."""
 
 from __future__ import annotations
 

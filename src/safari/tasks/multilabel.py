@@ -13,7 +13,7 @@ from safari.tasks.task import LOSS, Metric, Task, ratio, shape_error, total
 
 
 def multilabel(*, threshold: float = 0.5) -> Task:
-    """Any number of labels a sample, as a row of 0 and 1: binary cross-entropy; micro-averaged F1 is the score.
+    """Any number of labels a sample, a row of 0 and 1: binary cross-entropy; micro-averaged F1 is the score.
 
     Outputs are logits `[n, classes]`, labels float32 of the same shape. A label is predicted where its
     probability is above `threshold`. `exact` is the fraction of samples with all labels right; `ap` the

@@ -118,7 +118,7 @@ def with_metric(
     >>> from safari.tasks import classification
     >>> def confidence(outputs, labels):
     ...     return outputs.softmax(1).amax(1)
-    >>> task = with_metric(classification(), Metric("confidence", "mean confidence", percent=True), confidence)
+    >>> task = with_metric(classification(), Metric("confidence", "confidence", percent=True), confidence)
     >>> [metric.name for metric in task.metrics]
     ['top1', 'top5', 'loss', 'confidence']
     >>> float(task.measure(torch.zeros(3, 4), torch.tensor([0, 1, 2]))["confidence"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from safari.errors import WireError
-from safari.wire.bits import Bytes8, Reader, Words, field_bytes, pack_fields
+from safari.wire.bits import ONES, Bytes8, Reader, Words, field_bytes, pack_fields
 
 LONGEST = 15
 # Such rows are for packets; a decoder, which takes one word after another, need not read long ones.
@@ -46,32 +46,45 @@ def code_of(weights: Sequence[int]) -> Code:
     floor = max(1, sum(weights) >> LONGEST)
     while max(lengths := word_lengths([max(weights[s], floor) for s in used])) > LONGEST:
         floor *= 2
+    length, symbol = np.array(sorted(zip(lengths, used, strict=True))).T
+    # Left-aligned, each word is the one before plus what that one takes of all strings of bits.
+    shares = 1 << (LONGEST - length)
+    left = np.cumsum(shares) - shares
     out, words = np.zeros(256, np.uint8), np.zeros(256, np.uint32)
-    word = before = 0
-    for length, symbol in sorted(zip(lengths, used, strict=True)):
-        word <<= length - before
-        out[symbol], before = length, length
-        words[symbol] = int(f"{word:0{length}b}"[::-1], 2)
-        word += 1
+    out[symbol], words[symbol] = length, _reversed(LONGEST).take(left)
     return Code(out, words)
 
 
 def word_lengths(weights: Sequence[float]) -> list[int]:
-    """Depths in the tree that joins the two lightest nodes again and again; of equals, the earlier made."""
-    if len(weights) == 1:
+    """Depths in the tree that joins the two lightest nodes again and again; of equals, the earlier made.
+
+    Joined nodes never get lighter, so that two queues do: the leaves by weight, and the joined ones as made.
+    """
+    count = len(weights)
+    if count == 1:
         return [1]
-    heap = [(weight, number) for number, weight in enumerate(weights)]
-    heapq.heapify(heap)
-    parents = [0] * (2 * len(weights) - 1)
-    for number in range(len(weights), len(parents)):
-        first, a = heapq.heappop(heap)
-        second, b = heap[0]
-        parents[a] = parents[b] = number
-        heapq.heapreplace(heap, (first + second, number))
+    leaves = sorted(range(count), key=weights.__getitem__)
+    by_weight = [weights[leaf] for leaf in leaves] + [math.inf]
+    joined: list[float] = []
+    parents = [0] * (2 * count - 1)
+    leaf = node = 0
+    for number in range(count, 2 * count - 1):
+        total: float = 0
+        for _ in range(2):
+            # A leaf was there before any joined node.
+            if node == len(joined) or by_weight[leaf] <= joined[node]:
+                total += by_weight[leaf]
+                parents[leaves[leaf]] = number
+                leaf += 1
+            else:
+                total += joined[node]
+                parents[count + node] = number
+                node += 1
+        joined.append(total)
     depths = [0] * len(parents)
     for number in range(len(parents) - 2, -1, -1):
         depths[number] = depths[parents[number]] + 1
-    return depths[: len(weights)]
+    return depths[:count]
 
 
 @lru_cache(128)
@@ -79,7 +92,7 @@ def sparse_code(density: int, blanks: int) -> Code:
     """The code for eight mask bits at a time: a byte is 0 in `blanks` of 64 cases; otherwise each of its
     bits is set in `density` of 128."""
     by_count = [(64 - blanks) * density**k * (128 - density) ** (8 - k) for k in range(9)]
-    weights = [by_count[byte.bit_count()] for byte in range(256)]
+    weights = [by_count[ones] for ones in ONES.tolist()]
     weights[0] += blanks << 56
     return code_of(weights)
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from safari.config import Config
 from safari.errors import RunError
-from safari.runs import RunFolder, Trial, read_checkpoint, read_lines
+from safari.runs import RunFolder, Trial, model_size, read_lines
+from safari.runs.similarity import matrix_in_checkpoint
 from safari.runs.summary import SCORES
 
 Floats = NDArray[np.float64]
@@ -166,7 +167,7 @@ def _read_arm(name: str, trials: Sequence[Trial], clients: int) -> ArmData:
         if data.length:
             read.append(data)
             first, status = first or trial, status if codes is None else codes
-    similarity, size = _from_checkpoint(first)
+    similarity, size = _from_checkpoint(first, clients)
     return ArmData(name, tuple(read), status, similarity, size)
 
 
@@ -204,15 +205,12 @@ def _status(record: Mapping[str, Any], clients: int) -> Codes:
     return out
 
 
-def _from_checkpoint(trial: Trial | None) -> tuple[Floats | None, int | None]:
+def _from_checkpoint(trial: Trial | None, clients: int) -> tuple[Floats | None, int | None]:
+    """The similarity matrix, and how many numbers the model has."""
     if trial is None or not trial.checkpoint.exists():
         return None, None
-    tensors = read_checkpoint(trial.checkpoint).tensors
-    matrix, model = tensors.get("rule.similarity"), tensors.get("model")
-    if matrix is not None and (matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]):
-        matrix = None
-    similarity = None if matrix is None else matrix.double().numpy()
-    return similarity, None if model is None else model.numel()
+    matrix = matrix_in_checkpoint(trial.checkpoint, clients)
+    return None if matrix is None else matrix.astype(np.float64), model_size(trial.checkpoint)
 
 
 def _optional_json(path: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from safari.runs.files import append_line, keep_lines, making, temporaries, writ
 from safari.toml import read_toml, to_toml
 
 FORMAT = "safari-run-1"
+_SEED = re.compile(r"seed-(0|[1-9][0-9]{0,19})")
 
 
 @dataclass(frozen=True)
@@ -162,12 +164,14 @@ class RunFolder:
 
     def trials(self) -> list[Trial]:
         """All trials that the config asks for and that have begun, by arm and then by seed."""
-        wanted = [
+        wanted = seeds_of(self.config)
+        found = [
             Trial(arm.name, seed, self.path / "trials" / arm.name / f"seed-{seed}")
             for arm in self.config.arms
-            for seed in seeds_of(self.config)
+            for seed in _seeds_in(self.path / "trials" / arm.name)
+            if seed in wanted
         ]
-        return [trial for trial in wanted if trial.rounds.exists()]
+        return [trial for trial in found if trial.rounds.exists()]
 
     def write(self, name: str, text: str) -> Path:
         """Put a text file into the folder, atomically."""
@@ -199,6 +203,14 @@ class RunFolder:
 def seeds_of(config: Config) -> range:
     """The seeds that a config asks for."""
     return range(config.seed, config.seed + config.seeds)
+
+
+def _seeds_in(folder: Path) -> list[int]:
+    """The seeds that have a folder. A config may ask for more than anyone could look for one by one."""
+    if not folder.is_dir():
+        return []
+    names = (_SEED.fullmatch(entry.name) for entry in os.scandir(folder))
+    return sorted(int(name[1]) for name in names if name)
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -238,6 +250,16 @@ def checkpoint_round(path: Path) -> int:
             return int(json.loads((handle.metadata() or {})["safari"])["round"])
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         raise RunError(f"{path} is not a readable checkpoint: {error}") from error
+
+
+def model_size(path: Path) -> int | None:
+    """How many numbers the model of a checkpoint has, without reading it; None where that cannot be said."""
+    try:
+        with safe_open(path, framework="np") as handle:
+            (size,) = handle.get_slice("model").get_shape()
+        return int(size)
+    except (SafetensorError, OSError, ValueError, TypeError):
+        return None
 
 
 def _sync(path: Path) -> None:

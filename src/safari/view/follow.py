@@ -1,4 +1,4 @@
-"""Following a file of JSON lines that somebody else is still writing."""
+"""Following a file of JSON lines that another process is still writing."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-# So much at once: a long file shows its beginning while the rest is being read.
+# Bytes read at once: a long file shows its beginning while the rest is being read.
 CHUNK = 16 * 2**20
-# More of them are counted, but not told one by one.
+# More than any record has; whatever is longer is skipped without being kept in memory.
+LONGEST_LINE = 4 * CHUNK
+# Further problems are counted, but not listed one by one.
 MOST_PROBLEMS = 20
 
 
@@ -30,10 +32,10 @@ class Skipped:
 
 
 @dataclass
-class Tail:
+class LineFollower:
     """How far a file has been read. `generation` grows when the file was cut back or replaced.
 
-    A last line without its end is left for later. A line that is no JSON object is skipped and noted.
+    A last line without its end is left for later. A line that is not a JSON object is skipped and noted.
     """
 
     path: Path
@@ -41,29 +43,50 @@ class Tail:
     _offset: int = 0
     _line: int = 0
     _inode: int = 0
+    _inside_long_line: bool = False
 
     def __post_init__(self) -> None:
         self.skipped = Skipped(self.path.name)
 
     def read(self) -> list[tuple[int, dict[str, Any]]]:
-        """The whole lines that came since, with their numbers; after a cut, those from the beginning."""
+        """The whole lines that are new, with their numbers; after a cut, those from the beginning."""
         try:
             with self.path.open("rb") as handle:
                 about = os.fstat(handle.fileno())
                 if about.st_ino != self._inode or self._was_cut(handle, about.st_size):
-                    self._begin_again(about.st_ino)
+                    self._restart(about.st_ino)
                 handle.seek(self._offset)
-                data = handle.read(CHUNK)
-                # One line longer than a chunk: rather all of it than never any.
-                while b"\n" not in data and (more := handle.read(CHUNK)):
-                    data += more
+                data = self._next_bytes(handle)
         except OSError:
             if self._offset:
-                self._begin_again(0)
+                self._restart(0)
             return []
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
         return [found for raw in whole.splitlines() if (found := self._parse(raw)) is not None]
+
+    def _next_bytes(self, handle: BinaryIO) -> bytes:
+        """Some bytes from here on: at least one whole line where there is one, nothing of an overlong one."""
+        data = handle.read(CHUNK)
+        if self._inside_long_line:
+            end = data.find(b"\n") + 1
+            self._offset += end or len(data)
+            self._inside_long_line = not end
+            if not end:
+                return b""
+            data = data[end:]
+        parts = [data]
+        length = len(data)
+        while b"\n" not in parts[-1] and length < LONGEST_LINE and (more := handle.read(CHUNK)):
+            parts.append(more)
+            length += len(more)
+        if length >= LONGEST_LINE and b"\n" not in parts[-1]:
+            self._line += 1
+            self.skipped.note(self._line, f"longer than {LONGEST_LINE} bytes")
+            self._offset += length
+            self._inside_long_line = True
+            return b""
+        return b"".join(parts)
 
     def _parse(self, raw: bytes) -> tuple[int, dict[str, Any]] | None:
         self._line += 1
@@ -77,16 +100,16 @@ class Tail:
             return None
         return self._line, value
 
-    def _was_cut(self, handle: Any, size: int) -> bool:
+    def _was_cut(self, handle: BinaryIO, size: int) -> bool:
         """Shorter than before, or cut and grown again: then a line no longer ends where one did."""
         if not self._offset:
             return False
         handle.seek(self._offset - 1)
-        return size < self._offset or handle.read(1) != b"\n"
+        return size < self._offset or (not self._inside_long_line and handle.read(1) != b"\n")
 
-    def _begin_again(self, inode: int) -> None:
+    def _restart(self, inode: int) -> None:
         if self._offset:
             self.generation += 1
         self._offset = self._line = 0
-        self._inode = inode
+        self._inode, self._inside_long_line = inode, False
         self.skipped = Skipped(self.path.name)

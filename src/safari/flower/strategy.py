@@ -215,7 +215,8 @@ class SafariStrategy(Strategy):
         cohort = verdict.cohort or tuple(range(self.config.clients))
         self._note_downloads(verdict)
         received = {seat: reply.vector for seat, reply in verdict.replies.items()}
-        self._server, outcome = server.step(received, cohort)
+        masks = {seat: reply.mask for seat, reply in verdict.replies.items()}
+        self._server, outcome = server.step(received, cohort, masks)
         self._average = next_average(self._average, self.server.model, server.round, self.config)
         outcome = replace(outcome, refused={**verdict.refused, **outcome.refused})
         self._line = line_of(

@@ -181,7 +181,7 @@ class Monitor:
         return found | {"problems": problems}
 
     def _numbers(self, number: int, model: Mapping[str, Any]) -> int | None:
-        size = model.get("numbers")
+        size: Any = model.get("numbers")
         if _whole(size):
             return int(size)
         logs = (log for key, log in self._logs.items() if _run_of(key) == number)

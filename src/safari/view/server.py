@@ -108,7 +108,7 @@ class PageServer:
         self._where, self._report = where, Reporter(report)
         self._limiter = ConnectionLimiter(app, limits, self._report)
         config = uvicorn.Config(
-            self._limiter,  # type: ignore[arg-type]
+            self._limiter,
             http=self._limiter.protocol(),
             ws="none",
             loop="asyncio",

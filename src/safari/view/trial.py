@@ -216,7 +216,7 @@ class TrialLog:
 
     def _add_seconds(self, number: int, parts: Mapping[str, Any]) -> None:
         rounds = self.seconds["round"]
-        round = parts.get("round")
+        round: Any = parts.get("round")
         if not _is_round(round) or (rounds and round <= (rounds[-1] or 0)):
             self._seconds.skipped.note(number, _wrong_round(round, rounds))
             return

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime
 import json
+import os
 import re
 import resource
 import socket
@@ -117,6 +118,19 @@ def long_model(run):
     (run.path / "model.json").write_text('{"numbers": 1' + "0" * 400 + "}")
 
 
+def link_for_a_file(run):
+    (run.path / "outside").write_text(json.dumps(record(2, top1=0.9)) + "\n")
+    rounds = run.trial("drop", 0).rounds
+    rounds.unlink()
+    rounds.symlink_to(run.path / "outside")
+
+
+def fifo_for_a_file(run):
+    timings = run.trial("drop", 0).timings
+    timings.unlink()
+    os.mkfifo(timings)
+
+
 def deep_side_file(run):
     (run.path / "environment.json").write_text(f'{{"x": {deep(100_000)}}}')
 
@@ -130,7 +144,9 @@ def deep_side_file(run):
         (odd_checkpoint, "rule.similarity must be of F16, F32, F64, got BF16"),
         (odder_checkpoint, "rule.alike must be of F16, F32, F64, got F8_E4M3"),
         (long_model, ""),
-        (deep_side_file, "environment.json cannot be read"),
+        (link_for_a_file, "trials/drop/seed-0/rounds.jsonl"),
+        (fifo_for_a_file, "trials/drop/seed-0/timings.jsonl"),
+        (deep_side_file, "environment.json is not readable JSON"),
     ],
 )
 def test_the_page_goes_on_and_names_what_it_left_out(tmp_path, monkeypatch, spoil, named):

@@ -284,7 +284,7 @@ def test_side_files_that_are_spoilt_are_said(copy):
     (run,) = monitor.describe()["runs"]
     assert run["label_counts"] is None
     assert [p.split(":")[0] for p in run["problems"]] == [
-        "clients.json cannot be read", "environment.json must hold a JSON object, got list",
+        "clients.json is not readable JSON", "environment.json must hold a JSON object, got list",
     ]  # fmt: skip
     assert run["numbers"] == 610, "the checkpoint knows how large the model is"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from safari.config import Config
 from safari.errors import RunError
 from safari.runs import RunFolder, Trial, model_size, read_lines
+from safari.runs.files import is_there
 from safari.runs.similarity import matrix_in_checkpoint
 from safari.runs.summary import SCORES
 
@@ -106,7 +106,7 @@ def read_run(run: RunFolder, name: str | None = None) -> RunData:
     for trial in run.trials():
         by_arm.setdefault(trial.arm, []).append(trial)
     arms = [_read_arm(arm, trials, run.config.clients) for arm, trials in by_arm.items()]
-    clients = _optional_json(run.path / "clients.json")
+    clients = run.read("clients.json")
     return RunData(
         name=run.config.name if name is None else name,
         config=run.config,
@@ -174,7 +174,7 @@ def _read_arm(name: str, trials: Sequence[Trial], clients: int) -> ArmData:
 def _read_trial(trial: Trial, clients: int, *, with_status: bool) -> tuple[TrialData, Codes | None]:
     rows: list[list[float]] = []
     codes: list[Codes] = []
-    for number, record in enumerate(read_lines(trial.rounds), 1):
+    for number, record in enumerate(read_lines(trial.rounds, trial.root), 1):
         try:
             rows.append(_row(record))
             if with_status:
@@ -207,23 +207,11 @@ def _status(record: Mapping[str, Any], clients: int) -> Codes:
 
 def _from_checkpoint(trial: Trial | None, clients: int) -> tuple[Floats | None, int | None]:
     """The similarity matrix, and how many numbers the model has."""
-    if trial is None or not trial.checkpoint.exists():
+    if trial is None or not is_there(trial.checkpoint, trial.root):
         return None, None
-    matrix = matrix_in_checkpoint(trial.checkpoint, clients)
-    return None if matrix is None else matrix.astype(np.float64), model_size(trial.checkpoint)
-
-
-def _optional_json(path: Path) -> dict[str, Any]:
-    """A JSON object that a run's folder may hold; empty where it is not there."""
-    if not path.exists():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} is not readable JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise RunError(f"{path} must hold a JSON object, got {type(value).__name__}")
-    return value
+    matrix = matrix_in_checkpoint(trial.checkpoint, clients, trial.root)
+    size = model_size(trial.checkpoint, trial.root)
+    return None if matrix is None else matrix.astype(np.float64), size
 
 
 def _label_counts(path: Path, value: object) -> NDArray[np.int64] | None:

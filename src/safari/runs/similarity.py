@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from safari.errors import RunError
+from safari.runs.checkpoint import opened
 
 # A line has 106 kB with 200 clients; beyond this number of clients none is written.
 MOST_CLIENTS = 256
@@ -56,26 +56,28 @@ def matrix_of(state: Mapping[str, NDArray[Any]], clients: int) -> NDArray[np.flo
     return np.where(met > 0, sums / np.where(met > 0, met, 1), np.nan).astype(np.float32)
 
 
-def matrix_in_checkpoint(path: Path, clients: int) -> NDArray[np.float32] | None:
+def matrix_in_checkpoint(path: Path, clients: int, root: Path | None = None) -> NDArray[np.float32] | None:
     """`matrix_of` the rule's state in a checkpoint, its diagonal NaN; None for a rule that keeps none.
 
     Reads nothing else of the file. RunError where it cannot be read, or holds numbers of another kind.
+
+    Args:
+        path: the checkpoint.
+        clients: how many rows and columns the matrix must have.
+        root: the run's folder, below which no link is followed.
     """
-    try:
-        with safe_open(path, framework="np") as handle:
-            names = set(handle.keys())
-            found = {}
-            for name in (name for name in MATRICES if f"rule.{name}" in names):
-                part = handle.get_slice(f"rule.{name}")
-                if list(part.get_shape()) != [clients, clients]:
-                    continue
-                if part.get_dtype() not in _FLOATS:
-                    raise RunError(
-                        f"{path.name}: rule.{name} must be of {', '.join(_FLOATS)}, got {part.get_dtype()}"
-                    )
-                found[name] = handle.get_tensor(f"rule.{name}")
-    except (SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:
-        raise RunError(f"{path.name} cannot be read: {error}") from error
+    found = {}
+    with opened(path, root) as (handle, _):
+        names = set(handle.keys())
+        for name in (name for name in MATRICES if f"rule.{name}" in names):
+            part = handle.get_slice(f"rule.{name}")
+            if list(part.get_shape()) != [clients, clients]:
+                continue
+            if part.get_dtype() not in _FLOATS:
+                raise RunError(
+                    f"{path.name}: rule.{name} must be of {', '.join(_FLOATS)}, got {part.get_dtype()}"
+                )
+            found[name] = handle.get_tensor(f"rule.{name}").numpy()
     matrix = matrix_of(found, clients)
     if matrix is None:
         return None

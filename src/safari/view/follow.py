@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from safari.errors import RunError
+from safari.runs.files import LONGEST_LINE, open_plain
+
 # Bytes read at once: a long file shows its beginning while the rest is being read.
 CHUNK = 16 * 2**20
-# More than any record has; whatever is longer is skipped without being kept in memory.
-LONGEST_LINE = 4 * CHUNK
 # Further problems are counted, but not listed one by one.
 MOST_PROBLEMS = 20
 
@@ -30,15 +31,29 @@ class Skipped:
         if len(self.problems) < MOST_PROBLEMS:
             self.problems.append(f"{self.name}, line {line} was skipped: {problem}")
 
+    def note_file(self, problem: str) -> None:
+        """Remember that the file cannot be read at all, once for each problem."""
+        if problem not in self.problems:
+            self.count += 1
+            self.problems.append(problem)
+
+
+def without_folder(error: Exception, root: Path) -> str:
+    """What an error says, with paths as they are inside the run's folder: a page may be passed on."""
+    return str(error).replace(f"{root}{os.sep}", "")
+
 
 @dataclass
 class LineFollower:
     """How far a file has been read. `generation` grows when the file was cut back or replaced.
 
     A last line without its end is left for later. A line that is not a JSON object is skipped and noted.
+
+    path: the file. root: the run's folder, below which no link is followed; the file's own by default.
     """
 
     path: Path
+    root: Path | None = None
     generation: int = 0
     _offset: int = 0
     _line: int = 0
@@ -51,15 +66,17 @@ class LineFollower:
     def read(self) -> list[tuple[int, dict[str, Any]]]:
         """The whole lines that are new, with their numbers; after a cut, those from the beginning."""
         try:
-            with self.path.open("rb") as handle:
+            with open_plain(self.path, self.root) as handle:
                 about = os.fstat(handle.fileno())
                 if about.st_ino != self._inode or self._was_cut(handle, about.st_size):
                     self._restart(about.st_ino)
                 handle.seek(self._offset)
                 data = self._next_bytes(handle)
-        except OSError:
+        except (OSError, RunError) as error:
             if self._offset:
                 self._restart(0)
+            if isinstance(error, RunError):
+                self.skipped.note_file(without_folder(error, self.root or self.path.parent))
             return []
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)

@@ -21,14 +21,13 @@ from safari.runs import RunFolder, Trial, model_size, seeds_of, summarise_trial
 from safari.runs.summary import SCORES, over_seeds
 from safari.toml import to_toml
 from safari.view.arrays import encode_array
+from safari.view.follow import without_folder
 from safari.view.trial import Cursor, TrialLog, drawn_clients
 
 Cursors = dict[str, Cursor]
 # Arms × seeds that are followed: each holds some memory and is looked at twice a second.
 MOST_TRIALS = 2000
 CONFIG = "the newest config.toml"
-# More is not what this package writes.
-_LARGEST_JSON = 8 * 2**20
 # What a page can count up to without rounding.
 _LARGEST_COUNT = 2**53
 
@@ -120,7 +119,8 @@ class Monitor:
         try:
             result = work()
         except Exception as error:
-            self._failed[number, part] = f"{part} cannot be shown ({type(error).__name__}: {error})"[:300]
+            words = without_folder(error, self._runs[number].path)
+            self._failed[number, part] = f"{part} cannot be shown ({type(error).__name__}: {words})"[:300]
             return otherwise
         self._failed.pop((number, part), None)
         return result
@@ -158,8 +158,7 @@ class Monitor:
         run, problems = self._runs[number], list[str]()
         config = shareable(run.config)
         clients, environment, model = (
-            _read_json(run.path / name, problems)
-            for name in ("clients.json", "environment.json", "model.json")
+            _read_json(run, name, problems) for name in ("clients.json", "environment.json", "model.json")
         )
         found = {
             "name": self._names[number],
@@ -185,7 +184,8 @@ class Monitor:
         if _whole(size):
             return int(size)
         logs = (log for key, log in self._logs.items() if _run_of(key) == number)
-        return next((size for log in logs if (size := model_size(log.trial.checkpoint)) is not None), None)
+        sizes = (model_size(log.trial.checkpoint, log.trial.root) for log in logs)
+        return next((size for size in sizes if size is not None), None)
 
     def _state(self, number: int) -> str:
         """finished, running or stopped."""
@@ -311,20 +311,12 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _read_json(path: Path, problems: list[str]) -> dict[str, Any]:
+def _read_json(run: RunFolder, name: str, problems: list[str]) -> dict[str, Any]:
     try:
-        if not path.exists():
-            return {}
-        if path.stat().st_size > _LARGEST_JSON:
-            raise ValueError(f"larger than {_LARGEST_JSON} bytes")
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        problems.append(f"{path.name} cannot be read: {error}")
+        return run.read(name)
+    except RunError as error:
+        problems.append(without_folder(error, run.path))
         return {}
-    if not isinstance(value, dict):
-        problems.append(f"{path.name} must hold a JSON object, got {type(value).__name__}")
-        return {}
-    return value
 
 
 def _stamp(run: RunFolder) -> tuple[int, int]:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from safari.errors import RunError
 from safari.runs import Trial
+from safari.runs.files import LONGEST_LINE, open_plain
 from safari.runs.similarity import MOST_CLIENTS, from_line, matrix_in_checkpoint
-from safari.view.follow import Skipped
+from safari.view.follow import Skipped, without_folder
 
 # What the page can draw and a request can carry.
 MOST_DRAWN = 1000
@@ -55,8 +55,12 @@ class SimilaritySnapshots:
 
     def poll(self) -> None:
         """Look for more; a folder that goes away meanwhile has no more."""
-        with contextlib.suppress(OSError):
+        try:
             self._poll()
+        except RunError as error:
+            self.skipped.note_file(without_folder(error, self._trial.root))
+        except OSError:
+            pass
 
     def _poll(self) -> None:
         path = self._trial.similarity
@@ -76,23 +80,27 @@ class SimilaritySnapshots:
         if round in self._places:
             offset, length = self._places[round]
             try:
-                with self._trial.similarity.open("rb") as handle:
+                with self._open() as handle:
                     handle.seek(offset)
                     return from_line(json.loads(handle.read(length)))
             except (OSError, ValueError, RecursionError) as error:
                 raise RunError(f"similarity.jsonl has changed: {error}") from error
         if round == self._from_checkpoint and not self._places:
-            matrix = matrix_in_checkpoint(self._trial.checkpoint, self._clients)
+            matrix = self._matrix_in_checkpoint()
             if matrix is not None:
                 return matrix
         raise RunError(f"there is no similarity matrix of round {round}")
 
+    def _open(self) -> BinaryIO:
+        return open_plain(self._trial.similarity, self._trial.root)
+
+    def _matrix_in_checkpoint(self) -> NDArray[np.float32] | None:
+        return matrix_in_checkpoint(self._trial.checkpoint, self._clients, self._trial.root)
+
     def _scan(self) -> None:
-        with self._trial.similarity.open("rb") as handle:
+        with self._open() as handle:
             handle.seek(self._offset)
-            for raw in handle:
-                if not raw.endswith(b"\n"):
-                    break
+            while (raw := handle.readline(LONGEST_LINE)).endswith(b"\n"):
                 self._note(raw)
                 self._offset += len(raw)
 
@@ -117,22 +125,11 @@ class SimilaritySnapshots:
         self._checkpoint, self._unreadable = seen, ""
         found = None
         try:
-            if (
-                self._clients <= MOST_DRAWN
-                and matrix_in_checkpoint(self._trial.checkpoint, self._clients) is not None
-            ):
-                found = _checkpoint_round(self._trial)
+            if self._clients <= MOST_DRAWN and self._matrix_in_checkpoint() is not None:
+                found = self._trial.about().round
         except RunError as error:
-            self._unreadable = f"The checkpoint's similarity matrix is left out: {error}."
+            words = without_folder(error, self._trial.root)
+            self._unreadable = f"The checkpoint's similarity matrix is left out: {words}."
         if found != self._from_checkpoint:
             self.generation += self._from_checkpoint is not None
             self._from_checkpoint = found
-
-
-def _checkpoint_round(trial: Trial) -> int | None:
-    try:
-        with safe_open(trial.checkpoint, framework="np") as handle:
-            round = json.loads((handle.metadata() or {}).get("safari", "{}")).get("round")
-    except (SafetensorError, OSError, ValueError, AttributeError, RecursionError):
-        return None
-    return round if isinstance(round, int) and 0 <= round <= LAST_ROUND else None

@@ -56,7 +56,8 @@ class TrialLog:
 
     def __init__(self, trial: Trial, clients: int):
         self.trial, self.clients, self.drawn = trial, clients, drawn_clients(clients)
-        self._rounds, self._seconds = LineFollower(trial.rounds), LineFollower(trial.timings)
+        self._rounds = LineFollower(trial.rounds, trial.root)
+        self._seconds = LineFollower(trial.timings, trial.root)
         self.snapshots = SimilaritySnapshots(trial, clients)
         self._clear()
 
@@ -232,8 +233,8 @@ class TrialLog:
             column.append(values.get(name))
 
 
-def _again(tail: LineFollower) -> LineFollower:
-    return LineFollower(tail.path, tail.generation)
+def _again(follower: LineFollower) -> LineFollower:
+    return LineFollower(follower.path, follower.root, follower.generation)
 
 
 def _is_round(value: Any) -> bool:

@@ -293,6 +293,8 @@ def test_dense_replies_are_welcome_beside_sparse_ones(tmp_path):
         tmp_path, {30: good_app(), 50: dense_app, 70: dense_app}, rounds=2, download="dense", rule="drop"
     )
     assert [line["arrived"] for line in lines] == [[0, 1, 2], [0, 1, 2]]
+    # Two of three cut nothing.
+    assert lines[0]["density"] == pytest.approx((0.2 + 1 + 1) / 3, abs=0.01)
     assert lines[0]["nodes"]["0"] == "30"
     assert lines[1]["nodes"] == lines[0]["nodes"]
 

@@ -83,7 +83,8 @@ def read_reply(
     if frame is None:
         vector = dense_vector(arrays, sent.layout)
         _check_size(vector)
-        mask = (vector != 0) | ~sent.layout.prunable
+        # A client without our side cuts nothing: a weight of its that is 0 happens to be.
+        mask = torch.ones_like(vector, dtype=torch.bool)
         return Reply(name, vector, mask, metrics, sum(len(a.data) for a in arrays.values()), "dense")
     found = decode(frame, sent.shared)
     vector, mask = torch.from_numpy(found.vector), torch.from_numpy(found.mask)
@@ -123,7 +124,7 @@ def mean_metrics(found: Sequence[Metrics]) -> MetricRecord | None:
         return None
     counted = all(metrics.examples is not None for metrics in found)
     names = dict.fromkeys(name for metrics in found for name in metrics.values)
-    means = {}
+    means: dict[str, Any] = {}
     for name in names:
         reports = [
             (metrics.values[name], metrics.examples if counted and metrics.examples else 1.0)

@@ -98,7 +98,8 @@ class RunLog:
             "roster": roster.to_json(),
         }
         more = {} if average is None else {AVERAGE: average}
-        self.trial.save(Saved(server.round, to_tensors(server) | more, facts))
+        saved = Saved(server.round, to_tensors(server) | more, facts)
+        self.trial.save(saved, self.run.config.checkpoint.keep)
 
     def close(self) -> None:
         """Sum up what there is."""

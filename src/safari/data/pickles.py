@@ -82,7 +82,6 @@ _BYTES = ("SHORT_BINBYTES", "BINBYTES", "BINBYTES8", "BYTEARRAY8")
 _OLD_STRINGS = ("STRING", "SHORT_BINSTRING", "BINSTRING")
 _TEXTS = ("UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8")
 _NUMBERS = ("INT", "LONG", "LONG1", "LONG4", "BININT", "BININT1", "BININT2", "FLOAT", "BINFLOAT")
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 _IGNORED = ("PROTO", "FRAME", "STOP")
 
 
@@ -196,7 +195,10 @@ _VALUES: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
         **dict.fromkeys(_OLD_STRINGS, lambda text: text.encode("latin1")),
         **dict.fromkeys(_TEXTS, str),
         **dict.fromkeys(_NUMBERS, lambda number: _bounded(number)),
-        **{name: lambda _, value=value: value for name, value in _CONSTANTS.items()},
+        "NONE": lambda _: None,
+        "NEWTRUE": lambda _: True,
+        "NEWFALSE": lambda _: False,
+        "EMPTY_TUPLE": lambda _: (),
         "EMPTY_LIST": lambda _: [],
         "EMPTY_DICT": lambda _: {},
     }

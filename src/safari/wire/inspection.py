@@ -129,7 +129,7 @@ def _weigh(brief: Inspection, reader: Reader, part: Range, shared: Shared) -> In
     if modes.mask != "known":
         decode_bitmap(reader, part.segments, bits)
         pieces = np.split(bits, part.bounds[1:-1][part.bounds[1:-1] < part.prunable])
-        mask_bound = sum(binary_bits(np.count_nonzero(piece), piece.size) for piece in pieces) / 8
+        mask_bound = sum(binary_bits(int(np.count_nonzero(piece)), piece.size) for piece in pieces) / 8
     if modes.mask != "coded" and shared.mask_bits is not None:
         bits ^= shared.mask_bits[part.first : part.first + part.prunable]
     marks.append(reader.at)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from safari.config import Local
 from safari.data import Augmentation, Data
 from safari.errors import ConfigError
+from safari.tasks import Task
 
 # A round's samples are drawn at once, 8 bytes each, for every client.
 MOST_DRAWN = 10**9
@@ -64,10 +65,36 @@ def check_augmentation(augmentation: Augmentation, data: Data, rng: np.random.Ge
     augmentation.apply(data.train_x[:1], *map(torch.from_numpy, draws))
 
 
-def check_output(module: nn.Module, name: str, data: Data, device: torch.device) -> None:
-    """Can the model read a sample, and does it answer with a number for each class?"""
+_LABELS = {
+    "class": "one class a sample",
+    "tokens": "a class for each token",
+    "multi-hot": "0 or 1 for each label",
+    "numbers": "numbers",
+}
+
+
+def check_task(task: Task, data: Data) -> None:
+    """Are the data's labels what the task learns from?"""
+    numbers = task.labels in ("multi-hot", "numbers")
+    if data.label_kind != ("numbers" if numbers else task.labels):
+        fitting = {"class": "classification", "tokens": "tokens", "numbers": "regression or multilabel"}
+        raise ConfigError(
+            f"task.name: {task.name} needs {_LABELS[task.labels]}, and {data.name} has "
+            f"{_LABELS[data.label_kind]}; that is for {fitting[data.label_kind]}"
+        )
+    if task.labels == "multi-hot":
+        for split, y in (("train", data.train_y), ("test", data.test_y)):
+            if not bool(((y == 0) | (y == 1)).all()):
+                raise ConfigError(
+                    f"task.name: {task.name} needs {_LABELS[task.labels]}, and {data.name}'s {split}_y "
+                    "holds other numbers; that is for regression"
+                )
+
+
+def check_output(module: nn.Module, name: str, data: Data, device: torch.device, task: Task) -> None:
+    """Can the model read a sample, and does it answer as the task expects?"""
     # A copy: a module may write into its inputs.
-    x, classes = data.train_x[:2].to(device, copy=True), data.classes
+    x, y = (t[:2].to(device, copy=True) for t in (data.train_x, data.train_y))
     was_training = module.training
     module.eval()
     try:
@@ -75,13 +102,16 @@ def check_output(module: nn.Module, name: str, data: Data, device: torch.device)
             out = module(x)
     except Exception as error:
         raise ConfigError(
-            f"model: {name} cannot read samples of shape {[*x.shape[1:]]}: {type(error).__name__}: {error}"
+            f"model: {name} cannot read {_samples(data)}: {type(error).__name__}: {error}"
         ) from error
     finally:
         module.train(was_training)
-    if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(x) or out.shape[1] < classes:
-        found = f"shape {[*out.shape]}" if isinstance(out, Tensor) else type(out).__name__
-        raise ConfigError(
-            f"model: {name} must return a tensor of shape [{len(x)}, {classes}] "
-            f"for {len(x)} samples of {classes} classes, got {found}"
-        )
+    try:
+        task.check(out, y, data.classes)
+    except ConfigError as error:
+        raise ConfigError(f"model: {name} {error}") from error
+
+
+def _samples(data: Data) -> str:
+    shape = [*data.input_shape]
+    return f"samples of shape {shape}" if data.train_x.is_floating_point() else f"tokens of shape {shape}"

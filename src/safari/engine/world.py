@@ -20,17 +20,20 @@ from safari.data import (
     Augmentation,
     Data,
     as_data,
+    divide,
+    hold_out,
     label_counts,
 )
-from safari.engine.checks import check_augmentation, check_draws, check_output, check_parts
+from safari.engine.checks import check_augmentation, check_draws, check_output, check_parts, check_task
 from safari.engine.device import device_of, placed
 from safari.engine.guests import check_arrays, checked_link, checked_rule, hosted, named, rehearse
 from safari.errors import ConfigError, PruneError, SafariError
 from safari.links import LINKS, Link, Setting
 from safari.models import MODELS, Layout
-from safari.plugins import check_call, check_options, resolve
+from safari.plugins import check_call, check_options, named_arguments, resolve
 from safari.pruning import PRUNERS, Batch, Pruner, as_pruner, compute_mask, kept_count
 from safari.seeds import derive, generator, torch_generator
+from safari.tasks import TASKS, Task
 from safari.training import draw_batches, evaluate
 
 T = TypeVar("T")
@@ -40,6 +43,7 @@ KINDS: dict[str, tuple[Mapping[str, Any], str]] = {
     "data": (DATASETS, "data.name"),
     "partition": (PARTITIONS, "partition.name"),
     "model": (MODELS, "model.name"),
+    "task": (TASKS, "task.name"),
     "pruner": (PRUNERS, "pruning.pruner"),
     "link": (LINKS, "uplink.name, downlink.name"),
     "rule": (RULES, "arms"),
@@ -57,6 +61,7 @@ class World:
     seed: int
     device: torch.device
     data: Data
+    task: Task
     parts: tuple[np.ndarray, ...]
     label_counts: np.ndarray
     module: nn.Module
@@ -159,6 +164,7 @@ class World:
             self.data.test_y,
             evaluation.batch,
             memory_format,
+            task=self.task,
         )
 
     def cohort(self, t: int) -> list[int]:
@@ -221,10 +227,15 @@ def load_data(config: Config) -> Data:
 def assemble(config: Config, seed: int, data: Data) -> World:
     """The world of one seed. ConfigError lists every problem at once."""
     problems = Problems()
+    if config.evaluation.validation > 0:
+        data = hold_out(data, config.evaluation.validation, generator(seed, "validation"))
     labels = data.train_y.numpy()
-    parts = problems.attempt(lambda: _partition(config, seed, labels))
+    parts = problems.attempt(lambda: _partition(config, seed, data))
     module = problems.attempt(lambda: _module(config, seed, data))
     check_names(config, problems)
+    task = problems.attempt(partial(task_of, config))
+    if task is not None:
+        problems.attempt(partial(check_task, task, data))
     if module is not None:
         sizes = problems.attempt(partial(Layout.of, module))
         if sizes is not None:
@@ -236,7 +247,7 @@ def assemble(config: Config, seed: int, data: Data) -> World:
         counts = label_counts(labels, parts, data.classes)
         for direction in ("uplink", "downlink"):
             problems.attempt(partial(_start_link, config, direction, seed, counts))
-    if problems.lines or parts is None or module is None:
+    if problems.lines or parts is None or module is None or task is None:
         raise ConfigError(problems.lines)
     device = device_of(config)
     module.to(device)
@@ -246,6 +257,7 @@ def assemble(config: Config, seed: int, data: Data) -> World:
         seed=seed,
         device=device,
         data=placed(data, device),
+        task=task,
         parts=tuple(parts),
         label_counts=label_counts(labels, parts, data.classes),
         module=module,
@@ -260,7 +272,7 @@ def assemble(config: Config, seed: int, data: Data) -> World:
     # What can only be seen with everything in hand.
     augment = partial(check_augmentation, world.augmentation, data, generator(seed, "batches", 0, 0))
     problems.attempt(lambda: named("local.augment", augment))
-    problems.attempt(lambda: check_output(world.module, config.model.name, world.data, device))
+    problems.attempt(lambda: check_output(world.module, config.model.name, world.data, device, task))
     if _is_own("pruner", config.pruning.pruner):
         problems.attempt(lambda: world.mask(world.start, 0, 0))
     for arm in config.arms:
@@ -271,7 +283,7 @@ def assemble(config: Config, seed: int, data: Data) -> World:
 
 def check_names(config: Config, problems: Problems) -> None:
     """Note every plug-in that does not exist or does not take its options: what can be said without data."""
-    for kind in ("data", "partition", "model"):
+    for kind in ("data", "partition", "model", "task"):
         problems.attempt(partial(_factory, kind, kind, getattr(config, kind)))
     problems.attempt(lambda: _pruner(config))
     for direction in ("uplink", "downlink"):
@@ -308,6 +320,14 @@ def rule_of(plug: Plug) -> Compensation:
     if not isinstance(rule, Compensation):
         raise ConfigError(f"arms: {plug.name} must return a Compensation, got {rule!r}")
     return checked_rule(rule, f"arms: {plug.name}") if _is_own("rule", plug.name) else rule
+
+
+def task_of(config: Config) -> Task:
+    """The task that a config names."""
+    task = _build("task", "task", config.task)
+    if not isinstance(task, Task):
+        raise ConfigError(f"task.name: {config.task.name} must return a Task, got {task!r}")
+    return task
 
 
 def _is_own(kind: str, name: str) -> bool:
@@ -377,22 +397,29 @@ def _start_rule(arm: Arm, world: World) -> None:
         rehearse(world, rule)
 
 
-def _partition(config: Config, seed: int, labels: np.ndarray) -> list[np.ndarray]:
+def _partition(config: Config, seed: int, data: Data) -> list[np.ndarray]:
     partition = _factory("partition", "partition", config.partition)
     rng, options = generator(seed, "partition"), dict(config.partition.options)
     parts = _made(
-        "partition", "partition", config.partition, lambda: partition(labels, config.clients, rng, **options)
+        "partition",
+        "partition",
+        config.partition,
+        lambda: divide(partition, data, config.clients, rng, options),
     )
-    check_parts(parts, config.clients, len(labels))
+    check_parts(parts, config.clients, len(data.train_y))
     return [np.asarray(part, dtype=np.int64) for part in parts]
 
 
 def _module(config: Config, seed: int, data: Data) -> nn.Module:
-    build, options = _factory("model", "model", config.model), dict(config.model.options)
+    make, options = _factory("model", "model", config.model), dict(config.model.options)
     with torch.random.fork_rng([]):
         torch.manual_seed(derive(seed, "model") >> 1)
+        extra = named_arguments(make, tokens=data.tokens, labels=data.label_kind)
         module = _made(
-            "model", "model", config.model, lambda: build(data.input_shape, data.classes, **options)
+            "model",
+            "model",
+            config.model,
+            lambda: make(data.input_shape, data.classes, **extra, **options),
         )
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model.name: {config.model.name} must return a torch.nn.Module, got {module!r}")

@@ -26,15 +26,17 @@ def test_a_run_names_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     trial = run.trial("drop", 0)
     assert versions_of(trial) == [code_version()]
     assert json.loads((run.path / "environment.json").read_text())["code"] == code_version()
-    before = (trial.path / "code.jsonl").read_bytes()
+    before = (trial.path / "code.json").read_bytes()
     pretend(monkeypatch, "another")
     safari.resume(run.path)
-    assert (trial.path / "code.jsonl").read_bytes() == before, "it had nothing to do"
+    assert (trial.path / "code.json").read_bytes() == before, "it had nothing to do"
     text = (run.path / "config.toml").read_text().replace("rounds = 3", "rounds = 5")
     (run.path / "config.toml").write_text(text)
     safari.resume(run.path)
-    lines = [json.loads(line) for line in (trial.path / "code.jsonl").read_text().splitlines()]
-    assert lines == [{"round": 1, "code": code_version()}, {"round": 4, "code": "another"}]
+    assert json.loads((trial.path / "code.json").read_text()) == [
+        {"round": 1, "code": code_version()},
+        {"round": 4, "code": "another"},
+    ]
     assert versions_of(trial) == [code_version(), "another"]
 
 
@@ -47,6 +49,14 @@ def test_rounds_that_were_lost_are_not_named(tmp_path: Path, monkeypatch: pytest
     assert versions_of(trial) == ["a", "c"]
     note_version(trial, 1)
     assert versions_of(trial) == ["c"]
+
+
+@pytest.mark.parametrize("text", ["{", "3", '[{"round": 1}]', '[["round"]]'])
+def test_a_damaged_note_is_named(tmp_path: Path, text: str) -> None:
+    trial = RunFolder.create(tmp_path / "run", safari.parse(TINY)).trial("drop", 0)
+    (trial.path / "code.json").write_text(text)
+    with pytest.raises(safari.SafariError, match=r"seed-0/code\.json does not say which code made which"):
+        versions_of(trial)
 
 
 def test_trials_from_before_name_none(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from net.joined import session_for
 
+from net.joined import session_for
 from safari.net.channel import Channel
 from safari.net.fec import Source
 from safari.net.pace import Pacing

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from net.joined import Net, session_for
 
+from net.joined import Net, session_for
 from safari.errors import SafariError
 from safari.net.client import PACKET, Client, Expired
 from safari.net.fec import Source
@@ -35,7 +35,8 @@ def test_the_broadcast_arrives_whole_and_the_upload_as_far_as_the_link_delivers(
     delivered = sum(len(upload.packets) for upload in uploads) / 600
     # Bursts of 20 leave about 30 independent draws.
     assert delivered == pytest.approx(1 - loss, abs=0.06 if burst == 1 else 0.3)
-    # What the broadcast cost: its symbols over the share that arrives, and something for what is not known yet.
+    # What the broadcast cost: its symbols over the share that arrives, and something for what is not known
+    # yet.
     for upload in uploads:
         most = (1.6 if burst == 1 else 2.5) * net.source.shape.symbols[0] / (1 - loss) + 20
         assert upload.sent <= most

@@ -6,9 +6,9 @@ import tracemalloc
 
 import numpy as np
 import pytest
+
 from net.fuzzing import KINDS, PACING, Attack, expected, held
 from net.joined import session_for
-
 from safari.net.channel import Channel
 from safari.net.client import Client, Ready
 from safari.net.fec import Source
@@ -37,7 +37,7 @@ def test_hostile_datagrams_are_dropped_for_the_right_reason(count, heard):
     else:
         accepted = len(attack.stale)
     assert server.counts.accepted == accepted
-    before, told = held(server), {kind: 0 for kind in KINDS}
+    before, told = held(server), dict.fromkeys(KINDS, 0)
     tracemalloc.start()
     for i, (kind, data) in enumerate(attack.datagrams(count, np.random.default_rng(count))):
         if kind == "replayed" and heard == "after":

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from net.joined import Net
 
+from net.joined import Net
 from safari.errors import ConfigError
 from safari.net.pace import Pacer, Pacing
 from safari.net.path import Conditions

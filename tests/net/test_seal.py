@@ -8,8 +8,8 @@ import hmac
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from net.make_vectors import EPOCH, FOLDER, SESSION, datagrams
 
+from net.make_vectors import EPOCH, FOLDER, SESSION, datagrams
 from safari.errors import SafariError
 from safari.net.seal import DOWN, OVERHEAD, UP, WINDOW, Drop, Opened, Opener, Sealer, Session, session_of
 from safari.wire.identity import Identity

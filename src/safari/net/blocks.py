@@ -45,7 +45,7 @@ class Delivery:
 
 
 def assemble(upload: Upload, shared: Shared, identity: Identity) -> Delivery:
-    """The packets of an upload put together; those that are not of this client, round and model are refused."""
+    """The packets of an upload put together; any that is not of this client, round and model is refused."""
     parts: list[Part] = []
     refused, size = 0, 0
     for number in sorted(upload.packets):

@@ -6,11 +6,11 @@ Two kinds of datagrams carry, once opened,
     REPORT  1 byte flags | 4 bytes received | 6 bytes highest | 4 bytes lag
             | 2 bytes chunks | 2 bytes for each chunk | zeros
 
-A stamp is the sender's clock in units of 0.1 ms. A report says how much data came so far, the highest counter
-among it, and the least lag (the receiver's clock minus the stamp: the one-way delay up to a constant) since the
-report before. A client's report adds how many symbols of each chunk of the broadcast it still lacks. As long as
-it has nothing, it fills its reports with zeros to the size of a full datagram, so that a request is not shorter
-than what it causes to be sent to its address.
+A stamp is the sender's clock in units of 0.1 ms. A report says how much data came so far, the highest
+counter among it, and the least lag (the receiver's clock minus the stamp: the one-way delay up to a
+constant) since the report before. A client's report adds how many symbols of each chunk of the broadcast it
+still lacks. As long as it has nothing, it fills its reports with zeros to the size of a full datagram, so
+that a request is not shorter than what it causes to be sent to its address.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ class Client:
         now: The present, in seconds of any clock that only moves forward.
         deadline: When the round ends, by the same clock.
         epoch: When this process began, in milliseconds.
-        rng: Draws the order in which packets are sent, so that a deadline or a full queue does not cut off the
-            same layers each time.
+        rng: Draws the order in which packets are sent, so that a deadline or a full queue does not cut off
+            the same layers each time.
         pacing: How fast to send.
         rate: A rate that an earlier round has learned.
     """
@@ -192,15 +192,16 @@ class Client:
         return min(times)
 
     def _symbol(self, payload: bytes, now: float) -> Drop | None:
-        if self._sink.message is not None:
+        if self._phase is not _Phase.ASK:
             return Drop.UNWANTED
         if not self._sink.add(payload):
             return Drop.MALFORMED
         self._pause = _FIRST_PAUSE
         self._ask_at = max(self._ask_at, now + self._pause)
-        if self._sink.message is not None and self._phase is _Phase.ASK:
+        message = self._sink.message
+        if message is not None:
             self._phase = _Phase.HOLD
-            self._events.append(Ready(self._sink.message))
+            self._events.append(Ready(message))
         return None
 
     def _expire(self) -> None:

@@ -1,13 +1,13 @@
 """Forward error correction for the broadcast: RaptorQ (RFC 6330), any sufficient number of symbols will do.
 
 A message is cut into chunks of at most `CHUNK` bytes, and each chunk into symbols of `SYMBOL` bytes. From K
-source symbols come as many encoded ones as are wanted, and nearly any K of those give the chunk back (K + 2 with
-a probability of 1 − 256⁻³). A symbol travels as
+source symbols come as many encoded ones as are wanted, and nearly any K of those give the chunk back (K + 2
+with a probability of 1 − 256⁻³). A symbol travels as
 
     2 bytes chunk | 3 bytes number of the symbol | SYMBOL bytes
 
-Symbols must be authentic before they get here: one wrong symbol among thousands decodes to wrong bytes. So the
-message is compared with its digest, too.
+Symbols must be authentic before they get here: one wrong symbol among thousands decodes to wrong bytes. So
+the message is compared with its digest, too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 from safari.errors import MissingExtraError, SafariError
 
@@ -63,7 +64,7 @@ class Shape:
         """The bytes of each chunk, as equal as can be."""
         count = -(-self.size // CHUNK)
         edges = [self.size * i // count for i in range(count + 1)]
-        return tuple(b - a for a, b in zip(edges, edges[1:], strict=False))
+        return tuple(b - a for a, b in pairwise(edges))
 
     @cached_property
     def symbols(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What the control channel hands to one client for one round: where to send, with which secret, until when."""
+"""What the control channel hands to a client for one round: where to send, with which secret, until when."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGEST_DEADLINE = 30 * 24 * 3600.0
 
 @dataclass(frozen=True)
 class Offer:
-    """A session as plain values, to travel inside a message that is encrypted and meant for this client alone.
+    """A session as plain values, to travel in an encrypted message to this client alone.
 
     Args:
         host: Where the server receives datagrams: a name or an address.

@@ -1,16 +1,17 @@
 """How fast to send: at a configured or learned rate that gives way to growing delay, and never to loss alone.
 
 Loss says nothing about congestion on a link that loses a third of what it carries anyway. A queue does: the
-receiver reports the one-way delay of what it got, and what that is above the least delay seen so far is time
-spent in queues. As in LEDBAT (RFC 6817) the rate aims at a small queue: above `target` it is cut, below half of
-it the rate grows again, at most once in a round-trip time. A cut goes below the rate `through` at which our data
-has been leaving the queue, so that the queue drains; it counts what was lost as well as what arrived.
+receiver reports the one-way delay of what it got, and what that is above the least delay seen so far is
+time spent in queues. As in LEDBAT (RFC 6817) the rate aims at a small queue: above `target` it is cut,
+below half of it the rate grows again, at most once in a round-trip time. A cut goes below the rate
+`through` at which our data has been leaving the queue, so that the queue drains; it counts what was lost as
+well as what arrived.
 
     queue > target          rate ← max(rate / 10, min(3/4 · rate, 3/4 · through))
     queue < target / 2      rate ← rate · 5/4     (doubled as long as it was never cut)
 
-A whole upload about which nothing was heard halves the rate that the next one starts with (the circuit breaker
-that RFC 8085 asks for, on the scale of rounds).
+A whole upload about which nothing was heard halves the rate that the next one starts with (the circuit
+breaker that RFC 8085 asks for, on the scale of rounds).
 """
 
 from __future__ import annotations

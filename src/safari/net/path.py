@@ -1,6 +1,7 @@
 """A network path in memory: what goes in at one end comes out at the other, late, or not at all.
 
-For tests, benchmarks and trials: two ends are joined by a pair of these, or a relay puts them between sockets.
+For tests, benchmarks and trials: two ends are joined by a pair of these, or a relay puts them between
+sockets.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ A datagram is
     21      n      ciphertext
     21 + n  16     tag
 
-with the first 21 bytes as associated data and bytes 9 to 20 as the nonce. A session lives for one round of one
-client, its secret is handed out once through the control channel, and each direction has a key of its own, so
-a nonce repeats only if two processes begin in the same millisecond with the same secret. The key is derived
-from the identity as well: a datagram of another client, round or model does not authenticate.
+with the first 21 bytes as associated data and bytes 9 to 20 as the nonce. A session lives for one round of
+one client, its secret is handed out once through the control channel, and each direction has a key of its
+own, so a nonce repeats only if two processes begin in the same millisecond with the same secret. The key is
+derived from the identity as well: a datagram of another client, round or model does not authenticate.
 
 Numbers are little-endian.
 """

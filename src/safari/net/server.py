@@ -1,8 +1,8 @@
 """The server's end of all sessions, without sockets or clock: bytes and `now` in, datagrams out.
 
-A session begins when the round is announced through the control channel, and ends when the server closes it.
-Until a client has asked from some address nothing is sent to it, and until it has shown that it receives there,
-little: so nobody can make the server flood a third party.
+A session begins when the round is announced through the control channel, and ends when the server closes
+it. Until a client has asked from some address nothing is sent to it, and until it has shown that it
+receives there, little: so nobody can make the server flood a third party.
 """
 
 from __future__ import annotations

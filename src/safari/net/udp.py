@@ -1,4 +1,4 @@
-"""The one file that touches sockets: it moves datagrams between them and the two ends, and keeps their time."""
+"""The one file that touches sockets: it moves datagrams between them and the ends, and keeps the time."""
 
 from __future__ import annotations
 
@@ -297,7 +297,8 @@ class ClientSocket:
 
 
 class Relay:
-    """A relay between clients and a server that treats datagrams as a bad network would. For trials and tests.
+    """A relay between clients and a server that treats datagrams as a bad network would. For trials and
+    tests.
 
     Clients send to its `port`; each of them gets a socket of its own towards the server, as behind a NAT.
     Use it in an `async with` statement.
@@ -317,9 +318,9 @@ class Relay:
 
     async def __aexit__(self, *_: object) -> None:
         self._loop.remove_reader(self._sock.fileno())
-        for sock, _, _ in self._ways.values():
-            self._loop.remove_reader(sock.fileno())
-            sock.close()
+        for way in self._ways.values():
+            self._loop.remove_reader(way[0].fileno())
+            way[0].close()
         for timer in self._timers.values():
             timer.cancel()
         self._sock.close()
@@ -367,7 +368,7 @@ class Relay:
 
 
 def _waiting(sock: socket.socket) -> list[tuple[bytes, Any]]:
-    out = []
+    out: list[tuple[bytes, Any]] = []
     with contextlib.suppress(OSError):
         while len(out) < _AT_ONCE:
             out.append(sock.recvfrom(65535))

@@ -15,6 +15,7 @@ from safari.engine.average import AVERAGE, begin_average, saved_average
 from safari.engine.world import World
 from safari.errors import RunError
 from safari.runs import Saved, Trial
+from safari.runs.checkpoint import About
 from safari.runs.similarity import MATRICES, MOST_CLIENTS, due, matrix_of, to_line
 
 _MEANINGFUL = (
@@ -23,6 +24,7 @@ _MEANINGFUL = (
     "data",
     "partition",
     "model",
+    "task",
     "pruning",
     "local",
     "uplink",
@@ -113,9 +115,12 @@ def from_saved(saved: Saved, world: World, rule: Compensation, trial: Trial) -> 
     )
 
 
-def refuse_changes(saved: Saved, config: Config, trial: Trial) -> None:
+def refuse_changes(saved: Saved | About, config: Config, trial: Trial) -> None:
     """RunError when a checkpoint's numbers follow from another config; it names what differs."""
-    before, now = dict(saved.facts.get("config", {})), meaning(config, trial.arm)
+    known, now = saved.facts.get("config", {}), meaning(config, trial.arm)
+    if not isinstance(known, Mapping):
+        raise RunError(f"{trial.checkpoint} does not say which config it was made under")
+    before = dict(known)
     if before.get("rule") != now["rule"]:
         # What another rule, or other options, leave to defaults is no news.
         before.pop("defaults", None)
@@ -137,7 +142,13 @@ def meaning(config: Config, arm: str) -> dict[str, Any]:
     wire["feedback"] = config.wire.feeds_back
     # With its name, so that an option that a rule did not have then counts as a change.
     defaults = {"name": rule.name, **rule_defaults(rule.name, rule.options)}
-    named = {"wire": wire, "rule": {"name": rule.name, **rule.options}, "defaults": defaults}
+    validation = {"validation": config.evaluation.validation}
+    named = {
+        "evaluation": validation,
+        "wire": wire,
+        "rule": {"name": rule.name, **rule.options},
+        "defaults": defaults,
+    }
     return {name: table[name] for name in _MEANINGFUL} | named
 
 

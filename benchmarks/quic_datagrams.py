@@ -273,17 +273,22 @@ def by_the_deadline(seeds: int, deadlines=(0.5, 1.0, 2.0, 5.0, 10.0, 30.0)) -> l
     return rows
 
 
-def cpu(count: int = 4000) -> dict[str, float]:
-    """Seconds of CPU for each MB that goes from a client to a server, both ends, without sockets."""
-    start = time.process_time()
-    found = Quic(0.0, 0.01, 0, count=count, window=10_000_000, every=0.0002).run(30)
-    quic = time.process_time() - start
-    assert len(found.arrivals) == count
-    start = time.process_time()
-    assert len(sealed(0.0, 0.01, 0, count=count, every=0.0002)) == count
-    ours = time.process_time() - start
-    megabytes = count * SIZE / 1e6
-    return {"quic": quic / megabytes, "sealed": ours / megabytes, "ratio": quic / ours}
+def cpu(count: int = 4000, tries: int = 7) -> dict[str, float]:
+    """Seconds of CPU for each MB from a client to a server, both ends, without sockets: the best of some."""
+
+    def quic() -> int:
+        return len(Quic(0.0, 0.01, 0, count=count, window=10_000_000, every=0.0002).run(30).arrivals)
+
+    def ours() -> int:
+        return len(sealed(0.0, 0.01, 0, count=count, every=0.0002))
+
+    best = {"quic": NEVER, "sealed": NEVER}
+    for _ in range(tries):
+        for name, way in (("quic", quic), ("sealed", ours)):
+            start = time.process_time()
+            assert way() == count
+            best[name] = min(best[name], (time.process_time() - start) / (count * SIZE / 1e6))
+    return best | {"ratio": best["quic"] / best["sealed"]}
 
 
 def mean(values: list[float]) -> float:
@@ -294,21 +299,25 @@ def _finite(value: float) -> float | None:
     return None if value == NEVER else value
 
 
+PARTS = {"why": why, "until_it_counts": until_it_counts, "by_the_deadline": by_the_deadline}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seeds", type=int, default=40)
+    parser.add_argument("--only", choices=[*PARTS, "cpu_seconds_per_mb"], help="one of the questions")
     parser.add_argument("--out", type=File)
     args = parser.parse_args()
-    found = {
-        "versions": {name: version(name) for name in ("aioquic", "cryptography")}
-        | {"python": platform.python_version()},
-        "seeds": args.seeds,
-        "why": why(args.seeds),
-        "until_it_counts": until_it_counts(args.seeds),
-        "by_the_deadline": by_the_deadline(args.seeds),
-        "cpu_seconds_per_mb": cpu(),
-    }
-    print(found["cpu_seconds_per_mb"])
+    found = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
+    found["versions"] = {name: version(name) for name in ("aioquic", "cryptography")}
+    found["versions"]["python"] = platform.python_version()
+    for name, part in PARTS.items():
+        if args.only in (None, name):
+            found[name] = part(args.seeds)
+            found["seeds"] = args.seeds
+    if args.only in (None, "cpu_seconds_per_mb"):
+        found["cpu_seconds_per_mb"] = cpu()
+        print(found["cpu_seconds_per_mb"])
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(found, indent=1) + "\n")

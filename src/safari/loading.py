@@ -313,8 +313,9 @@ class _Beside(importlib.abc.MetaPathFinder):
         for finder in sys.meta_path:
             find_spec = None if finder is self else getattr(finder, "find_spec", None)
             spec = find_spec(name, None) if find_spec else None
-            if spec is not None:
-                return spec.origin is None or Path(spec.origin).resolve() != file
+            # A folder of that name on the path is a namespace without origin; Python, too, prefers a file.
+            if spec is not None and spec.origin is not None:
+                return Path(spec.origin).resolve() != file
         return False
 
 
@@ -331,7 +332,7 @@ def _with_needs(start: _Neighbour) -> list[_Neighbour]:
 def _approve(source: Source) -> None:
     session = _session.get()
     if session is not None and not session.allows(source):
-        raise TrustError(f"{source} was not approved, so that it is not loaded")
+        raise TrustError(f"{source} was not approved, so it is not loaded (trust)")
 
 
 def _is_as_it_was(source: Source) -> bool:

@@ -60,11 +60,14 @@ your own goes in as file.py:name or package.module:name
         )
     source, _, attribute = name.rpartition(":")
     module = _load(field, source, lambda: load(source))
-    # Of a script, only what it defines itself: not what it has imported.
-    if not hasattr(module, attribute) or (source == MAIN and not _is_defined_in(module, attribute)):
+    if not hasattr(module, attribute):
         near = did_you_mean(attribute, vars(module))
         raise ConfigError(f"{field}: {source} has no {attribute!r}{near}")
-    return getattr(module, attribute)
+    found = getattr(module, attribute)
+    if source == MAIN and getattr(found, "__module__", None) != MAIN:
+        # A run that somebody sent must not choose among what the script has imported.
+        raise ConfigError(f"{field}: {source} does not define {attribute!r} itself")
+    return found
 
 
 def known(kind: str, name: str, builtin: Mapping[str, Any]) -> Any:
@@ -230,7 +233,3 @@ def _load(field: str, source: str, load: Callable[[], T]) -> T:
         raise type(error)([f"{field}: {problem}" for problem in error.problems]) from error
     except Exception as error:
         raise ConfigError(f"{field}: cannot import {source}: {type(error).__name__}: {error}") from error
-
-
-def _is_defined_in(module: types.ModuleType, name: str) -> bool:
-    return getattr(getattr(module, name), "__module__", None) == module.__name__

@@ -58,7 +58,8 @@ def needs(table: Mapping[str, Any]) -> list[Source]:
 
 def contacts(table: Mapping[str, Any]) -> list[Source]:
     """The addresses that the trackers of a config would send to."""
-    address = table.get("track", {}).get("mlflow", "")
+    trackers = table.get("track")
+    address = trackers.get("mlflow") if isinstance(trackers, Mapping) else None
     return [Source(f"track.mlflow = {address!r}", None, "")] if address else []
 
 

@@ -55,8 +55,14 @@ def keep_code(run: RunFolder, about: Mapping[str, str] | None = None) -> list[So
 
 
 def described(run: RunFolder) -> dict[str, str]:
-    """What the run's own plug-ins said of themselves when it was made, by their name in the config."""
-    return _about(run)
+    """What the run's own plug-ins said of themselves when it was made, by their name in the config.
+
+    Nothing where that cannot be read: a page does without it.
+    """
+    try:
+        return _about(run)
+    except RunError:
+        return {}
 
 
 def _compare(run: RunFolder, source: Source, entry: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from safari.errors import RunError
-from safari.runs.files import write_atomically
+from safari.runs.files import read_json, write_atomically
 from safari.runs.folder import Trial
 from safari.version import code_version
 
@@ -20,7 +20,7 @@ def note_version(trial: Trial, first: int) -> None:
     if not kept or kept[-1]["code"] != code_version():
         kept.append({"round": first, "code": code_version()})
     if kept != before:
-        write_atomically(_path(trial), (json.dumps(kept) + "\n").encode())
+        write_atomically(_path(trial), (json.dumps(kept) + "\n").encode(), trial.root)
 
 
 def versions_of(trial: Trial) -> list[str]:
@@ -30,12 +30,12 @@ def versions_of(trial: Trial) -> list[str]:
 
 def _entries(trial: Trial) -> list[dict[str, Any]]:
     path = _path(trial)
-    if not path.exists():
-        return []
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path, trial.root)
         return [{"round": int(entry["round"]), "code": str(entry["code"])} for entry in found]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except FileNotFoundError:
+        return []
+    except (ValueError, KeyError, TypeError) as error:
         raise RunError(f"{path} does not say which code made which rounds: {error!r}; remove it") from error
 
 

@@ -13,6 +13,9 @@ from typing import Any
 from safari.config import Config
 from safari.errors import ConfigError
 
+# On the command line these may be names with commas between them.
+_LISTS = ("arms", "aggregation.steps")
+
 
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file as plain tables; ConfigError when it is missing or malformed."""
@@ -39,7 +42,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
     try:
         return key, tomllib.loads(f"x = {value}")["x"]
     except tomllib.TOMLDecodeError:
-        return key, value.split(",") if key == "arms" else value
+        return key, value.split(",") if key in _LISTS else value
 
 
 def to_toml(config: Config, *, comments: bool = False) -> str:

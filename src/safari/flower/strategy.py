@@ -16,12 +16,11 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from torch import Tensor, nn
+from torch import nn
 
 from safari.aggregation import Compensation, Server
 from safari.config import Config
-from safari.engine.average import begin_average, next_average
-from safari.engine.world import rule_of
+from safari.engine.world import rule_of, steps_of
 from safari.errors import ConfigError, SafariError
 from safari.flower.arrays import dense_record, dense_vector, others_of
 from safari.flower.broadcast import Broadcast, broadcast
@@ -94,7 +93,6 @@ class SafariStrategy(Strategy):
         self.evaluate, self.min_nodes = evaluate, min_nodes
         self.roster = Roster(clients)
         self._server: Server | None = None
-        self._average: Tensor | None = None
         self._others = others_of(ArrayRecord(dict(module.state_dict())), self.layout)
         self._sent: Broadcast | None = None
         self._downloads = Downloads(download) if download in VALUE_MODES else None
@@ -151,7 +149,7 @@ class SafariStrategy(Strategy):
                     log.write(self._line, seconds)
                     done = self.server.round
                     if done % self.config.checkpoint.every == 0 or done == num_rounds:
-                        log.save(self.server, self.roster, self._average)
+                        log.save(self.server, self.roster)
         result.arrays = self.arrays
         return result
 
@@ -163,7 +161,8 @@ class SafariStrategy(Strategy):
     @property
     def averaged(self) -> ArrayRecord | None:
         """Their running average likewise; None where `aggregation.average` asks for none."""
-        return None if self._average is None else dense_record(self.layout, self._average, self._others)
+        average = None if self._server is None else self._server.average
+        return None if average is None else dense_record(self.layout, average, self._others)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -218,7 +217,6 @@ class SafariStrategy(Strategy):
         received = {seat: reply.vector for seat, reply in collected.replies.items()}
         masks = {seat: reply.mask for seat, reply in collected.replies.items()}
         self._server, outcome = server.step(received, cohort, masks)
-        self._average = next_average(self._average, self.server.model, server.round, self.config)
         outcome = replace(outcome, refused={**collected.refused, **outcome.refused})
         self._line = round_record(
             self.layout, sent, collected, outcome, before.cpu(), self.server.model.cpu(), self._resumed
@@ -282,7 +280,7 @@ class SafariStrategy(Strategy):
             return
         log = RunLog.open(self.run, self.config, self.layout)
         with log.run.writing():
-            self._server, self.roster, self._average = log.load(self.server, self.roster, self._average)
+            self._server, self.roster = log.load(self.server, self.roster)
             self._resumed = self.server.round > 0
             if self._resumed:
                 _log.info("Going on after round %s of %s", self.server.round, self.run)
@@ -296,8 +294,13 @@ class SafariStrategy(Strategy):
         if initial is not None and len(initial):
             vector = dense_vector(initial, self.layout)
             self._others = others_of(initial, self.layout)
-        self._server = Server.start(vector, self.config.clients, self.rule, parameters=self.layout.parameters)
-        self._average = begin_average(self._server.model, self.config)
+        self._server = Server.start(
+            vector,
+            self.config.clients,
+            self.rule,
+            parameters=self.layout.parameters,
+            steps=steps_of(self.config),
+        )
 
     def _choose(self, online: list[int]) -> tuple[list[int], tuple[int, ...]]:
         """The nodes to ask, and the clients that would have been asked, had they been there."""

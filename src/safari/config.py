@@ -181,6 +181,13 @@ class Checkpoint:
     """When the state is saved, so that `safari resume` can go on."""
 
     every: int = _f(10, "rounds between two checkpoints; the last round always has one", least=1)
+    keep: int = _f(
+        3,
+        "checkpoints kept for each arm and seed, the newest included: `safari resume --from ROUND` goes back "
+        "to one; each holds the model and the state of rule, links and clients",
+        least=1,
+        most=1000,
+    )
 
 
 @dataclass(frozen=True)
@@ -216,7 +223,9 @@ class Config:
             'such as {name = "mine", rule = "file.py:rule", option = 1}'
         },
     )
-    data: Plug = _plug("digits", "the data set: digits, cifar10, or your own")
+    data: Plug = _plug(
+        "digits", "the data set: digits, cifar10, hf:NAME (the Hugging Face hub, or a path), or your own"
+    )
     partition: Plug = _plug(
         "groups",
         "who holds which samples: groups, iid, shards, dirichlet, natural, or one of Flower's (flwr-...)",
@@ -359,6 +368,9 @@ def _read_plug(path: str, table: Mapping[str, Any], default: Plug, problems: lis
         problems.append(f"{path}.name must be a text, got {name!r}")
         return default
     options = {key: value for key, value in table.items() if key != "name"}
+    head, colon, source = name.partition(":")
+    if path == "data" and head == "hf" and colon:
+        return Plug(head, {"source": source, **options})
     return Plug(name, options if "name" in table else {**default.options, **options})
 
 

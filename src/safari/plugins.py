@@ -57,6 +57,7 @@ your own goes in as file.py:name or package.module:name
         raise ConfigError(
             one_of(field, name, {*builtin, *offered})
             + "; your own goes in as file.py:name or package.module:name"
+            + (f", one of the Hugging Face hub as hf:{name}" if kind == "data" else "")
         )
     source, _, attribute = name.rpartition(":")
     module = _import(field, source)

@@ -14,6 +14,7 @@ from safari.config import Config
 from safari.engine.world import World
 from safari.errors import RunError, SafariError
 from safari.runs import Saved, Trial
+from safari.runs.checkpoint import About
 from safari.runs.similarity import MATRICES, MOST_CLIENTS, due, matrix_of, to_line
 
 _MEANINGFUL = (
@@ -126,9 +127,12 @@ def saved_server(saved: Saved, server: Server, config: Config, trial: Trial) -> 
         ) from error
 
 
-def refuse_changes(saved: Saved, config: Config, trial: Trial) -> None:
+def refuse_changes(saved: Saved | About, config: Config, trial: Trial) -> None:
     """RunError when a checkpoint's numbers follow from another config; it names what differs."""
-    before, now = dict(saved.facts.get("config", {})), meaning(config, trial.arm)
+    known, now = saved.facts.get("config", {}), meaning(config, trial.arm)
+    if not isinstance(known, Mapping):
+        raise RunError(f"{trial.checkpoint} does not say which config it was made under")
+    before = dict(known)
     if before.get("rule") != now["rule"]:
         # What another rule, or other options, leave to defaults is no news.
         before.pop("defaults", None)

@@ -1,7 +1,7 @@
 """The server's side (Algorithm 3): similarity, compensation, the weighted sum."""
 
 from safari.aggregation.compensation import Compensation, Decision, Round, combine
-from safari.aggregation.registry import RULES, rule_defaults
+from safari.aggregation.registry import RULES, is_known, rule_defaults
 from safari.aggregation.rules import stand_in
 from safari.aggregation.server import Outcome, Server
 from safari.aggregation.similarity import observe, unknown
@@ -10,6 +10,7 @@ from safari.aggregation.steps import (
     ServerStep,
     average,
     chain,
+    is_known_step,
     kept_share,
     running_average,
     step_defaults,
@@ -28,6 +29,8 @@ __all__ = [
     "average",
     "chain",
     "combine",
+    "is_known",
+    "is_known_step",
     "kept_share",
     "observe",
     "rule_defaults",

@@ -9,8 +9,7 @@ from safari.aggregation.steps.fedavgm import fedavgm
 from safari.aggregation.steps.fedopt import fedadagrad, fedadam, fedyogi
 from safari.aggregation.steps.lr import lr
 from safari.aggregation.steps.step import ServerStep
-from safari.errors import ConfigError
-from safari.plugins import defaults_of, resolve
+from safari.plugins import defaults_of, known
 
 STEPS: dict[str, Callable[..., ServerStep]] = {
     "lr": lr,
@@ -24,11 +23,15 @@ STEPS: dict[str, Callable[..., ServerStep]] = {
 def step_defaults(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The options that are left as the step has them today: a later version may have others.
 
+    Nothing is imported for this: a user's step that is not loaded has none (`is_known_step`).
+
     >>> step_defaults("fedavgm", {"momentum": 0.5})
     {'lr': 1.0, 'nesterov': False}
     """
-    try:
-        factory = resolve("step", "aggregation.steps", name, STEPS)
-    except ConfigError:
-        return {}
-    return defaults_of(factory, given)
+    factory = known("step", name, STEPS)
+    return defaults_of(factory, given) if callable(factory) else {}
+
+
+def is_known_step(name: str) -> bool:
+    """Can a step's defaults be told without importing anything?"""
+    return callable(known("step", name, STEPS))

@@ -11,7 +11,7 @@ What holds for every step, whatever it returns:
   of the arrivals. The step is 0 there, and a step that keeps a memory forgets it there (`Round.kept`), so
   that a weight that comes back starts anew.
 - A round without an update (nobody arrived, nothing was recalled) does not reach `apply`: the model and the
-  state stay as they are.
+  state stay as they are. Where models arrive in part, a number that came from nobody stays, too.
 """
 
 from __future__ import annotations
@@ -87,6 +87,8 @@ def advance(
     if updated:
         inside = round.kept.clone()
         inside[round.parameters :] = False
+        if round.came is not None:
+            inside &= round.came.any(0)
         given = torch.where(inside, combined - round.global_model, 0.0)
         found, state = step.apply(state, given, round)
         # A chain that leaves the step alone leaves the sum as it is, without the rounding of x + (sum - x).

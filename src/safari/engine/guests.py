@@ -96,7 +96,19 @@ def checked_rule(rule: Compensation, where: str) -> Compensation:
         )
         return found
 
-    return replace(rule, apply=apply, name=where)
+    def learn(state: dict[str, Tensor], round: Round) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = hosted(where, lambda: rule.learn(state, round))  # type: ignore[misc]
+        return found
+
+    def respond(state: dict[str, Tensor], round: Round) -> tuple[Decision, dict[str, Tensor]]:
+        given = rule.respond or rule.apply
+        found: tuple[Decision, dict[str, Tensor]] = hosted(
+            where, lambda: _with_plain_ids(given(state, round))
+        )
+        return found
+
+    checked = replace(rule, apply=apply, name=where)
+    return checked if rule.learn is None else replace(checked, learn=learn, respond=respond)
 
 
 def rehearse(world: World, rule: Compensation) -> None:

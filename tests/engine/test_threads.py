@@ -12,10 +12,10 @@ from torch import nn
 import safari
 from engine.kit import StopAfter, play, world_of
 from engine.test_vectorised import ADAM, BASE, CNN, RESNET, compare, put
+from safari import models as models_zoo
 from safari.engine.stack import cpu
 from safari.engine.stack.crew import Crew
 from safari.engine.vectorised import Vectorised
-from safari import models as models_zoo
 from safari.training import evaluate
 
 pytestmark = pytest.mark.usefixtures("two_threads")

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from importlib.util import find_spec
 
 from hypothesis import settings
+
+# A shell starts background jobs with SIGINT ignored, and children inherit that: tests that
+# interrupt a child would wait in vain. Restore what SIGINT means in a terminal.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes depends on who else uses the machine: no test may fail for that.
 settings.register_profile("unhurried", deadline=None)

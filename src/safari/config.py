@@ -207,6 +207,7 @@ class Config:
     data: Plug = _plug("digits", "the data set: digits, cifar10, or your own")
     partition: Plug = _plug("groups", "who holds which samples: groups, iid, shards, dirichlet", groups=2)
     model: Plug = _plug("cnn", "the model: cnn, mlp, resnet20, pfl_cnn, or your own")
+    task: Plug = _plug("classification", "what is learned: classification, tokens, multilabel, regression")
     pruning: Pruning = field(default_factory=Pruning)
     local: Local = field(default_factory=Local)
     uplink: Plug = _plug(

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -229,11 +230,11 @@ def reference(tmp_path_factory):
     return path
 
 
-def begin(folder: Path) -> subprocess.Popen[str]:
+def begin(folder: Path, rounds: int = 40, launcher: Sequence[str] = ()) -> subprocess.Popen[str]:
     """A run in a process of its own, already a few rounds on."""
-    (folder / "tiny.toml").write_text(to_toml(parse({**TINY, "rounds": 40})))
+    (folder / "tiny.toml").write_text(to_toml(parse({**TINY, "rounds": rounds})))
     process = subprocess.Popen(
-        [sys.executable, "-m", "safari", "run", "tiny.toml", "--out", "mine"],
+        [*launcher, sys.executable, "-m", "safari", "run", "tiny.toml", "--out", "mine"],
         cwd=folder,
         env=environment(),
         stdout=subprocess.PIPE,
@@ -269,6 +270,22 @@ def test_a_stop_says_how_to_go_on_and_that_works(tmp_path, reference, number):
         package.resume(tmp_path / "mine")
     assert results(tmp_path / "mine") == results(reference)
     assert checkpoints(tmp_path / "mine") == checkpoints(reference)
+
+
+def test_a_background_job_is_not_stopped_by_ctrl_c_but_by_sigterm(tmp_path):
+    """A shell starts background jobs with SIGINT ignored; the command must not take that back."""
+    process = begin(tmp_path, rounds=100_000, launcher=["sh", "-c", 'trap "" INT; exec "$@"', "sh"])
+    process.send_signal(signal.SIGINT)
+    records = tmp_path / "mine/trials/safari/seed-0/rounds.jsonl"
+    before, deadline = records.stat().st_size, time.monotonic() + 60
+    while records.stat().st_size < before + 10_000:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate()
+    assert process.returncode == 130
+    assert said.endswith("stopped; nothing is lost: go on with: safari resume mine\n")
 
 
 def test_a_second_command_on_the_folder_is_told_who_writes(tmp_path):

@@ -17,7 +17,7 @@ from safari.engine.reference import run_round
 from safari.engine.state import initial
 from safari.engine.world import World, rule_of
 from safari.flower import SafariStrategy, lossy, sparse
-from safari.flower.parcel import dense_record, dense_vector
+from safari.flower.arrays import dense_record, dense_vector
 from safari.runs import RunFolder
 from safari.training.local import OPTIMISERS
 

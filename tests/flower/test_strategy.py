@@ -18,8 +18,8 @@ from safari.aggregation import Compensation, Decision
 from safari.config import parse
 from safari.errors import SafariError
 from safari.flower import SafariStrategy, sparse
-from safari.flower.parcel import FRAME_TYPE, frame_record
-from safari.flower.terms import SAFARI
+from safari.flower.arrays import FRAME_TYPE, frame_record
+from safari.flower.protocol import SAFARI
 from safari.runs import RunFolder
 from safari.wire.frame import MAGIC
 

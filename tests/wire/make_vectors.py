@@ -1,4 +1,7 @@
-"""Write tests/vectors/: `python -m wire.make_vectors` in tests/, when the version of the format changes."""
+"""Add to tests/vectors/ what is missing there: `python -m wire.make_vectors` in tests/.
+
+Files that exist are never written again: they show that what was once written can still be read.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from safari.wire import Shared, decode, decode_packet, encode, packets
+from safari.wire import Identity, Shared, decode, decode_packet, encode, packets
 from wire.samples import (
     EXACT_MODES,
     EXTREMES,
@@ -27,7 +30,10 @@ AS_PACKETS = {
     "calm-int8-flips-relative",
     "calm-step-coded",
     "two-sizes-absolute-coded",
+    "named-difference-flips",
 }
+# What the vectors state whose names begin so.
+IDENTITIES = {"named": Identity("Gerät 7", 300, bytes(range(8)))}
 
 
 def cases():
@@ -44,6 +50,8 @@ def cases():
                 guess = {"known": mask, "flips": predicted, "coded": None}[mode]
                 shared = Shared(layout, reference if values == "difference" else None, guess)
                 yield f"{name}-{values}-{mode}", numbers, mask, values, shared, mode
+    shared = Shared(layout, reference, predicted)
+    yield "named-difference-flips", vector, mask, "difference", shared, "flips"
     wide = wide_layout()
     for name in ("blanks", "stripes"):
         numbers, kept, base = wide_model(wide, name == "stripes")
@@ -63,8 +71,8 @@ def digits(mask):
 
 
 def main():
-    FOLDER.mkdir(exist_ok=True)
-    files = {}
+    index = json.loads((FOLDER / "index.json").read_text())
+    files = index["files"]
     layouts = {
         name: {"names": layout.names, "sizes": layout.sizes, "prunable": layout.prunable}
         | {"reference": hexadecimal(model[2])}
@@ -74,25 +82,31 @@ def main():
             ("stripes", wide_layout(), wide_model(wide_layout(), True)),
         )
     }
+    assert index["layouts"] == json.loads(json.dumps(layouts))
     for name, vector, mask, values, shared, mask_mode in cases():
+        if f"{name}.bin" in files:
+            continue
         needs = {
             "layout": name.split("-")[0] if name.split("-")[0] in layouts else "small",
             "reference": shared.reference is not None,
             "predicted": None if shared.predicted_mask is None else digits(shared.predicted_mask),
         }
-        choices = {"values": values, "mask_mode": mask_mode}
+        identity = IDENTITIES.get(name.split("-")[0])
+        if identity is not None:
+            needs["identity"] = [identity.client, identity.round, identity.model.hex()]
+        choices = {"values": values, "mask_mode": mask_mode, "identity": identity}
         frame = encode(vector, mask, shared, lossy=lossy(), **choices)
         (FOLDER / f"{name}.bin").write_bytes(frame)
-        decoded = decode(frame, shared)
+        decoded = decode(frame, shared, expect=identity)
         says = {"first": None, "vector": hexadecimal(decoded.vector), "mask": digits(decoded.mask)}
         files[f"{name}.bin"] = needs | says
         if name in AS_PACKETS:
             for number, data in enumerate(packets(vector, mask, shared, limit=250, lossy=lossy(), **choices)):
                 (FOLDER / f"{name}.{number}.bin").write_bytes(data)
-                part = decode_packet(data, shared)
+                part = decode_packet(data, shared, expect=identity)
                 says = {"first": part.first, "vector": hexadecimal(part.vector), "mask": digits(part.mask)}
                 files[f"{name}.{number}.bin"] = needs | says
-    (FOLDER / "index.json").write_text(json.dumps({"layouts": layouts, "files": files}, indent=1) + "\n")
+    (FOLDER / "index.json").write_text(json.dumps(index, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -68,10 +68,11 @@ class Input:
         return zeros
 
 
-def decode(data, names, sizes, prunable, reference=None, predicted=None):
+def decode(data, names, sizes, prunable, reference=None, predicted=None, identity=None):
     """(first coordinate, mask bits, value bits) of a frame or packet, over its coordinates in wire order.
 
-    `reference` are value bits and `predicted` mask bits, both in the order of the layout.
+    `reference` are value bits and `predicted` mask bits, both in the order of the layout. `identity` is
+    (client's name, round, model digest), None where none may be stated.
     """
     order = [i for i, flag in enumerate(prunable) if flag] + [
         i for i, flag in enumerate(prunable) if not flag
@@ -83,27 +84,10 @@ def decode(data, names, sizes, prunable, reference=None, predicted=None):
     wire_reference = None if reference is None else [reference[p] for p in places]
     wire_predicted = None if predicted is None else [predicted[p] for p in places][:limit]
 
-    frame = data[:4] == b"SAF\x02"
-    modes, code = (data[4], data[5]) if frame else (data[1], data[0] & 15)
-    mode, mask_mode, relative = modes & 15, modes >> 4 & 3, bool(modes & 64)
-    digests = [layout_digest(names, sizes, prunable)]
-    if relative:
-        digests.append(sha8(struct.pack(f"<{total}I", *reference)))
-    if mask_mode < 2:
-        digests.append(sha8(pack_bits(wire_predicted)))
-    context = b"" if frame else sha8(b"".join(digests))
-    check_at = 14 if frame else 3
-    check = int.from_bytes(data[check_at : check_at + 4], "little")
-    assert check == zlib.crc32(context + data[:check_at] + data[check_at + 4 :])
-    if frame:
-        assert data[6:14] == digests[0]
-        at = 18 + 8 * (len(digests) - 1)
-        assert data[18:at] == b"".join(digests[1:])
-        source, first, span = Input(data, at), 0, total
-    else:
-        assert data[0] >> 4 == 0xB
-        assert data[2] == context[0]
-        source = Input(data, 7)
+    digest = layout_digest(names, sizes, prunable)
+    mode, code, mask_mode, relative, at = read_head(data, digest, reference, wire_predicted, identity)
+    source, first, span = Input(data, at), 0, total
+    if data[:3] != b"SAF":
         first, span = source.varint(), source.varint()
 
     inside, edge = [], 0
@@ -131,6 +115,41 @@ def decode(data, names, sizes, prunable, reference=None, predicted=None):
     for i, bits in zip(kept, numbers, strict=True):
         out[i - first] = bits
     return first, mask, out
+
+
+def read_head(data, digest, reference, wire_predicted, identity):
+    """(value mode, code, mask mode, relative, where the rest begins), with everything checked."""
+    frame = data[:4] == b"SAF\x02"
+    modes, code = (data[4], data[5]) if frame else (data[1], data[0] & 15)
+    mode, mask_mode, relative = modes & 15, modes >> 4 & 3, bool(modes & 64)
+    digests = [digest]
+    if relative:
+        digests.append(sha8(struct.pack(f"<{len(reference)}I", *reference)))
+    if mask_mode < 2:
+        digests.append(sha8(pack_bits(wire_predicted)))
+    assert bool(modes & 128) == (identity is not None)
+    stated = b""
+    if identity is not None:
+        client, number, model = identity
+        stated = sha8(client.encode()) + struct.pack("<I", number) + model
+    context = b"" if frame else sha8(b"".join(digests))
+    if stated and not frame:
+        context = sha8(context + stated)
+    check_at = 14 if frame else 3
+    check = int.from_bytes(data[check_at : check_at + 4], "little")
+    assert check == zlib.crc32(context + data[:check_at] + data[check_at + 4 :])
+    if frame:
+        expected = b"".join([*digests[1:], stated])
+        assert data[6:14] == digests[0]
+        assert data[18 : 18 + len(expected)] == expected
+        return mode, code, mask_mode, relative, 18 + len(expected)
+    assert data[0] >> 4 == 0xB
+    assert data[2] == context[0]
+    source = Input(data, 7)
+    if stated:
+        assert source.take(4) == stated[:4]
+        assert source.varint() == identity[1]
+    return mode, code, mask_mode, relative, source.bit // 8
 
 
 def bitmap(source, sizes):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from safari.wire import Shared, WireLayout, decode, decode_packet, encode, inspect, packets
+from safari.wire import Identity, Shared, WireLayout, decode, decode_packet, encode, inspect, packets
 from safari.wire.bitmap import MAX_RICE, MODELLED, PACKED
 from safari.wire.symbols import DEFLATED, LISTED, PAIRED, RICED
 from safari.wire.values import VALUE_MODES
@@ -45,14 +45,21 @@ def shared_of(case):
     )
 
 
+def identity_of(case):
+    if "identity" not in case:
+        return None
+    client, number, model = case["identity"]
+    return Identity(client, number, bytes.fromhex(model))
+
+
 @pytest.mark.parametrize("name", INDEX["files"])
 def test_library_reads_what_was_written(name):
     case = INDEX["files"][name]
     data = (FOLDER / name).read_bytes()
     if case["first"] is None:
-        found = decode(data, shared_of(case))
+        found = decode(data, shared_of(case), expect=identity_of(case))
     else:
-        found = decode_packet(data, shared_of(case))
+        found = decode_packet(data, shared_of(case), expect=identity_of(case))
         assert found.first == case["first"]
     assert found.mask.tolist() == mask_of(case["mask"]).tolist()
     assert found.vector.view(np.uint32).tolist() == bits_of(case["vector"]).tolist()
@@ -61,7 +68,7 @@ def test_library_reads_what_was_written(name):
 @pytest.mark.parametrize("name", INDEX["files"])
 def test_page_is_enough_to_read_what_was_written(name):
     case = INDEX["files"][name]
-    layout = layout_of(case)
+    layout, identity = layout_of(case), identity_of(case)
     first, mask, bits = plain_decoder.decode(
         (FOLDER / name).read_bytes(),
         layout.names,
@@ -69,6 +76,7 @@ def test_page_is_enough_to_read_what_was_written(name):
         layout.prunable,
         reference_of(case).tolist() if case["reference"] else None,
         None if case["predicted"] is None else mask_of(case["predicted"]).astype(int).tolist(),
+        identity and (identity.client, identity.round, identity.model),
     )
     expected_bits, expected_mask = bits_of(case["vector"]), mask_of(case["mask"])
     if case["first"] is None:
@@ -79,7 +87,11 @@ def test_page_is_enough_to_read_what_was_written(name):
 
 
 def test_golden_files_show_every_mode_and_coder():
-    seen = {name: inspect((FOLDER / name).read_bytes(), shared_of(c)) for name, c in INDEX["files"].items()}
+    seen = {
+        name: inspect((FOLDER / name).read_bytes(), shared_of(case), expect=identity_of(case))
+        for name, case in INDEX["files"].items()
+    }
+    assert {s.modes.identified for s in seen.values()} == {False, True}
     assert {s.modes.values for s in seen.values()} == set(VALUE_MODES)
     assert {s.modes.mask for s in seen.values()} == {"known", "flips", "coded"}
     assert {s.modes.relative for s in seen.values() if s.modes.values == "step"} == {False, True}
@@ -96,10 +108,10 @@ def test_golden_files_show_every_mode_and_coder():
     assert coders == {DEFLATED, LISTED, PAIRED, RICED}
 
 
-def test_example_on_the_page_runs():
+def test_examples_on_the_page_run():
     page = (FOLDER.parents[1] / "docs" / "wire.md").read_text()
-    (example,) = re.findall(r"```python\n(.*?)```", page, re.S)
-    exec(compile(example, "docs/wire.md", "exec"), {})
+    for example in re.findall(r"```python\n(.*?)```", page, re.S):
+        exec(compile(example, "docs/wire.md", "exec"), {})
 
 
 def test_plain_decoder_reads_fresh_frames_and_packets():

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from safari.config import Local
 from safari.data import Augmentation, Data
 from safari.errors import ConfigError
+from safari.tasks import Task
 
 # A round's samples are drawn at once, 8 bytes each, for every client.
 MOST_DRAWN = 10**9
@@ -64,10 +65,10 @@ def check_augmentation(augmentation: Augmentation, data: Data, rng: np.random.Ge
     augmentation.apply(data.train_x[:1], *map(torch.from_numpy, draws))
 
 
-def check_output(module: nn.Module, name: str, data: Data, device: torch.device) -> None:
-    """Can the model read a sample, and does it answer with a number for each class?"""
+def check_output(module: nn.Module, name: str, data: Data, device: torch.device, task: Task) -> None:
+    """Can the model read a sample, and does it answer as the task expects?"""
     # A copy: a module may write into its inputs.
-    x, classes = data.train_x[:2].to(device, copy=True), data.classes
+    x, y = (t[:2].to(device, copy=True) for t in (data.train_x, data.train_y))
     was_training = module.training
     module.eval()
     try:
@@ -79,9 +80,7 @@ def check_output(module: nn.Module, name: str, data: Data, device: torch.device)
         ) from error
     finally:
         module.train(was_training)
-    if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(x) or out.shape[1] < classes:
-        found = f"shape {[*out.shape]}" if isinstance(out, Tensor) else type(out).__name__
-        raise ConfigError(
-            f"model: {name} must return a tensor of shape [{len(x)}, {classes}] "
-            f"for {len(x)} samples of {classes} classes, got {found}"
-        )
+    try:
+        task.check(out, y, data.classes)
+    except ConfigError as error:
+        raise ConfigError(f"model: {name} {error}") from error

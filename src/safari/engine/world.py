@@ -31,6 +31,7 @@ from safari.models import MODELS, Layout
 from safari.plugins import check_call, check_options, resolve
 from safari.pruning import PRUNERS, Batch, Pruner, as_pruner, compute_mask, kept_count
 from safari.seeds import derive, generator, torch_generator
+from safari.tasks import TASKS, Task
 from safari.training import draw_batches, evaluate
 
 T = TypeVar("T")
@@ -40,6 +41,7 @@ KINDS: dict[str, tuple[Mapping[str, Any], str]] = {
     "data": (DATASETS, "data.name"),
     "partition": (PARTITIONS, "partition.name"),
     "model": (MODELS, "model.name"),
+    "task": (TASKS, "task.name"),
     "pruner": (PRUNERS, "pruning.pruner"),
     "link": (LINKS, "uplink.name, downlink.name"),
     "rule": (RULES, "arms"),
@@ -57,6 +59,7 @@ class World:
     seed: int
     device: torch.device
     data: Data
+    task: Task
     parts: tuple[np.ndarray, ...]
     label_counts: np.ndarray
     module: nn.Module
@@ -159,6 +162,7 @@ class World:
             self.data.test_y,
             evaluation.batch,
             memory_format,
+            task=self.task,
         )
 
     def cohort(self, t: int) -> list[int]:
@@ -225,6 +229,7 @@ def assemble(config: Config, seed: int, data: Data) -> World:
     parts = problems.attempt(lambda: _partition(config, seed, labels))
     module = problems.attempt(lambda: _module(config, seed, data))
     check_names(config, problems)
+    task = problems.attempt(partial(task_of, config))
     if module is not None:
         sizes = problems.attempt(partial(Layout.of, module))
         if sizes is not None:
@@ -236,7 +241,7 @@ def assemble(config: Config, seed: int, data: Data) -> World:
         counts = label_counts(labels, parts, data.classes)
         for direction in ("uplink", "downlink"):
             problems.attempt(partial(_start_link, config, direction, seed, counts))
-    if problems.lines or parts is None or module is None:
+    if problems.lines or parts is None or module is None or task is None:
         raise ConfigError(problems.lines)
     device = device_of(config)
     module.to(device)
@@ -246,6 +251,7 @@ def assemble(config: Config, seed: int, data: Data) -> World:
         seed=seed,
         device=device,
         data=placed(data, device),
+        task=task,
         parts=tuple(parts),
         label_counts=label_counts(labels, parts, data.classes),
         module=module,
@@ -260,7 +266,7 @@ def assemble(config: Config, seed: int, data: Data) -> World:
     # What can only be seen with everything in hand.
     augment = partial(check_augmentation, world.augmentation, data, generator(seed, "batches", 0, 0))
     problems.attempt(lambda: named("local.augment", augment))
-    problems.attempt(lambda: check_output(world.module, config.model.name, world.data, device))
+    problems.attempt(lambda: check_output(world.module, config.model.name, world.data, device, task))
     if _is_own("pruner", config.pruning.pruner):
         problems.attempt(lambda: world.mask(world.start, 0, 0))
     for arm in config.arms:
@@ -271,7 +277,7 @@ def assemble(config: Config, seed: int, data: Data) -> World:
 
 def check_names(config: Config, problems: Problems) -> None:
     """Note every plug-in that does not exist or does not take its options: what can be said without data."""
-    for kind in ("data", "partition", "model"):
+    for kind in ("data", "partition", "model", "task"):
         problems.attempt(partial(_factory, kind, kind, getattr(config, kind)))
     problems.attempt(lambda: _pruner(config))
     for direction in ("uplink", "downlink"):
@@ -308,6 +314,14 @@ def rule_of(plug: Plug) -> Compensation:
     if not isinstance(rule, Compensation):
         raise ConfigError(f"arms: {plug.name} must return a Compensation, got {rule!r}")
     return checked_rule(rule, f"arms: {plug.name}") if _is_own("rule", plug.name) else rule
+
+
+def task_of(config: Config) -> Task:
+    """The task that a config names."""
+    task = _build("task", "task", config.task)
+    if not isinstance(task, Task):
+        raise ConfigError(f"task.name: {config.task.name} must return a Task, got {task!r}")
+    return task
 
 
 def _is_own(kind: str, name: str) -> bool:

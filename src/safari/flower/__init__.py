@@ -26,8 +26,8 @@ def _check() -> None:
 _check()
 
 from safari.flower.client import masks_of, sparse, sparse_mod  # noqa: E402
-from safari.flower.loss import lossy  # noqa: E402
-from safari.flower.masked import masked  # noqa: E402
+from safari.flower.link_mod import lossy  # noqa: E402
+from safari.flower.masking import masked  # noqa: E402
 from safari.flower.strategy import SafariStrategy  # noqa: E402
 
 __all__ = ["SafariStrategy", "lossy", "masked", "masks_of", "sparse", "sparse_mod"]

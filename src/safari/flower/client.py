@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from safari.engine.mail import wire_layout
 from safari.errors import SafariError
+from safari.flower.arrays import chain_of, dense_record, dense_vector, frame_of, frame_record, others_of
 from safari.flower.broadcast import ARRAYS, predict_mask
 from safari.flower.chain import follow, remember, remembered
-from safari.flower.leftover import keep_leftover, leftover
-from safari.flower.masked import inside
-from safari.flower.parcel import chain_of, dense_record, dense_vector, frame_of, frame_record, others_of
-from safari.flower.terms import SAFARI, Signature, Terms, identity, known_pruner
+from safari.flower.masking import inside
+from safari.flower.protocol import SAFARI, ClientInfo, Instructions, identity, known_pruner
+from safari.flower.residual import read_residual, write_residual
 from safari.models import Layout
 from safari.pruning import PRUNERS, Batch, Pruner, Score, as_pruner, compute_mask
 from safari.seeds import generator, torch_generator
@@ -40,7 +40,7 @@ class Job:
 
     module: nn.Module
     layout: Layout
-    terms: Terms
+    instructions: Instructions
     mask: Tensor
     shared: Shared
     client: str
@@ -67,16 +67,18 @@ class Job:
         vector = vector.masked_fill(~self.mask, 0.0)
         # The draws of our own engines, where a client is a number.
         client = int(self.client) if self.client.isdecimal() else self.client
-        luck = generator(self.terms.seed, "wire", client, self.terms.round)
-        lossy = Lossy(self.terms.bits, self.terms.step, luck, self.terms.ratio)
+        luck = generator(self.instructions.seed, "wire", client, self.instructions.round)
+        lossy = Lossy(self.instructions.bits, self.instructions.step, luck, self.instructions.ratio)
         model, mask = vector.numpy(), self.mask.numpy()
-        if not self.terms.feedback:
-            return frame_record(encode(model, mask, self.shared, values=self.terms.values, lossy=lossy))
-        before = leftover(self.state, self.layout.parameters, self.terms.heard)
+        if not self.instructions.feedback:
+            return frame_record(
+                encode(model, mask, self.shared, values=self.instructions.values, lossy=lossy)
+            )
+        before = read_residual(self.state, self.layout.parameters, self.instructions.heard)
         target = with_residual(model, mask, before)
-        frame = encode(target, mask, self.shared, values=self.terms.values, lossy=lossy)
+        frame = encode(target, mask, self.shared, values=self.instructions.values, lossy=lossy)
         after = settle(before, target, decode(frame, self.shared).vector, mask, True)
-        keep_leftover(self.state, before, after, self.terms.round)
+        write_residual(self.state, before, after, self.instructions.round)
         return frame_record(frame)
 
 
@@ -170,15 +172,15 @@ def open_job(
     pruner: str | Pruner | Score | None = None,
 ) -> Job:
     """Unpack a round's message into the module, and mask it (Algorithm 2, lines 1 and 2)."""
-    terms = Terms.read(message.content.config_records.get(SAFARI))
+    instructions = Instructions.read(message.content.config_records.get(SAFARI))
     layout, x = _load(module, message, context)
-    if terms.remember:
+    if instructions.remember:
         remember(context.state, x.numpy())
     if pruner is None:
-        known_pruner(terms.pruner)
-    judge = as_pruner(terms.pruner if pruner is None else pruner)
+        known_pruner(instructions.pruner)
+    judge = as_pruner(instructions.pruner if pruner is None else pruner)
     here = x.to(next(module.parameters()).device)
-    expected = predict_mask(module, layout, here, terms.round, terms.sparsity)
+    expected = predict_mask(module, layout, here, instructions.round, instructions.sparsity)
     mask = expected
     if judge is not PRUNERS["mag"]:
         mask = compute_mask(
@@ -186,23 +188,23 @@ def open_job(
             layout,
             here,
             judge,
-            terms.sparsity,
+            instructions.sparsity,
             None if batch is None else batch(message, context),
-            torch_generator(terms.seed, "pruner"),
+            torch_generator(instructions.seed, "pruner"),
             # After the first round, what is 0 stays cut.
-            support=None if terms.round == 0 else here != 0,
+            support=None if instructions.round == 0 else here != 0,
         )
     layout.write(module, here.masked_fill(~mask, 0.0))
-    shared = _shared(layout, x, expected.cpu(), terms)
-    return Job(module, layout, terms, mask.cpu(), shared, identity(context), context.state)
+    shared = _shared(layout, x, expected.cpu(), instructions)
+    return Job(module, layout, instructions, mask.cpu(), shared, identity(context), context.state)
 
 
-def _shared(layout: Layout, x: Tensor, expected: Tensor, terms: Terms) -> Shared:
+def _shared(layout: Layout, x: Tensor, expected: Tensor, instructions: Instructions) -> Shared:
     """What both ends hold."""
     reference, wire = x.numpy(), wire_layout(layout)
     shared = Shared(wire, reference, expected.numpy())
     # Where this end expects another mask than the server, which rounding might do, it travels in full.
-    return shared if shared.mask_digest == terms.predicted else Shared(wire, reference)
+    return shared if shared.mask_digest == instructions.predicted else Shared(wire, reference)
 
 
 def _load(module: nn.Module, message: Message, context: Context) -> tuple[Layout, Tensor]:
@@ -224,8 +226,8 @@ def _load(module: nn.Module, message: Message, context: Context) -> tuple[Layout
 
 
 def _reply(job: Job, vector: Tensor, metrics: MetricRecord, message: Message) -> Message:
-    signature = Signature(job.client).record()
-    content = RecordDict({ARRAYS: job.pack(vector), METRICS: metrics, SAFARI: signature})
+    client_info = ClientInfo(job.client).record()
+    content = RecordDict({ARRAYS: job.pack(vector), METRICS: metrics, SAFARI: client_info})
     return Message(content, reply_to=message)
 
 

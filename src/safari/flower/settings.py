@@ -11,7 +11,7 @@ from torch import nn
 from safari.aggregation import Compensation
 from safari.config import Config, parse
 from safari.errors import ConfigError, one_of
-from safari.flower.terms import known_pruner
+from safari.flower.protocol import known_pruner
 from safari.wire import VALUE_MODES
 
 # What Flower and the user's own code decide: a name in the record, and no built-in's.

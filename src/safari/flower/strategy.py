@@ -23,15 +23,16 @@ from safari.config import Config
 from safari.engine.average import begin_average, next_average
 from safari.engine.world import rule_of
 from safari.errors import ConfigError, SafariError
-from safari.flower.broadcast import Broadcast, broadcast, numbers_of
+from safari.flower.arrays import dense_record, dense_vector, others_of
+from safari.flower.broadcast import Broadcast, broadcast
 from safari.flower.chain import Downloads
-from safari.flower.diary import Diary, line_of, with_scores
+from safari.flower.collect import EXAMPLES, Collected, Request, collect
 from safari.flower.exchange import exchange, wait_for_nodes
-from safari.flower.leftover import NEVER
-from safari.flower.parcel import dense_record, dense_vector, others_of
+from safari.flower.reply import numbers_of
+from safari.flower.residual import NEVER
 from safari.flower.roster import Roster
+from safari.flower.run_log import RunLog, round_record, with_scores
 from safari.flower.settings import check_arguments, settings
-from safari.flower.verdict import EXAMPLES, Question, Verdict, judge
 from safari.models import Layout
 from safari.seeds import generator
 from safari.wire import VALUE_MODES
@@ -138,7 +139,7 @@ class SafariStrategy(Strategy):
         self._timeout, self._started = timeout, False
         _log.info("Starting SafariStrategy:")
         self.summary()
-        with self._diary(initial_arrays, num_rounds) as diary:
+        with self._run_log(initial_arrays, num_rounds) as log:
             if evaluate_fn is not None and self.server.round == 0:
                 _keep(result.evaluate_metrics_serverapp, 0, evaluate_fn(0, self.arrays))
             while self.server.round < num_rounds:
@@ -146,11 +147,11 @@ class SafariStrategy(Strategy):
                 seconds = self._round(
                     grid, result, train_config or {}, evaluate_config or {}, tests, num_rounds
                 )
-                if diary is not None:
-                    diary.write(self._line, seconds)
+                if log is not None:
+                    log.write(self._line, seconds)
                     done = self.server.round
                     if done % self.config.checkpoint.every == 0 or done == num_rounds:
-                        diary.save(self.server, self.roster, self._average)
+                        log.save(self.server, self.roster, self._average)
         result.arrays = self.arrays
         return result
 
@@ -200,30 +201,30 @@ class SafariStrategy(Strategy):
         if self._sent is None:
             raise SafariError("aggregate_train needs a round that configure_train has begun")
         sent, before = self._sent, self.server.model
-        question = Question(
+        request = Request(
             {m.metadata.message_id: m.metadata.dst_node_id for m in self._messages},
             self._absent,
             self._timeout,
         )
-        verdict = judge(self.roster, question, replies, sent, by_name=self.by_name)
-        self.roster, self._messages, self._sent = verdict.roster, [], None
+        collected = collect(self.roster, request, replies, sent, by_name=self.by_name)
+        self.roster, self._messages, self._sent = collected.roster, [], None
         server = self.server
         if self.config.aggregation.weights == "samples":
             shares = server.weights.new_tensor(self.roster.shares())
             server = replace(server, weights=shares)
         # Nobody was there to be asked: the round is lost, and no client's fault.
-        cohort = verdict.cohort or tuple(range(self.config.clients))
-        self._note_downloads(verdict)
-        received = {seat: reply.vector for seat, reply in verdict.replies.items()}
+        cohort = collected.cohort or tuple(range(self.config.clients))
+        self._note_downloads(collected)
+        received = {seat: reply.vector for seat, reply in collected.replies.items()}
         self._server, outcome = server.step(received, cohort)
         self._average = next_average(self._average, self.server.model, server.round, self.config)
-        outcome = replace(outcome, refused={**verdict.refused, **outcome.refused})
-        self._line = line_of(
-            self.layout, sent, verdict, outcome, before.cpu(), self.server.model.cpu(), self._resumed
+        outcome = replace(outcome, refused={**collected.refused, **outcome.refused})
+        self._line = round_record(
+            self.layout, sent, collected, outcome, before.cpu(), self.server.model.cpu(), self._resumed
         )
         self._resumed = False
         self._tell()
-        arrived = [verdict.replies[seat].metrics for seat in outcome.arrived]
+        arrived = [collected.replies[seat].metrics for seat in outcome.arrived]
         return self.arrays, _weighted(arrived)
 
     def configure_evaluate(
@@ -271,23 +272,23 @@ class SafariStrategy(Strategy):
         return watch.seconds
 
     @contextmanager
-    def _diary(self, initial: ArrayRecord | None, num_rounds: int) -> Iterator[Diary | None]:
+    def _run_log(self, initial: ArrayRecord | None, num_rounds: int) -> Iterator[RunLog | None]:
         """The run's folder, held for this process; the state is then what it was when the last one ended."""
         self.config = replace(self.config, rounds=num_rounds)
         self._begin(initial)
         if self.run is None:
             yield None
             return
-        diary = Diary.open(self.run, self.config, self.layout)
-        with diary.run.writing():
-            self._server, self.roster, self._average = diary.load(self.server, self.roster, self._average)
+        log = RunLog.open(self.run, self.config, self.layout)
+        with log.run.writing():
+            self._server, self.roster, self._average = log.load(self.server, self.roster, self._average)
             self._resumed = self.server.round > 0
             if self._resumed:
                 _log.info("Going on after round %s of %s", self.server.round, self.run)
             try:
-                yield diary
+                yield log
             finally:
-                diary.close()
+                log.close()
 
     def _begin(self, initial: ArrayRecord | None) -> None:
         vector = self._first
@@ -334,11 +335,11 @@ class SafariStrategy(Strategy):
             groups.setdefault((frames, heard), []).append(node)
         return groups
 
-    def _note_downloads(self, verdict: Verdict) -> None:
+    def _note_downloads(self, collected: Collected) -> None:
         if self._downloads is not None:
             names = {seat: name for name, seat in self.roster.names.items()}
-            arrived = [reply.name for reply in verdict.replies.values()]
-            failed = [names[seat] for seat in verdict.failed if seat in names]
+            arrived = [reply.name for reply in collected.replies.values()]
+            failed = [names[seat] for seat in collected.failed if seat in names]
             self._downloads = self._downloads.noted(self.server.round, arrived, failed)
 
     def _to(self, nodes: Iterable[int], content: RecordDict, kind: str) -> list[Message]:

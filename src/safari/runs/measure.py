@@ -138,7 +138,10 @@ def record_of(layout: Layout, facts: Facts) -> Record:
 
 
 def _scores(found: Mapping[str, float] | None) -> dict[str, float | None] | None:
-    return None if found is None else {name: _finite(found[name]) for name in SCORES}
+    if found is None:
+        return None
+    known: dict[str, float | None] = {name: _finite(value) for name, value in found.items()}
+    return dict.fromkeys(SCORES) | known
 
 
 def _finite(value: float) -> float | None:

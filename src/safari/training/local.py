@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from safari.models import Layout
 from safari.pruning import Batch
+from safari.tasks import Task, classification
 
 Optimiser = Callable[[Iterable[nn.Parameter], float, int], torch.optim.Optimizer]
 
@@ -90,22 +91,29 @@ def evaluate(
     y: Tensor,
     batch: int,
     memory_format: torch.memory_format = torch.preserve_format,
+    *,
+    task: Task | None = None,
 ) -> dict[str, float]:
-    """Loss, top-1 and top-5 accuracy (fractions) of the module as it stands, in eval mode.
+    """The task's metrics of the module as it stands, in eval mode.
 
-    The samples may be elsewhere than the module. `memory_format` is how the module gets them.
+    Parameters
+    ----------
+    module: the model to test; its parameters say on which device.
+    x, y: inputs and labels; they may be on another device.
+    batch: samples in one forward pass.
+    memory_format: the layout in memory in which the module gets its inputs.
+    task: what to measure; classification where none is given: loss, top-1 and top-5 accuracy (fractions).
     """
+    task = task or classification()
     module.eval()
     device = next((p.device for p in module.parameters()), x.device)
     # Summed where the module is, so that the host waits once and not after every batch.
-    totals = torch.zeros(3, dtype=torch.float64, device=device)
+    totals: dict[str, Tensor] = {}
     for start in range(0, len(y), batch):
         labels = y[start : start + batch].to(device, non_blocking=True)
         # A copy: a module may write into its inputs, and must find them as they are the next time.
         part = x[start : start + batch].to(device, copy=True, memory_format=memory_format)
-        logits = module(part)
-        best = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
-        loss = F.cross_entropy(logits, labels, reduction="sum")
-        totals += torch.stack([loss.double(), best[:, 0].sum().double(), best.sum().double()])
-    loss_sum, top1, top5 = totals.tolist()
-    return {"loss": loss_sum / len(y), "top1": top1 / len(y), "top5": top5 / len(y)}
+        for name, value in task.measure(module(part), labels).items():
+            totals[name] = totals[name] + value.double() if name in totals else value.double()
+    sums = torch.stack(list(totals.values())).tolist()
+    return dict(task.finish({name: value / len(y) for name, value in zip(totals, sums, strict=True)}))

@@ -20,12 +20,16 @@ MASK_MODES = ("known", "flips", "coded")
 
 @dataclass(frozen=True)
 class Modes:
-    """How a body was written: `relative` where the numbers are differences to the reference."""
+    """How a body was written.
+
+    `relative`: the numbers are differences to the reference. `identified`: the head states an identity.
+    """
 
     values: str
     mask: str
     relative: bool
     code: int
+    identified: bool = False
 
     @property
     def uses_mask(self) -> bool:

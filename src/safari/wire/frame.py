@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from safari.errors import SafariError, WireError, one_of
 from safari.wire.bits import Reader
 from safari.wire.body import MASK_MODES, Model, Modes, Range, as_model, decode_body, whole
 from safari.wire.budget import room_bits
+from safari.wire.identity import Identity, Label, check_identity, read_label
 from safari.wire.layout import LAYOUT_DIGEST_BYTES, Bools, Floats, WireLayout
 from safari.wire.shared import DIGEST_BYTES, Shared, SharedKnowledgeError, as_shared
 from safari.wire.values import EXACT, MAX_CODE, VALUE_MODES, Coded, Lossy, Quantised, encode_values, quantise
@@ -17,17 +18,19 @@ MAGIC = b"SAF\x02"
 CHECK_AT = 14
 BODY_AT = 18
 RELATIVE = 64
+IDENTIFIED = 128
 
 
 @dataclass(frozen=True)
 class Info:
-    """What a frame says about itself before its body."""
+    """The head of a frame; `identity` is None where the frame states none."""
 
     modes: Modes
     layout_digest: bytes
     reference_digest: bytes
     mask_digest: bytes
     body_at: int
+    identity: Label | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,11 +53,22 @@ def encode(
     predicted_mask: Bools | None = None,
     receiver_reference: bytes | None = None,
     lossy: Lossy | None = None,
+    identity: Identity | None = None,
 ) -> bytes:
     """The model in as few bytes as the shared knowledge allows, exactly unless `values` names a lossy mode.
 
-    `mask` is True where a number is kept; `vector` must be 0 elsewhere. `receiver_reference` is the digest
-    of the reference that the receiver is known to hold: where it differs from ours, no mode relies on it.
+    Args:
+        vector: `float32[d]`, 0 wherever the mask cuts.
+        mask: `bool[d]`, True where a number is kept; numbers that are not prunable must be kept.
+        layout: The layout, or everything both ends hold as one `Shared`.
+        values: A value mode, or "auto": the shorter of the exact ones.
+        mask_mode: "known", "flips", "coded", or "auto": the shortest.
+        reference: A model that both ends hold; part of `Shared` where that is given.
+        predicted_mask: A mask that both ends hold; part of `Shared` where that is given.
+        receiver_reference: The digest of the reference that the receiver is known to hold. Where it differs
+            from ours, no mode relies on the reference.
+        lossy: Options of the lossy modes.
+        identity: The client, round and model to state in the frame (20 bytes more); None: state nothing.
 
     >>> import numpy as np
     >>> layout = WireLayout(["w", "b"], [4, 1], [True, False])
@@ -64,7 +78,7 @@ def encode(
     """
     model = as_model(vector, mask, as_shared(layout, reference, predicted_mask))
     choice = choose(model, values, mask_mode, receiver_reference, lossy or Lossy())
-    return seal_frame(choice.modes, model.shared, choice.mask + choice.values)
+    return seal_frame(choice.modes, model.shared, choice.mask + choice.values, identity)
 
 
 def decode(
@@ -73,11 +87,27 @@ def decode(
     *,
     reference: Floats | None = None,
     predicted_mask: Bools | None = None,
+    expect: Identity | None = None,
 ) -> Decoded:
-    """The model in a frame; raises `WireError`, or `SharedKnowledgeError` when this end lacks something."""
+    """The model in a frame.
+
+    Args:
+        data: The bytes of one frame.
+        layout: The layout, or everything both ends hold as one `Shared`.
+        reference: As for `encode`.
+        predicted_mask: As for `encode`.
+        expect: The identity that the frame must state; None: any frame will do, and `info.identity` says
+            what it states.
+
+    Raises:
+        IdentityError: The frame is of another client, round or model, or does not say.
+        SharedKnowledgeError: The frame relies on something that this end does not hold.
+        WireError: The bytes are no valid frame of this layout.
+    """
     shared = as_shared(layout, reference, predicted_mask)
     reader = Reader(data)
     info = read_info(reader)
+    check_identity(info.identity, expect, BODY_AT)
     check_shared(info, shared)
     part = whole(shared.layout)
     keep, wire = decode_body(reader, part, info.modes, shared)
@@ -148,29 +178,34 @@ def _choose_mask(model: Model, part: Range, mode: str) -> tuple[str, bytes]:
 
 
 def mode_byte(modes: Modes) -> int:
-    """Value mode, mask mode and the relative flag in one byte."""
-    relative = RELATIVE if modes.relative else 0
-    return VALUE_MODES.index(modes.values) | MASK_MODES.index(modes.mask) << 4 | relative
+    """Value mode, mask mode and the two flags in one byte."""
+    flags = (RELATIVE if modes.relative else 0) | (IDENTIFIED if modes.identified else 0)
+    return VALUE_MODES.index(modes.values) | MASK_MODES.index(modes.mask) << 4 | flags
 
 
 def parse_modes(byte: int, code: int, at: int) -> Modes:
     """The inverse of `mode_byte`, with every field checked; `at` is where the byte stands."""
     number, mask, relative = byte & 15, byte >> 4 & 3, bool(byte & RELATIVE)
-    if number >= len(VALUE_MODES) or mask >= len(MASK_MODES) or byte & 128:
+    if number >= len(VALUE_MODES) or mask >= len(MASK_MODES):
         raise WireError(f"modes byte {byte:#04x} is not one of version 2", at)
     values = VALUE_MODES[number]
     if values in EXACT and relative != (values == "difference"):
         raise WireError(f"{values} mode must{'' if values == 'difference' else ' not'} be relative", at)
     if code > MAX_CODE[values]:
         raise WireError(f"code of {values} mode must be at most {MAX_CODE[values]}, got {code}", at)
-    return Modes(values, MASK_MODES[mask], relative, code)
+    return Modes(values, MASK_MODES[mask], relative, code, bool(byte & IDENTIFIED))
 
 
-def seal_frame(modes: Modes, shared: Shared, body: bytes) -> bytes:
-    """A frame around a body: magic, modes, digests and the checksum of all of it."""
+def seal_frame(modes: Modes, shared: Shared, body: bytes, identity: Identity | None = None) -> bytes:
+    """A frame around a body: magic, modes, digests, identity and the checksum of all of it."""
+    modes = replace(modes, identified=identity is not None)
     head = MAGIC + bytes([mode_byte(modes), modes.code]) + shared.layout.digest
-    rest = (shared.reference_digest if modes.relative else b"") + (
-        shared.mask_digest if modes.uses_mask else b""
+    rest = b"".join(
+        [
+            shared.reference_digest if modes.relative else b"",
+            shared.mask_digest if modes.uses_mask else b"",
+            identity.header if identity is not None else b"",
+        ]
     )
     check = zlib.crc32(body, zlib.crc32(rest, zlib.crc32(head)))
     return b"".join([head, check.to_bytes(4, "little"), rest, body])
@@ -189,7 +224,8 @@ def read_info(reader: Reader) -> Info:
         raise WireError(f"checksum must be {found:08x}, got {stated:08x}", CHECK_AT)
     reference = bytes(reader.take(DIGEST_BYTES, "reference digest")) if modes.relative else b""
     mask = bytes(reader.take(DIGEST_BYTES, "mask digest")) if modes.uses_mask else b""
-    return Info(modes, layout_digest, reference, mask, reader.at)
+    identity = read_label(reader) if modes.identified else None
+    return Info(modes, layout_digest, reference, mask, reader.at, identity)
 
 
 def check_shared(info: Info, shared: Shared, needs_reference: bool = True) -> None:
@@ -202,5 +238,5 @@ def check_shared(info: Info, shared: Shared, needs_reference: bool = True) -> No
         raise SharedKnowledgeError("reference", f"reference must be {theirs}, ours is {ours}", BODY_AT)
     if info.modes.uses_mask and info.mask_digest != shared.mask_digest:
         ours, theirs = shared.mask_digest.hex() or "none", info.mask_digest.hex()
-        at = info.body_at - DIGEST_BYTES
+        at = BODY_AT + len(info.reference_digest)
         raise SharedKnowledgeError("mask", f"predicted mask must be {theirs}, ours is {ours}", at)

@@ -10,7 +10,8 @@ from safari.errors import WireError
 from safari.wire.bitmap import decode_bitmap
 from safari.wire.bits import Reader, binary_bits, order0_bits
 from safari.wire.body import Modes, Range, decode_mask, whole
-from safari.wire.frame import MAGIC, Info, check_shared, read_info
+from safari.wire.frame import BODY_AT, MAGIC, Info, check_shared, read_info
+from safari.wire.identity import Identity, check_identity
 from safari.wire.layout import Bools, Floats, WireLayout
 from safari.wire.packet import MAGIC as PACKET_MAGIC
 from safari.wire.packet import read_packet_head
@@ -75,8 +76,11 @@ def inspect(
     *,
     reference: Floats | None = None,
     predicted_mask: Bools | None = None,
+    expect: Identity | None = None,
 ) -> Inspection:
     """Explain a frame or a packet; a packet needs the layout, and a reference only to check its context.
+
+    `expect` is the identity to check it against; a packet that states one cannot be read without.
 
     >>> from safari.wire.frame import encode
     >>> layout = WireLayout(["w"], [8], [True])
@@ -97,6 +101,7 @@ def inspect(
         )
     if is_frame:
         info = read_info(reader)
+        check_identity(info.identity, expect, BODY_AT)
         head = {"head": info.body_at, "body": reader.left}
         brief = Inspection("frame", len(data), info.modes, head, info)
         if layout is None:
@@ -110,7 +115,7 @@ def inspect(
     if layout is None:
         raise WireError("a packet cannot be read without the layout", 0)
     shared = as_shared(layout, reference, predicted_mask)
-    modes, part = read_packet_head(reader, shared)
+    modes, part = read_packet_head(reader, shared, expect)
     return _weigh(Inspection("packet", len(data), modes, {"head": reader.at}), reader, part, shared)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -14,6 +14,7 @@ from safari.errors import SafariError, WireError
 from safari.wire.bits import Reader, varint
 from safari.wire.body import Model, Modes, Range, as_model, decode_body
 from safari.wire.frame import Choice, choose, mode_byte, parse_modes
+from safari.wire.identity import Identity, IdentityError, Label, check_identity, read_packet_label
 from safari.wire.layout import Bools, Floats, Ints, WireLayout
 from safari.wire.shared import Shared, SharedKnowledgeError, as_shared
 from safari.wire.values import Lossy, encode_values
@@ -22,7 +23,7 @@ from safari.wire.values import Lossy, encode_values
 MAGIC = 0xB0
 CONTEXT_AT = 2
 CHECK_AT = 3
-RANGE_AT = 7
+HEAD_BYTES = 7
 DATAGRAM = 1200
 # Packets are aimed a little below the limit: a second try costs more than the bytes left unused.
 AIM = 0.985
@@ -30,13 +31,17 @@ AIM = 0.985
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What one packet says: `vector` and `mask` over the wire coordinates `first` to `first + span`."""
+    """What one packet says: `vector` and `mask` over the wire coordinates `first` to `first + span`.
+
+    `identity` is the one that the packet was checked against, None where it states none.
+    """
 
     layout: WireLayout
     first: int
     vector: Floats
     mask: Bools
     modes: Modes
+    identity: Identity | None = None
 
     @cached_property
     def positions(self) -> Ints:
@@ -65,8 +70,11 @@ def packets(
     predicted_mask: Bools | None = None,
     receiver_reference: bytes | None = None,
     lossy: Lossy | None = None,
+    identity: Identity | None = None,
 ) -> list[bytes]:
     """The model as datagrams of at most `limit` bytes; the other arguments are those of `encode`.
+
+    `identity` takes 5 to 9 bytes of each.
 
     >>> layout = WireLayout(["w"], [5000], [True])
     >>> vector = np.linspace(-1, 1, 5000, dtype=np.float32)
@@ -79,6 +87,7 @@ def packets(
     """
     model = as_model(vector, mask, as_shared(layout, reference, predicted_mask))
     choice = choose(model, values, mask_mode, receiver_reference, lossy or Lossy())
+    choice = replace(choice, modes=replace(choice.modes, identified=identity is not None))
     whole = model.layout
     weights = _weights(model, choice)
     out: list[bytes] = []
@@ -88,7 +97,7 @@ def packets(
         while True:
             end = int(np.searchsorted(weights, weights[first] + budget))
             part = Range(whole, first, min(max(end - 1, first + 1), whole.d) - first)
-            data = _seal(model, part, choice)
+            data = _seal(model, part, choice, identity)
             guess = float(weights[part.end] - weights[first])
             if len(data) <= limit:
                 break
@@ -108,31 +117,58 @@ def decode_packet(
     *,
     reference: Floats | None = None,
     predicted_mask: Bools | None = None,
+    expect: Identity | None = None,
 ) -> Part:
-    """What one datagram says; for many of them make a `Shared` once, so that its digests are kept."""
+    """What one datagram says; for many of them make a `Shared` once, so that its digests are kept.
+
+    A packet that states an identity is checked against `expect` and cannot be read without it, because its
+    checksum covers the model's digest too. `packet_label` tells which identity to expect.
+    """
     shared = as_shared(layout, reference, predicted_mask)
     reader = Reader(data)
-    modes, part = read_packet_head(reader, shared)
+    modes, part = read_packet_head(reader, shared, expect)
     keep, vector = decode_body(reader, part, modes, shared)
-    return Part(shared.layout, part.first, vector, keep, modes)
+    return Part(shared.layout, part.first, vector, keep, modes, expect)
+
+
+def packet_label(data: bytes) -> Label | None:
+    """The client and round that a datagram states, so that a receiver can look up what to check it against.
+
+    Nothing is checked beyond the head's own form; None where no identity is stated.
+    """
+    reader = Reader(data)
+    modes = _read_modes(reader)
+    reader.take(HEAD_BYTES - reader.at, "head")
+    return read_packet_label(reader) if modes.identified else None
 
 
 def covered(data: bytes, layout: WireLayout | Shared) -> Ints:
     """The places in the flat vector that a datagram of one's own covers: its head is read, not checked."""
     whole = layout if isinstance(layout, WireLayout) else layout.layout
     reader = Reader(data)
-    _read_modes(reader)
-    reader.take(RANGE_AT - reader.at, "head")
+    modes = _read_modes(reader)
+    reader.take(HEAD_BYTES - reader.at, "head")
+    if modes.identified:
+        read_packet_label(reader)
     part = _read_range(reader, whole)
     return whole.positions(part.first, part.span)
 
 
 def merge(parts: Iterable[Part], layout: WireLayout | Shared) -> Merged:
-    """Any packets of one model, in any order; a coordinate that comes twice takes the later."""
+    """Any packets of one model, in any order; a coordinate that comes twice takes the later.
+
+    Raises `SafariError` where two packets belong to different identities, or one to another layout.
+    """
     whole = layout if isinstance(layout, WireLayout) else layout.layout
     vector = np.zeros(whole.d, np.float32)
     flags = np.zeros((2, whole.d), np.bool_)
-    for part in parts:
+    identity: Identity | None = None
+    for number, part in enumerate(parts):
+        if number and part.identity != identity:
+            raise SafariError(f"packets to merge must share one identity, got {identity} and {part.identity}")
+        if part.layout is not whole and part.layout != whole:
+            raise SafariError("packets to merge must be of the layout given")
+        identity = part.identity
         span = slice(part.first, part.first + part.mask.size)
         vector[span] = part.vector
         flags[0, span] = part.mask
@@ -140,21 +176,27 @@ def merge(parts: Iterable[Part], layout: WireLayout | Shared) -> Merged:
     return Merged(whole.from_wire(vector), whole.from_wire(flags[0]), whole.from_wire(flags[1]))
 
 
-def read_packet_head(reader: Reader, shared: Shared) -> tuple[Modes, Range]:
+def read_packet_head(reader: Reader, shared: Shared, expect: Identity | None = None) -> tuple[Modes, Range]:
     """The head of a packet, checked against what this end holds; the reader then stands at the body."""
     modes = _read_modes(reader)
     context = reader.byte("context")
     stated = int.from_bytes(reader.take(4, "checksum"), "little")
-    ours = shared.contexts[modes.relative, modes.uses_mask]
+    label = read_packet_label(reader) if modes.identified else None
+    if label is not None and expect is None:
+        problem = f"the packet is of client {label.client.hex()}, round {label.round}: expect must name it"
+        raise IdentityError("identity", problem, HEAD_BYTES)
+    check_identity(label, expect, HEAD_BYTES)
+    ours = _context(shared, modes, expect)
     lacks = (modes.relative and shared.reference is None) or (
         modes.uses_mask and shared.predicted_mask is None
     )
     if lacks or context != ours[0]:
         needs = ["layout"] + ["reference"] * modes.relative + ["predicted mask"] * modes.uses_mask
+        needs += ["identity's model"] * modes.identified
         ours_is = "incomplete" if lacks else f"{ours[0]:02x}"
         problem = f"context of {', '.join(needs)} must be {context:02x}, ours is {ours_is}"
         raise SharedKnowledgeError("context", problem, CONTEXT_AT)
-    found = _check(ours, reader.data[:CHECK_AT], reader.data[RANGE_AT:])
+    found = _check(ours, reader.data[:CHECK_AT], reader.data[HEAD_BYTES:])
     if stated != found:
         raise WireError(f"checksum must be {found:08x}, got {stated:08x}", CHECK_AT)
     return modes, _read_range(reader, shared.layout)
@@ -165,6 +207,12 @@ def _read_modes(reader: Reader) -> Modes:
     if magic & 0xF0 != MAGIC:
         raise WireError(f"magic must be {MAGIC:#x}, got {magic & 0xF0:#x}", 0)
     return parse_modes(reader.byte("modes"), magic & 0x0F, 1)
+
+
+def _context(shared: Shared, modes: Modes, identity: Identity | None) -> bytes:
+    """Eight bytes for everything that a packet relies on."""
+    plain = shared.contexts[modes.relative, modes.uses_mask]
+    return plain if identity is None else identity.context(plain)
 
 
 def _check(context: bytes, head: bytes | memoryview, rest: bytes | memoryview) -> int:
@@ -180,14 +228,16 @@ def _read_range(reader: Reader, layout: WireLayout) -> Range:
     return Range(layout, first, span)
 
 
-def _seal(model: Model, part: Range, choice: Choice) -> bytes:
+def _seal(model: Model, part: Range, choice: Choice, identity: Identity | None) -> bytes:
     modes, numbers = choice.modes, choice.numbers
     if numbers is not None:
         numbers = numbers.part(part.entries, model.rows(part))
     coded = encode_values(modes.values, model.kept(part, modes.relative), numbers)
-    context = model.shared.contexts[modes.relative, modes.uses_mask]
+    context = _context(model.shared, modes, identity)
     head = bytes([MAGIC | coded.code, mode_byte(modes), context[0]])
-    rest = varint(part.first) + varint(part.span) + model.mask_bytes(part, modes.mask) + coded.data
+    label = b"" if identity is None else identity.packet_header
+    where = varint(part.first) + varint(part.span)
+    rest = label + where + model.mask_bytes(part, modes.mask) + coded.data
     return head + _check(context, head, rest).to_bytes(4, "little") + rest
 
 

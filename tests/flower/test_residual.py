@@ -13,29 +13,29 @@ from flwr.clientapp import ClientApp
 
 from flower.kit import Loopback, Net, net, train_a_bit
 from safari.flower import SafariStrategy, sparse
-from safari.flower.leftover import MEMORY, NEVER, keep_leftover, leftover
-from safari.flower.parcel import dense_record
+from safari.flower.arrays import dense_record
+from safari.flower.residual import MEMORY, NEVER, read_residual, write_residual
 
 OLD, NEW = np.array([1, 2], np.float32), np.array([3, 4], np.float32)
 
 
 def test_the_last_round_that_was_heard_decides():
     state = RecordDict()
-    assert leftover(state, 2, 5).tolist() == [0, 0]
-    keep_leftover(state, OLD, NEW, 5)
-    assert leftover(state, 2, 5).tolist() == [3, 4]
-    assert leftover(state, 2, 4).tolist() == [1, 2]
-    assert leftover(state, 2, NEVER).tolist() == [1, 2]
+    assert read_residual(state, 2, 5).tolist() == [0, 0]
+    write_residual(state, OLD, NEW, 5)
+    assert read_residual(state, 2, 5).tolist() == [3, 4]
+    assert read_residual(state, 2, 4).tolist() == [1, 2]
+    assert read_residual(state, 2, NEVER).tolist() == [1, 2]
 
 
 def test_what_does_not_fit_is_forgotten():
     state = RecordDict()
-    keep_leftover(state, OLD, NEW, 0)
-    assert leftover(state, 3, 0).tolist() == [0, 0, 0]
+    write_residual(state, OLD, NEW, 0)
+    assert read_residual(state, 3, 0).tolist() == [0, 0, 0]
     state[MEMORY] = ArrayRecord({"lost": Array(OLD)})
-    assert leftover(state, 2, 0).tolist() == [0, 0]
-    keep_leftover(state, OLD.astype(np.float64), NEW.astype(np.float64), 0)
-    assert leftover(state, 2, 0).tolist() == [0, 0]
+    assert read_residual(state, 2, 0).tolist() == [0, 0]
+    write_residual(state, OLD.astype(np.float64), NEW.astype(np.float64), 0)
+    assert read_residual(state, 2, 0).tolist() == [0, 0]
 
 
 def play(rounds, wire):

@@ -20,8 +20,8 @@ from safari.engine.experiment import environment
 from safari.engine.state import meaning, refuse_changes
 from safari.errors import RunError
 from safari.flower.broadcast import Broadcast
+from safari.flower.collect import Collected
 from safari.flower.roster import Roster
-from safari.flower.verdict import Verdict
 from safari.models import Layout
 from safari.runs import RunFolder, Saved, Trial, read_checkpoint, seeds_of, summarise
 from safari.runs.measure import Facts, MaskCount, record_of
@@ -32,7 +32,7 @@ _SCORES = {"loss": ("loss",), "top1": ("top1", "accuracy", "eval_acc"), "top5": 
 
 
 @dataclass(frozen=True)
-class Diary:
+class RunLog:
     """A run's folder while it is being written."""
 
     run: RunFolder
@@ -40,7 +40,7 @@ class Diary:
     layout: Layout
 
     @classmethod
-    def open(cls, path: Path, config: Config, layout: Layout) -> Diary:
+    def open(cls, path: Path, config: Config, layout: Layout) -> RunLog:
         """The folder, new or as an earlier process left it; one that is there is only looked at."""
         arm, seed = config.arms[0].name, config.seed
         trial = Trial(arm, seed, path / "trials" / arm / f"seed-{seed}")
@@ -105,10 +105,10 @@ class Diary:
         self.run.write("summary.json", json.dumps(summarise(self.run), indent=2) + "\n")
 
 
-def line_of(
+def round_record(
     layout: Layout,
     sent: Broadcast,
-    verdict: Verdict,
+    collected: Collected,
     outcome: Outcome,
     before: Tensor,
     after: Tensor,
@@ -120,7 +120,7 @@ def line_of(
     that belong to nobody; `resumed` marks the first round of a process that found a checkpoint.
     """
     masks = MaskCount(layout)
-    arrived = [verdict.replies[seat] for seat in outcome.arrived]
+    arrived = [collected.replies[seat] for seat in outcome.arrived]
     for reply in arrived:
         masks.add(reply.mask)
     losses = [reply.loss for reply in arrived if reply.loss is not None]
@@ -128,8 +128,8 @@ def line_of(
     record = record_of(
         layout,
         Facts(
-            round=sent.terms.round,
-            trained=verdict.trained,
+            round=sent.instructions.round,
+            trained=collected.trained,
             outcome=outcome,
             losses=losses,
             masks=masks,
@@ -139,12 +139,12 @@ def line_of(
             after=after,
         ),
     )
-    reasons = {**verdict.reasons, **outcome.refused}
+    reasons = {**collected.reasons, **outcome.refused}
     return {
         **record,
         "reasons": {str(seat): reasons[seat] for seat in sorted(reasons)},
-        "nodes": {str(seat): str(node) for seat, node in verdict.nodes.items()},
-        "ignored": list(verdict.ignored),
+        "nodes": {str(seat): str(node) for seat, node in collected.nodes.items()},
+        "ignored": list(collected.ignored),
         "resumed": resumed,
     }
 

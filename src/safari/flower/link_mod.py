@@ -12,7 +12,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from safari.engine.guests import checked_link
 from safari.errors import SafariError
-from safari.flower.terms import PARTITION_ID
+from safari.flower.protocol import PARTITION_ID
 from safari.links import LINKS, Link, Setting
 from safari.plugins import check_options, resolve
 from safari.seeds import generator
@@ -25,7 +25,7 @@ Options = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Weather:
+class LinkSchedule:
     """Who gets through in which round, as our own engines draw it for the same seed."""
 
     link: Link
@@ -70,10 +70,10 @@ def lossy(
             return call_next(message, context)
         client, clients = _place(context)
         round = _round(message)
-        if not Weather(down, "downlink", clients, seed, label_counts).delivered(round)[client]:
+        if not LinkSchedule(down, "downlink", clients, seed, label_counts).delivered(round)[client]:
             return Message(Error(DOWNLINK_LOST, "lost on the downlink"), reply_to=message)
         reply = call_next(message, context)
-        if not Weather(up, "uplink", clients, seed, label_counts).delivered(round)[client]:
+        if not LinkSchedule(up, "uplink", clients, seed, label_counts).delivered(round)[client]:
             return Message(Error(UPLINK_LOST, "lost on the uplink"), reply_to=message)
         return reply
 

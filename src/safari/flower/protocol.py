@@ -20,8 +20,8 @@ PARTITION_ID = "partition-id"
 
 
 @dataclass(frozen=True)
-class Terms:
-    """A round's terms: all that a client needs beside the model to do the same as every other client.
+class Instructions:
+    """A round's instructions: all that a client needs beside the model to do the same as every other client.
 
     `round` counts from 0; `layout` and `predicted` are the digests of the wire layout and of the mask that
     the server expects, so that both ends know what they share before a frame relies on it. `remember`: the
@@ -44,12 +44,12 @@ class Terms:
     heard: int
 
     def record(self) -> ConfigRecord:
-        """The terms as they travel."""
+        """The instructions as they travel."""
         return ConfigRecord({"protocol": PROTOCOL, **asdict(self)})
 
     @classmethod
-    def read(cls, record: Mapping[str, Any] | None) -> Terms:
-        """The terms in a message; SafariError names what is wrong with them."""
+    def read(cls, record: Mapping[str, Any] | None) -> Instructions:
+        """The instructions in a message; SafariError names what is wrong with them."""
         check_protocol(record, "the server")
         values: dict[str, Any] = {}
         for field in fields(cls):
@@ -58,25 +58,25 @@ class Terms:
             if type(value) is not kind:
                 raise SafariError(f"{SAFARI}.{field.name} must be {field.type}, got {value!r}")
             values[field.name] = value
-        terms = cls(**values)
-        if terms.values not in ("auto", *VALUE_MODES):
-            raise SafariError(one_of("values", terms.values, ["auto", *VALUE_MODES]))
-        return terms
+        instructions = cls(**values)
+        if instructions.values not in ("auto", *VALUE_MODES):
+            raise SafariError(one_of("values", instructions.values, ["auto", *VALUE_MODES]))
+        return instructions
 
 
 @dataclass(frozen=True)
-class Signature:
+class ClientInfo:
     """What a client says of itself in its reply."""
 
     client: str
 
     def record(self) -> ConfigRecord:
-        """The signature as it travels."""
+        """The client_info as it travels."""
         return ConfigRecord({"protocol": PROTOCOL, "client": self.client})
 
     @classmethod
-    def read(cls, record: Mapping[str, Any]) -> Signature:
-        """The signature in a reply; SafariError names what is wrong with it."""
+    def read(cls, record: Mapping[str, Any]) -> ClientInfo:
+        """The client_info in a reply; SafariError names what is wrong with it."""
         check_protocol(record, "the client")
         client = record.get("client")
         if not isinstance(client, str) or not 0 < len(client) <= 200:

@@ -15,12 +15,12 @@ from flwr.app import Array, ArrayRecord, RecordDict
 
 from safari.wire.layout import Floats
 
-MEMORY = "safari.leftover"
+MEMORY = "safari.residual"
 NEVER = -1
 _LOST, _ARRIVED, _ROUND = "lost", "arrived", "round"
 
 
-def leftover(state: Mapping[str, object], size: int, heard: int) -> Floats:
+def read_residual(state: Mapping[str, object], size: int, heard: int) -> Floats:
     """The residual of a client that the server last heard in round `heard`.
 
     Zeros where nothing was kept, or something of another length.
@@ -34,7 +34,7 @@ def leftover(state: Mapping[str, object], size: int, heard: int) -> Floats:
     return found if fits else np.zeros(size, np.float32)
 
 
-def keep_leftover(state: RecordDict, lost: Floats, arrived: Floats, round: int) -> None:
+def write_residual(state: RecordDict, lost: Floats, arrived: Floats, round: int) -> None:
     """Keep the residual for the two things that can happen to the upload of this round."""
     last = np.array([round], np.int64)
     parts: dict[str, npt.NDArray[Any]] = {_LOST: lost, _ARRIVED: arrived, _ROUND: last}

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from flwr.app import Message
 
 from safari.errors import SafariError
-from safari.flower.broadcast import Broadcast, Reply, read_reply
-from safari.flower.loss import DOWNLINK_LOST, UPLINK_LOST
+from safari.flower.broadcast import Broadcast
+from safari.flower.link_mod import DOWNLINK_LOST, UPLINK_LOST
+from safari.flower.reply import Reply, read_reply
 from safari.flower.roster import Roster
 
 EXAMPLES = "num-examples"
@@ -17,7 +18,7 @@ _LONGEST_REASON = 300
 
 
 @dataclass(frozen=True)
-class Question:
+class Request:
     """What was asked in a round: message id to node, and who could not be asked because it was not there."""
 
     messages: Mapping[str, int]
@@ -26,7 +27,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Collected:
     """What came of a round, by seat.
 
     `replies` can be used; `refused` came and cannot; `reasons` says for each of the missing why it is.
@@ -56,21 +57,21 @@ class _Notes:
     doubles: set[int] = field(default_factory=set)
 
 
-def judge(
+def collect(
     roster: Roster,
-    question: Question,
+    request: Request,
     replies: Iterable[Message],
     sent: Broadcast,
     *,
     by_name: bool = True,
-) -> Verdict:
+) -> Collected:
     """Match the replies to those who were asked; whoever is left is missing.
 
     A reply is matched by the message that it answers, never by what it says of its sender: error replies
     that the SuperLink writes have an id of their own.
     """
     notes = _Notes()
-    for node, message in _by_node(roster, question, replies, notes):
+    for node, message in _by_node(roster, request, replies, notes):
         _look(node, message, sent, by_name, notes)
     taken: dict[str, int] = {}
     for node, reply in list(notes.good.items()):
@@ -80,23 +81,23 @@ def judge(
             notes.ignored.append(f"node {node}: client {reply.name!r} has answered already, as another node")
             continue
         try:
-            roster = roster.meet(node, reply.name, sent.terms.round, reply.metrics.get(EXAMPLES))
+            roster = roster.meet(node, reply.name, sent.instructions.round, reply.metrics.get(EXAMPLES))
             taken[reply.name] = node
         except SafariError as error:
             del notes.good[node]
             notes.doubles.add(node)
             notes.ignored.append(f"node {node}: {error}")
-    seats = roster.seats(set(question.messages.values()) - notes.doubles)
-    return _verdict(roster, question, seats, notes)
+    seats = roster.seats(set(request.messages.values()) - notes.doubles)
+    return _collected(roster, request, seats, notes)
 
 
 def _by_node(
-    roster: Roster, question: Question, replies: Iterable[Message], notes: _Notes
+    roster: Roster, request: Request, replies: Iterable[Message], notes: _Notes
 ) -> list[tuple[int, Message]]:
     """Replies with the nodes that were asked, in an order that does not hang on who was faster."""
     found: dict[int, Message] = {}
     for message in replies:
-        node = question.messages.get(message.metadata.reply_to_message_id)
+        node = request.messages.get(message.metadata.reply_to_message_id)
         if node is None:
             notes.ignored.append(
                 f"node {message.metadata.src_node_id}: a reply to a message that was not sent in this round"
@@ -126,16 +127,16 @@ def _look(node: int, message: Message, sent: Broadcast, by_name: bool, notes: _N
         notes.refused.add(node)
 
 
-def _verdict(roster: Roster, question: Question, seats: Mapping[int, int], notes: _Notes) -> Verdict:
+def _collected(roster: Roster, request: Request, seats: Mapping[int, int], notes: _Notes) -> Collected:
     good = {seats[node]: reply for node, reply in notes.good.items()}
-    silent = f"no reply within {question.timeout:g} s"
-    reasons = {seat: "not connected" for seat in question.absent if seat not in good}
+    silent = f"no reply within {request.timeout:g} s"
+    reasons = {seat: "not connected" for seat in request.absent if seat not in good}
     for node, seat in seats.items():
         if seat not in good:
             reasons[seat] = notes.bad.get(node, silent)
-    return Verdict(
+    return Collected(
         roster=roster,
-        cohort=tuple(sorted({*seats.values(), *question.absent})),
+        cohort=tuple(sorted({*seats.values(), *request.absent})),
         replies=dict(sorted(good.items())),
         refused={seats[node]: notes.bad[node] for node in sorted(notes.refused) if node in seats},
         reasons=dict(sorted(reasons.items())),

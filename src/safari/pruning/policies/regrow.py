@@ -93,7 +93,7 @@ def drop_and_grow(
     grow: Sequence[int],
     scores: Tensor | None,
 ) -> Tensor:
-    """The mask in which each layer keeps its `keep` largest weights and gains the `grow` best of the cut ones.
+    """The mask in which layers keep their `keep` largest weights and gain the `grow` best of the cut ones.
 
     `scores` (over the whole vector) ranks what may come back; it is not looked at where nothing does. What is
     dropped in this call does not come back in it.
@@ -117,7 +117,7 @@ def drop_and_grow(
 
 
 def steepest(mask: Tensor, layout: Layout, counts: Sequence[int]) -> FromGradient:
-    """Clients' choice of weights to come back: the `counts[l]` cut ones of layer l with the largest gradient."""
+    """Clients' choice of what comes back: the `counts[l]` cut weights of layer l with the largest gradient."""
 
     def choose(gradient: Tensor) -> Tensor:
         out = torch.zeros_like(gradient, dtype=torch.bool)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from safari.aggregation import Server
+from safari.aggregation import Outcome, Server
 
 
 def vector(*numbers: float) -> Tensor:
@@ -20,3 +21,8 @@ A, B, C = vector(0, 0, 3), vector(0, 4, 3), vector(12, 0, 0)
 
 def start(rule: str = "safari", **options: Any) -> Server:
     return Server.start(vector(1, 1, 1), 3, rule, **options)
+
+
+def sparse_step(server: Server, models: Mapping[int, Tensor], **more: Any) -> tuple[Server, Outcome]:
+    """A round in which clients cut exactly what is 0 in their models."""
+    return server.step(models, masks={i: model != 0 for i, model in models.items()}, **more)

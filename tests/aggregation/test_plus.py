@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from aggregation.samples import sparse_step
 from safari.aggregation import RULES, Server
 from safari.aggregation.blend import blend
 from safari.aggregation.plus import Options, _fading, _signal
@@ -235,7 +236,7 @@ def test_a_weight_that_all_cut_is_cut_whatever_is_remembered(option: str, on: bo
         sent = {i: torch.randn(6, generator=draw) for i in ids}
         for model in sent.values():
             model[[1, 4]] = 0
-        server, _ = server.step(sent)
+        server, _ = sparse_step(server, sent)
         assert server.model[[1, 4]].tolist() == [0, 0]
         assert (server.model[[0, 2, 3, 5]] != 0).all()
 

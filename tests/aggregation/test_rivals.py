@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from aggregation.samples import vector
+from aggregation.samples import sparse_step, vector
 from safari.aggregation import RULES, Server
 from safari.errors import ConfigError
 
@@ -148,7 +148,7 @@ def test_a_memory_that_would_not_fit(rule: str) -> None:
 
 def test_a_memory_stays_inside_the_mask_that_the_client_had() -> None:
     """Client 1 cut the second weight; when it is missing, what it is taken to send has it cut as well."""
-    server, _ = begin("mifa").step({0: vector(4, 1), 1: vector(4, 0), 2: vector(1, 4)})
+    server, _ = sparse_step(begin("mifa"), {0: vector(4, 1), 1: vector(4, 0), 2: vector(1, 4)})
     torch.testing.assert_close(server.model, vector(3, 5 / 3))
     server, _ = server.step({0: vector(3, 5 / 3), 2: vector(3, 5 / 3)})
     torch.testing.assert_close(server.model, vector(3 + 3 / 3, 2 / 3 * 5 / 3))

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from aggregation.samples import sparse_step
 from safari.aggregation import RULES, Server
 from safari.aggregation.waiting import OVER
 from safari.errors import SafariError
@@ -29,26 +30,26 @@ def sent(*models: list[float]) -> dict[int, Tensor]:
 def test_a_cut_waits_for_those_who_were_never_heard() -> None:
     server = start(3, [1.0, 1.0, 1.0, 1.0])
     # 0 and 1 keep one weight each, and speak for 2 in equal shares: weights 2 and 3 would be cut.
-    server, _ = server.step(sent([2.0, 0, 0, 0], [0, 4.0, 0, 0]))
+    server, _ = sparse_step(server, sent([2.0, 0, 0, 0], [0, 4.0, 0, 0]))
     assert server.model.tolist() == pytest.approx([1, 2, 1, 1])
     # 2 comes, keeps weight 2, and speaks for the others with their memory. Weight 3 was kept by nobody.
-    server, _ = server.step(sent([], [], [0, 0, 3.0, 0]))
+    server, _ = sparse_step(server, sent([], [], [0, 0, 3.0, 0]))
     assert server.model[3] == 0
     assert server.model[2] > 0
     # 0 and 1 cannot keep what the arrivals cut, but had kept 0 and 1 when they were last heard.
     assert server.model[:2].tolist() == pytest.approx([1, 2])
     # Over: from now on a weight that all arrivals cut is cut.
-    server, _ = server.step(sent([2.0, 0, 0, 0], [2.0, 0, 0, 0]))
+    server, _ = sparse_step(server, sent([2.0, 0, 0, 0], [2.0, 0, 0, 0]))
     assert (server.model != 0).tolist() == [True, False, False, False]
 
 
 def test_without_waiting_the_first_to_arrive_decide() -> None:
-    server, _ = start(3, [1.0, 1.0, 1.0, 1.0], wait=0).step(sent([2.0, 0, 0, 0], [0, 4.0, 0, 0]))
+    server, _ = sparse_step(start(3, [1.0, 1.0, 1.0, 1.0], wait=0), sent([2.0, 0, 0, 0], [0, 4.0, 0, 0]))
     assert server.model.tolist() == pytest.approx([1, 2, 0, 0])
 
 
 def test_one_mask_alone_may_not_be_the_only_one() -> None:
-    server, _ = start(2, [1.0, 1.0]).step(sent([3.0, 0]))
+    server, _ = sparse_step(start(2, [1.0, 1.0]), sent([3.0, 0]))
     assert server.model.tolist() == pytest.approx([3, 1])
 
 
@@ -58,29 +59,30 @@ def test_it_waits_so_many_rounds_and_no_longer(wait: int) -> None:
     server = start(3, [1.0, 1.0, 1.0], wait=wait)
     for _ in range(wait):
         server, _ = server.step({})
-        server, _ = server.step(sent([2.0, 0, 0], [0, 2.0, 0]))
+        server, _ = sparse_step(server, sent([2.0, 0, 0], [0, 2.0, 0]))
         assert server.model[2] == pytest.approx(1), "a round in which nobody arrives does not count"
-    server, _ = server.step(sent([2.0, 0, 0], [0, 2.0, 0]))
+    server, _ = sparse_step(server, sent([2.0, 0, 0], [0, 2.0, 0]))
     assert server.model[2] == 0
 
 
 def test_a_bias_that_stayed_0_for_some_is_no_difference_between_masks() -> None:
     # The last number is 0 in the model and in what 0 sends, too; weight 1 is cut by all.
-    server, _ = start(3, [1.0, 1.0, 0.0]).step(sent([2.0, 0, 0], [2.0, 0, 0.5]))
+    masks = dict.fromkeys([0, 1], torch.tensor([True, False, True]))
+    server, _ = start(3, [1.0, 1.0, 0.0]).step(sent([2.0, 0, 0], [2.0, 0, 0.5]), masks=masks)
     assert server.model.tolist() == pytest.approx([2, 0, 0.25])
 
 
 def test_who_was_asked_and_all_came_waits_for_nobody() -> None:
     """Of three clients two are asked, and both come: nobody is missing who could keep a weight."""
-    server, _ = start(3, [1.0, 1.0, 1.0]).step(sent([2.0, 0, 0], [0, 2.0, 0]), cohort=[0, 1])
+    server, _ = sparse_step(start(3, [1.0, 1.0, 1.0]), sent([2.0, 0, 0], [0, 2.0, 0]), cohort=[0, 1])
     assert server.model.tolist() == pytest.approx([1, 1, 0])
 
 
 def test_it_waits_for_those_who_are_asked() -> None:
     """2 is never asked. 1 is missing, and heard in the next round: nobody is left to wait for."""
-    server, _ = start(3, [1.0, 1.0, 1.0]).step(sent([2.0, 0, 0]), cohort=[0, 1])
+    server, _ = sparse_step(start(3, [1.0, 1.0, 1.0]), sent([2.0, 0, 0]), cohort=[0, 1])
     assert server.model.tolist() == pytest.approx([2, 1, 1])
-    server, _ = server.step(sent([], [0, 2.0, 0]), cohort=[0, 1])
+    server, _ = sparse_step(server, sent([], [0, 2.0, 0]), cohort=[0, 1])
     assert (server.model != 0).tolist() == [True, True, False]
 
 
@@ -107,10 +109,10 @@ def test_a_round_that_waits_differs_only_where_all_arrivals_cut(
     draw = torch.Generator().manual_seed(seed)
     server = start(clients + 1, 1 + torch.rand(30, generator=draw), parameters=24, **options)
     for _ in range(before):
-        server, _ = server.step(some_models(server, draw, clients))
+        server, _ = sparse_step(server, some_models(server, draw, clients))
     models = some_models(server, draw, clients, same=same)
     at_once = dataclasses.replace(server, state={**server.state, "wait": torch.tensor([OVER])})
-    (patient, spoken), (cut, said) = server.step(models), at_once.step(models)
+    (patient, spoken), (cut, said) = sparse_step(server, models), sparse_step(at_once, models)
     assert spoken.stand_ins == said.stand_ins
     alive = torch.stack(list(models.values())).ne(0).any(0)
     torch.testing.assert_close(patient.model[alive], cut.model[alive])
@@ -139,7 +141,7 @@ def some_models(
 @pytest.mark.parametrize("share", [1.0, 1e-7])
 def test_however_little_the_missing_weigh_they_are_waited_for(share: float) -> None:
     server = Server.start(torch.ones(4), 3, RULES["safari+"](), weights=[1.0, 1.0, share])
-    server, _ = server.step(sent([2.0, 0, 0, 0], [0, 4.0, 0, 0]))
+    server, _ = sparse_step(server, sent([2.0, 0, 0, 0], [0, 4.0, 0, 0]))
     assert server.model[2:].tolist() == pytest.approx([1, 1])
 
 

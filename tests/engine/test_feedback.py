@@ -53,7 +53,7 @@ def by_hand(world, rounds):
         x = state.server.model
         shared = Shared(layout, x.numpy())
         heard, answered, uplink, downlink = network(world, state)
-        received = {}
+        received, masks = {}, {}
         for client in clients:
             if not heard[client]:
                 continue
@@ -66,8 +66,8 @@ def by_hand(world, rounds):
             got = decode(encode(target, mask.numpy(), shared, values=wire.values, lossy=lossy), shared)
             letters[client] = target, got.vector, mask.numpy(), bool(answered[client])
             if answered[client]:
-                received[client] = torch.from_numpy(got.vector)
-        server, _ = state.server.step(received, list(clients))
+                received[client], masks[client] = torch.from_numpy(got.vector), mask
+        server, _ = state.server.step(received, list(clients), masks)
         state = State(server, uplink, downlink)
         told = [settle(residual[c], *letters[c]) if c in letters else residual[c] for c in clients]
         states.append((server.model, np.stack(told)))

@@ -7,6 +7,7 @@ With the models x_i that arrived and the global model x, every rule is
 where z_j is what the rule takes client j to have sent, from its memory of updates: z_j = x + y_j. So a rule
 only says how much of each it wants. Where the weights do not sum to 1, something of x itself is left; that
 part is kept within what the arrivals kept, so that a weight which all of them cut is cut, as in their mean.
+What a client kept is said by its mask, never by which of its numbers are 0: a kept weight may well be 0.
 
 Buffers follow the sum while it is a mean, that is while no weight is negative, the one left to x included.
 They are statistics, not steps: a running variance that goes beyond all that was seen may fall below 0. Where
@@ -18,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -34,9 +36,10 @@ _ROUNDING = 1e-9
 class Round:
     """All that a server knows in a round: whom it asked, who arrived, with what. No link, no probability.
 
-    `cohort` and `arrived` are ascending client ids, `models[i]` is the model of `arrived[i]`, `weights`
-    are those of the cohort and sum to 1. The first `parameters` numbers of a model are its parameters,
-    the rest are buffers.
+    `cohort` and `arrived` are ascending client ids, `models[i]` is the model of `arrived[i]`, `masks[i]`
+    the mask that it was trained with (True where kept, and for everything that is never pruned; possibly an
+    expanded view of one row). `weights` are those of the cohort and sum to 1. The first `parameters` numbers
+    of a model are its parameters, the rest are buffers.
     """
 
     number: int
@@ -44,8 +47,16 @@ class Round:
     cohort: Tensor
     arrived: Tensor
     models: Tensor
+    masks: Tensor
     weights: Tensor
     parameters: int
+
+    @cached_property
+    def kept(self) -> Tensor:
+        """A bool for each number of the model: did any arrival keep it? All False when nobody arrived."""
+        # An expanded view is one mask; there is no need to read it once for every client.
+        shared = len(self.masks) > 0 and self.masks.stride(0) == 0
+        return self.masks[0] if shared else self.masks.any(0)
 
     @property
     def present(self) -> Tensor:
@@ -87,7 +98,8 @@ def combine(round: Round, decision: Decision, name: str = "the rule") -> Tensor:
 
     >>> view = Round(
     ...     number=0, global_model=torch.tensor([1.0, 1.0]), cohort=torch.arange(2), arrived=torch.arange(2),
-    ...     models=torch.tensor([[2.0, 0.5], [2.0, 0.1]]), weights=torch.tensor([0.5, 0.5]), parameters=1)
+    ...     models=torch.tensor([[2.0, 0.5], [2.0, 0.1]]), masks=torch.ones(2, 2, dtype=torch.bool),
+    ...     weights=torch.tensor([0.5, 0.5]), parameters=1)
     >>> combine(view, Decision(a=torch.tensor([1.0, 1.0])))   # two steps of 1; (0.5 + 0.1) / 2
     tensor([3.0000, 0.3000])
     """
@@ -127,8 +139,8 @@ def with_rest(out: Tensor, round: Round, rest: float, part: slice = slice(None))
     """The sum with what is left to the old model, within what the arrivals kept."""
     if not rest:
         return out
-    x, models = round.global_model[part], round.models[:, part]
-    return out + rest * (x * (models != 0).any(0) if len(models) else x)
+    x = round.global_model[part]
+    return out + rest * (x * round.kept[part] if len(round.arrived) else x)
 
 
 def _refuse_infinite(round: Round, decision: Decision, out: Tensor, name: str) -> None:

@@ -34,7 +34,7 @@ def remember(state: State, round: Round) -> State:
     as they were: what changed a running variance, done again and again, would make it negative.
     """
     ids, parameters = round.arrived, round.parameters
-    kept = round.models != 0
+    kept = round.masks
     fresh = round.models.clone()
     fresh[:, :parameters] -= round.global_model[:parameters]
     age = torch.where(state["age"] >= 0, state["age"] + 1, state["age"])
@@ -55,7 +55,7 @@ def recall(state: State, round: Round, clients: Tensor) -> Tensor:
     x = round.global_model
     base = x.clone()
     base[round.parameters :] = 0
-    alive = (round.models != 0).any(0)
+    alive = round.kept
     recalled = (base + state["updates"][clients]) * (state["kept"][clients] & alive)
     never = (state["age"][clients] < 0)[:, None]
     if not bool(never.any()):

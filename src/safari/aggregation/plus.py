@@ -136,7 +136,7 @@ def _nothing_known(clients: int) -> State:
 
 def _cosines(held: State, round: Round) -> Tensor:
     """The cosine of each arrival's update with every arrival's and with everybody's last one."""
-    fresh = ((round.models - round.global_model) * (round.models != 0))[:, : round.parameters]
+    fresh = ((round.models - round.global_model) * round.masks)[:, : round.parameters]
     old = held["updates"][:, : round.parameters]
     lengths = torch.cat([torch.linalg.vector_norm(fresh, dim=1), torch.linalg.vector_norm(old, dim=1)])
     products = torch.cat([fresh @ fresh.T, fresh @ old.T], 1)

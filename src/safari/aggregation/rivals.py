@@ -109,6 +109,7 @@ def cluster_fedvarp(*, clusters: int = 2) -> Compensation:
             cohort=heard,
             arrived=heard,
             models=means,
+            masks=_unions(round.masks, mine, heard),
             weights=round.weights,
             parameters=round.parameters,
         )
@@ -203,6 +204,14 @@ def _blocks(clients: int, clusters: int, device: torch.device) -> torch.Tensor:
     if clusters > clients:
         raise ConfigError(f"clusters must be at most the {clients} clients, got {clusters}")
     return torch.arange(clients, device=device) * clusters // clients
+
+
+def _unions(masks: torch.Tensor, cluster: torch.Tensor, heard: torch.Tensor) -> torch.Tensor:
+    """A mask for each cluster in `heard`: what any of its arrivals kept. `cluster` has that of each row."""
+    found = masks.new_empty((len(heard), masks.shape[1]))
+    for row, c in enumerate(heard):
+        found[row] = masks[cluster == c].any(0)
+    return found
 
 
 def _varp(round: Round, recalled: torch.Tensor) -> Decision:

@@ -99,51 +99,67 @@ class Server:
         )
 
     def step(
-        self, received: Mapping[int, Vector], cohort: Sequence[int] | None = None
+        self,
+        received: Mapping[int, Vector],
+        cohort: Sequence[int] | None = None,
+        masks: Mapping[int, Vector] | None = None,
     ) -> tuple[Server, Outcome]:
-        """One round: `received` maps client ids to models; `cohort` is who was asked (all by default).
+        """One round: the next server, and what happened.
 
-        A model of the wrong length, with a NaN or infinity in it, or not of numbers at all is refused,
-        and its client is missing.
+        `received`: the models that arrived, by client id. `cohort`: who was asked (all by default). `masks`:
+        the mask that a client trained with, by client id: bools, True where a number is kept. A client
+        without one cut nothing.
+
+        A model of the wrong length, with a NaN or infinity in it, or not of numbers at all is refused, and so
+        is one whose mask does not fit or that is not 0 where its mask cuts. Its client is then missing.
         """
         if not isinstance(received, Mapping):
             raise SafariError(f"received must map client ids to models, got {describe(received)}")
+        if not isinstance(masks, Mapping | None):
+            raise SafariError(f"masks must map client ids to masks, got {describe(masks)}")
+        given = {} if masks is None else dict(zip(whole_ids("masks", masks), masks.values(), strict=True))
         asked = set(self._cohort(cohort))
         fitting: dict[int, Tensor] = {}
         refused: dict[int, str] = {}
         for client, raw in zip(whole_ids("received", received), received.values(), strict=True):
-            vector = _real_vector(raw)
+            vector, mask = _real_vector(raw), given.get(client)
             if client not in asked:
                 refused[client] = "was not asked in this round"
             elif vector is None:
                 refused[client] = "is not an array of real numbers"
             elif vector.shape != self.model.shape:
                 refused[client] = f"expected {len(self.model)} numbers, got shape {tuple(vector.shape)}"
+            elif mask is not None and not _is_mask(mask, self.model.shape):
+                refused[client] = f"expected a mask of {len(self.model)} bools, got {_form(mask)}"
             else:
                 fitting[client] = vector.to(self.model.device)
         ids = sorted(fitting)
         models = torch.stack([fitting[i] for i in ids]) if ids else self.model.new_empty((0, len(self.model)))
-        server, outcome = self.step_stacked(ids, models, cohort)
+        stacked = self._stack_masks([given.get(i) for i in ids])
+        server, outcome = self.step_stacked(ids, models, cohort, stacked)
         return server, replace(outcome, refused=refused | dict(outcome.refused))
 
     def step_stacked(
-        self, ids: Sequence[int], models: Tensor, cohort: Sequence[int] | None = None
+        self,
+        ids: Sequence[int],
+        models: Tensor,
+        cohort: Sequence[int] | None = None,
+        masks: Tensor | None = None,
     ) -> tuple[Server, Outcome]:
-        """The same for models in one matrix: row i is the model of client `ids[i]`; ids ascend."""
+        """The same for models in one matrix: row i is the model of client `ids[i]`; ids ascend.
+
+        `masks`: `bool[len(ids), size]`, or one row for all; None: nothing was cut.
+        """
         asked = self._cohort(cohort)
         ids = whole_ids("ids", ids)
-        self._check_stacked(ids, models, asked)
-        refused = {}
-        # A sum is finite only if all that is in it is; the numbers are looked at one by one only where not.
-        if not bool(torch.isfinite(models.sum(1)).all()):
-            bad = (~torch.isfinite(models)).sum(1).tolist()
-            refused = {
-                client: f"{count} numbers are NaN or infinite"
-                for client, count in zip(ids, bad, strict=True)
-                if count
-            }
-            good = [i for i, count in enumerate(bad) if not count]
+        self._check_stacked(ids, models, masks, asked)
+        refused = _unusable(ids, models, masks)
+        if refused:
+            good = [i for i, client in enumerate(ids) if client not in refused]
             ids, models = [ids[i] for i in good], models[good]
+            masks = masks if masks is None or len(masks) == 1 else masks[good]
+        if masks is None:
+            masks = torch.ones((1, len(self.model)), dtype=torch.bool, device=models.device)
         device = self.model.device
         cohort_ids = torch.tensor(asked, dtype=torch.int64, device=device)
         weights = self.weights[cohort_ids]
@@ -153,6 +169,7 @@ class Server:
             cohort=cohort_ids,
             arrived=torch.tensor(list(ids), dtype=torch.int64, device=device),
             models=models,
+            masks=masks.expand(len(ids), -1),
             weights=weights / weights.sum(),
             parameters=self.parameters,
         )
@@ -177,13 +194,33 @@ class Server:
             raise SafariError(f"cohort must hold ids from 0 to {clients - 1}, got {asked}")
         return asked
 
-    def _check_stacked(self, ids: Sequence[int], models: Tensor, asked: Sequence[int]) -> None:
+    def _stack_masks(self, masks: Sequence[Vector | None]) -> Tensor | None:
+        """One row a client; None where no client cut anything."""
+        if all(mask is None for mask in masks):
+            return None
+        out = torch.ones((len(masks), len(self.model)), dtype=torch.bool, device=self.model.device)
+        for row, mask in zip(out, masks, strict=True):
+            if mask is not None:
+                row.copy_(torch.tensor(mask) if isinstance(mask, np.ndarray) else mask)
+        return out
+
+    def _check_stacked(
+        self, ids: Sequence[int], models: Tensor, masks: Tensor | None, asked: Sequence[int]
+    ) -> None:
         if any(i >= j for i, j in pairwise(ids)) or not set(ids) <= set(asked):
             raise SafariError(f"ids must ascend and be of clients that were asked, got {list(ids)}")
         shape = (len(ids), len(self.model))
         if not isinstance(models, Tensor) or models.shape != shape:
             raise SafariError(
                 f"models must be a tensor of shape {[*shape]}, a row for each id, got {describe(models)}"
+            )
+        if masks is None:
+            return
+        rows = {len(ids), 1}
+        if not any(_is_mask(masks, torch.Size((row, len(self.model)))) for row in rows):
+            raise SafariError(
+                f"masks must be a tensor of bools of shape {[*shape]}, a row for each id, or with one row "
+                f"for all, got {_form(masks)}"
             )
 
 
@@ -219,6 +256,42 @@ def _shares(weights: Sequence[float] | None, clients: int) -> Tensor:
         client = int(wrong[0])
         raise SafariError(f"{expected}, got {shares[client].item()} for client {client}")
     return shares
+
+
+def _is_mask(mask: object, shape: torch.Size) -> bool:
+    bools = (isinstance(mask, Tensor) and mask.dtype == torch.bool) or (
+        isinstance(mask, np.ndarray) and mask.dtype == np.bool_
+    )
+    return bools and tuple(mask.shape) == tuple(shape)  # type: ignore[attr-defined]
+
+
+def _form(thing: object) -> str:
+    """An array by its dtype and shape; anything else by its type."""
+    if isinstance(thing, Tensor | np.ndarray):
+        return f"{str(thing.dtype).removeprefix('torch.')} of shape {[*thing.shape]}"
+    return describe(thing)
+
+
+def _unusable(ids: Sequence[int], models: Tensor, masks: Tensor | None) -> dict[int, str]:
+    """Whose model cannot be averaged, and why."""
+    # A sum is finite only if all that is in it is; the numbers are looked at one by one only where not.
+    fine = torch.isfinite(models.sum(1)).all()
+    if masks is not None:
+        # Not 0 > kept: a number where there should be none.
+        stray = models.bool() > masks
+        fine = fine & ~stray.any()
+    # The one look at the device.
+    if bool(fine):
+        return {}
+    infinite = (~torch.isfinite(models)).sum(1).tolist()
+    grown = [0] * len(ids) if masks is None else stray.sum(1).tolist()
+    refused = {}
+    for client, bad, beyond in zip(ids, infinite, grown, strict=True):
+        if bad:
+            refused[client] = f"{bad} numbers are NaN or infinite"
+        elif beyond:
+            refused[client] = f"{beyond} numbers that its mask cuts are not 0"
+    return refused
 
 
 def _real_vector(raw: Vector) -> Tensor | None:

@@ -24,20 +24,16 @@ def hold_back(decision: Decision, held: State, round: Round, left: int) -> tuple
 
     `held` is the memory after the round, `left` how many rounds may wait, this one included.
     """
-    kept = round.models != 0
-    alive = kept.any(0)
-    if left > 0 and _differ(kept, round) and bool((held["age"][round.missing] < 0).any()):
+    alive = round.kept
+    if left > 0 and _differ(round) and bool((held["age"][round.missing] < 0).any()):
         return _sparing(decision, round, ~alive), left - 1
     return _sparing(decision, round, ~alive & held["kept"].any(0)), OVER
 
 
-def _differ(kept: Tensor, round: Round) -> bool:
-    """Do masks differ from client to client, as far as one can see?"""
-    # A number that was 0 before tells nothing: a bias may stay 0 for some and not for others.
-    was = round.global_model[: round.parameters] != 0
-    one = kept[0, : round.parameters]
-    # Of one mask alone nobody knows.
-    return len(kept) == 1 or bool(((kept[1:, : round.parameters] != one) & was).any())
+def _differ(round: Round) -> bool:
+    """Do masks differ from client to client? With a single arrival we cannot tell, and assume so."""
+    masks = round.masks
+    return len(masks) == 1 or bool((masks[1:] != masks[0]).any())
 
 
 def _sparing(decision: Decision, round: Round, spared: Tensor) -> Decision:

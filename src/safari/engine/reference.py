@@ -35,6 +35,7 @@ def run_round(world: World, state: State) -> tuple[State, Record, dict[str, floa
 
     # 2. Each client that received it computes a mask on it and trains inside the mask (Algorithm 2).
     received: dict[int, Tensor] = {}
+    kept: dict[int, Tensor] = {}
     losses: list[float] = []
     shared: Tensor | None = None
     for client in cohort:
@@ -49,12 +50,13 @@ def run_round(world: World, state: State) -> tuple[State, Record, dict[str, floa
         # 3. The uplink delivers it, or does not.
         if answered[client]:
             received[client] = mail.up([client], model[None], mask[None])[0]
+            kept[client] = mask
             watch.lap("wire")
             losses.append(loss)
             masks.add(mask)
 
     # 4. The server lets arrivals stand in for the missing, and averages (Algorithm 3).
-    server, outcome = state.server.step(received, cohort)
+    server, outcome = state.server.step(received, cohort, kept)
     return close_round(
         world,
         state,

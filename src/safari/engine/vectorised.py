@@ -143,6 +143,9 @@ class Vectorised:
             return kept, self._begin(x, kept, group, t)
 
         models = x.new_empty((len(arriving), world.layout.size))
+        every_mask = shared
+        if every_mask is None:
+            every_mask = torch.empty(models.shape, dtype=torch.bool, device=models.device)
         losses = x.new_empty(len(arriving))
         place = {client: row for row, client in enumerate(arriving)}
         for group, (kept, training) in self._in_groups(arriving, work):
@@ -153,10 +156,11 @@ class Vectorised:
             losses[rows] = lost
             if shared is None:
                 masks.add_rows(kept)
+                every_mask[rows] = kept
             models[rows] = mail.up(group, sent, kept)
             watch.lap("wire")
 
-        server, outcome = state.server.step_stacked(arriving, models, cohort)
+        server, outcome = state.server.step_stacked(arriving, models, cohort, every_mask)
         return close_round(
             world,
             state,

@@ -216,7 +216,8 @@ class SafariStrategy(Strategy):
         cohort = collected.cohort or tuple(range(self.config.clients))
         self._note_downloads(collected)
         received = {seat: reply.vector for seat, reply in collected.replies.items()}
-        self._server, outcome = server.step(received, cohort)
+        masks = {seat: reply.mask for seat, reply in collected.replies.items()}
+        self._server, outcome = server.step(received, cohort, masks)
         self._average = next_average(self._average, self.server.model, server.round, self.config)
         outcome = replace(outcome, refused={**collected.refused, **outcome.refused})
         self._line = round_record(

@@ -1,7 +1,7 @@
 """Which weights are trained in each round: a mask policy, a pair of pure functions run by the server.
 
 A policy is told, at the start of a round, the global model, how many weights may be kept (the budget:
-sparsity, scope and schedule), and what arrived in the round before. It answers with the round's masks:
+sparsity, scope and schedule). It answers with the round's masks:
 
 - one mask for all, or
 - a rule by which each client finds its own, from its own data (SNIP, GraSP; FedDST), and
@@ -31,29 +31,13 @@ FromGradient = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Arrivals:
-    """What arrived in the last round.
-
-    `models` are the arrivals' models, a row each, and `votes` what they reported beside them
-    (`float32[arrived, size]`, 0 where a client did not vote; None where nobody was asked). `weights`
-    (`float64[arrived]`) are the arrivals' shares in the weighted sum, those of the clients they stood in for
-    included; `own` are their shares without these.
-    """
-
-    models: Tensor
-    weights: Tensor
-    own: Tensor
-    votes: Tensor | None = None
-
-
-@dataclass(frozen=True)
 class MaskRound:
     """All that a policy knows at the start of a round.
 
-    `number` counts from 0; `rounds` is how many the run has. `model` is the global model; `budget` says how
-    many weights may be kept in this round; `rng` is fresh in every round. `by_score(support)` is the mask
-    that the configured score gives within a support (None: everywhere); it is None itself where the score
-    looks at a client's data. `arrivals` is None in the first round and after one in which nobody arrived.
+    `number` counts from 0; `rounds` is how many the run has. `model` is the global model; `budget` says how many
+    weights may be kept in this round; `rng` is fresh in every round. `by_score(support)` is the mask that the
+    configured score gives within a support (None: everywhere); it is None itself where the score looks at a
+    client's data.
     """
 
     number: int
@@ -63,17 +47,31 @@ class MaskRound:
     budget: Budget
     rng: np.random.Generator
     by_score: Callable[[Tensor | None], Tensor] | None
-    arrivals: Arrivals | None = None
-
-    @property
-    def sizes(self) -> list[int]:
-        """The number of weights of each prunable layer."""
-        return [e.size for e in weight_entries(self.layout)]
 
     @property
     def prunable(self) -> Tensor:
         """Where the vector holds prunable weights, on the model's device."""
         return self.layout.prunable.to(self.model.device)
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """What arrived in a round, after the server has averaged it.
+
+    `number` and `rounds` as in `MaskRound`; `model` is the new global model. `models` are the arrivals' models, a
+    row each, and `votes` what they reported beside them (`float32[arrived, size]`, 0 where a client did not
+    vote; None where nobody was asked). `weights` (`float64[arrived]`) are the arrivals' shares in the weighted
+    sum, those of the clients they stood in for included; `own` are their shares without these.
+    """
+
+    number: int
+    rounds: int
+    model: Tensor
+    layout: Layout
+    models: Tensor
+    weights: Tensor
+    own: Tensor
+    votes: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -103,9 +101,14 @@ class Masks:
         return self.own is not None or self.votes is not None
 
 
+def _unchanged(state: State, arrivals: Arrivals) -> State:
+    return state
+
+
 @dataclass(frozen=True)
 class MaskPolicy:
-    """`init(layout, device) -> state`; `apply(state, round) -> (masks, state)`.
+    """`init(layout, device) -> state`; `apply(state, round) -> (masks, state)` at the start of a round;
+    `learn(state, arrivals) -> state` at its end, unless nobody arrived.
 
     The state is a dict of tensors, which checkpoints can hold. `name` is what messages about the policy begin
     with.
@@ -113,4 +116,5 @@ class MaskPolicy:
 
     init: Callable[[Layout, torch.device], State]
     apply: Callable[[State, MaskRound], tuple[Masks, State]]
+    learn: Callable[[State, Arrivals], State] = _unchanged
     name: str = "the policy"

@@ -46,7 +46,7 @@ def feddst(*, interval: int = 10, fraction: float = 0.3, stop: float = 0.75) -> 
         own: FromGradient | None = None
         moves = pace.moves(round.number, round.rounds)
         if moves:
-            back = moved_counts(pace, mask, round, round.number)
+            back = moved_counts(pace, mask, round.layout, round.number, round.rounds)
             stay = [g - b for g, b in zip(layer_counts(mask, round.layout), back, strict=True)]
             rest = drop_and_grow(mask, round.model, round.layout, stay, [0] * len(goal), None)
             chosen = steepest(mask, round.layout, back)

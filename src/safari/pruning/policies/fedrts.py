@@ -47,36 +47,46 @@ def fedrts(
     def init(layout: Layout, device: torch.device) -> State:
         ones = torch.ones(layout.size, device=device)
         mask = torch.zeros(layout.size, dtype=torch.bool, device=device)
-        return {"mask": mask, "alpha": ones, "beta": ones.clone()}
+        return {"mask": mask, "alpha": ones, "beta": ones.clone(), "voted": torch.full((1,), -1)}
+
+    def learn(state: State, arrivals: Arrivals) -> State:
+        t = arrivals.number + 1
+        if t >= pace.stop * arrivals.rounds:
+            return state
+        shares = arrivals.weights if stand_ins else arrivals.own
+        shares = (shares / shares.sum()).to(arrivals.model)
+        moved = moved_counts(pace, state["mask"], arrivals.layout, t, arrivals.rounds)
+        outcome = _outcome(state["mask"], arrivals, shares, moved, gamma)
+        # Without votes nothing is learned of what is cut.
+        seen = arrivals.layout.prunable.to(outcome.device)
+        seen = seen & state["mask"] if arrivals.votes is None else seen
+        return {
+            "mask": state["mask"],
+            "alpha": state["alpha"] + strength * torch.where(seen, outcome, 0.0),
+            "beta": state["beta"] + strength * torch.where(seen, 1 - outcome, 0.0),
+            "voted": torch.full((1,), -1 if arrivals.votes is None else arrivals.number),
+        }
 
     def apply(state: State, round: MaskRound) -> tuple[Masks, State]:
-        mask, arrivals = state["mask"], round.arrivals
+        mask = state["mask"]
         if round.number == 0 or not bool(mask.any()):
             mask = first_mask(round, "fedrts")
-        elif arrivals is not None and round.number < pace.stop * round.rounds:
-            shares = arrivals.weights if stand_ins else arrivals.own
-            moved = moved_counts(pace, mask, round, round.number)
-            outcome = _outcome(mask, round, arrivals, shares / shares.sum(), moved, gamma)
-            state = _learned(state, mask, round, arrivals, strength, outcome)
-            if pace.moves(round.number, round.rounds) and arrivals.votes is not None:
-                mask = _drawn(state, mask, round)
+        elif pace.moves(round.number, round.rounds) and int(state["voted"]) == round.number - 1:
+            mask = _drawn(state, mask, round)
         votes = next_votes(pace, mask, round, 1.0)
         return Masks(shared=mask, votes=votes, announced=True), {**state, "mask": mask}
 
-    return MaskPolicy(init, apply, name="policy fedrts")
+    return MaskPolicy(init, apply, learn, name="policy fedrts")
 
 
-def _outcome(
-    mask: Tensor, round: MaskRound, arrivals: Arrivals, shares: Tensor, moved: list[int], gamma: float
-) -> Tensor:
+def _outcome(mask: Tensor, arrivals: Arrivals, shares: Tensor, moved: list[int], gamma: float) -> Tensor:
     """X of every weight: of the kept ones by magnitude, of the others by votes."""
-    shares = shares.to(round.model)
-    outcome = torch.full_like(round.model, 0.5)
-    for entry, move in zip(weight_entries(round.layout), moved, strict=True):
+    outcome = torch.full_like(arrivals.model, 0.5)
+    for entry, move in zip(weight_entries(arrivals.layout), moved, strict=True):
         here = slice(entry.offset, entry.end)
         kept = mask[here]
         core = int(kept.sum()) - move
-        mean = top_k(round.model[here].abs(), core, kept).to(shares)
+        mean = top_k(arrivals.model[here].abs(), core, kept).to(shares)
         each = torch.stack([top_k(model[here].abs(), core, kept) for model in arrivals.models]).to(shares)
         found = (1 - gamma) * mean + gamma * (shares @ each)
         if arrivals.votes is not None:
@@ -84,18 +94,6 @@ def _outcome(
             found = torch.where(kept, found, (1 - gamma) / 2 + gamma * voted)
         outcome[here] = found
     return outcome
-
-
-def _learned(
-    state: State, mask: Tensor, round: MaskRound, arrivals: Arrivals, strength: float, outcome: Tensor
-) -> State:
-    """The beliefs after what arrived in the round before; without votes, those about kept weights alone."""
-    seen = round.prunable & mask if arrivals.votes is None else round.prunable
-    return {
-        **state,
-        "alpha": state["alpha"] + strength * torch.where(seen, outcome, 0.0),
-        "beta": state["beta"] + strength * torch.where(seen, 1 - outcome, 0.0),
-    }
 
 
 def _drawn(state: State, mask: Tensor, round: MaskRound) -> Tensor:

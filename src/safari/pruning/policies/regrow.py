@@ -21,7 +21,7 @@ from torch import Tensor
 from safari.errors import ConfigError
 from safari.models import Layout
 from safari.pruning.budget import Budget, top_k
-from safari.pruning.policy import FromGradient, MaskPolicy, MaskRound, Masks, State
+from safari.pruning.policy import Arrivals, FromGradient, MaskPolicy, MaskRound, Masks, State
 from safari.pruning.scope import weight_entries
 
 
@@ -58,11 +58,11 @@ class Pace:
         return self.fraction / 2 * (1 + math.cos(math.pi * t / (self.stop * rounds)))
 
 
-def moved_counts(pace: Pace, mask: Tensor, round: MaskRound, t: int) -> list[int]:
+def moved_counts(pace: Pace, mask: Tensor, layout: Layout, t: int, rounds: int) -> list[int]:
     """How many weights of each layer move in round t: never more than are free to come back."""
-    kept = layer_counts(mask, round.layout)
-    part = pace.part(t, round.rounds)
-    return [min(int(part * k + 0.5), size - k) for k, size in zip(kept, round.sizes, strict=True)]
+    part = pace.part(t, rounds)
+    counts = zip(layer_counts(mask, layout), weight_entries(layout), strict=True)
+    return [min(int(part * kept + 0.5), entry.size - kept) for kept, entry in counts]
 
 
 def layer_counts(mask: Tensor, layout: Layout) -> list[int]:
@@ -143,12 +143,13 @@ def next_votes(pace: Pace, mask: Tensor, round: MaskRound, breadth: float) -> Fr
 
     They report the gradient at `breadth` times as many weights as will come back.
     """
-    if not breadth or not pace.moves(round.number + 1, round.rounds):
+    t = round.number + 1
+    if not breadth or not pace.moves(t, round.rounds):
         return None
-    moved = moved_counts(pace, mask, round, round.number + 1)
-    room = [size - kept for size, kept in zip(round.sizes, layer_counts(mask, round.layout), strict=True)]
-    counts = [min(int(breadth * m), r) for m, r in zip(moved, room, strict=True)]
-    return votes_for(mask, round.layout, counts)
+    moved = moved_counts(pace, mask, round.layout, t, round.rounds)
+    kept = layer_counts(mask, round.layout)
+    room = [entry.size - k for entry, k in zip(weight_entries(round.layout), kept, strict=True)]
+    return votes_for(mask, round.layout, [min(int(breadth * m), r) for m, r in zip(moved, room, strict=True)])
 
 
 def first_mask(round: MaskRound, name: str) -> Tensor:
@@ -161,23 +162,20 @@ def first_mask(round: MaskRound, name: str) -> Tensor:
     return round.by_score(None)
 
 
-# (state, round) -> scores over the whole vector by which weights come back, or None where nothing can; next
-# state.
-Growth = Callable[[State, MaskRound], tuple[Tensor | None, State]]
-
-
 def regrowing(
     name: str,
     pace: Pace,
-    growth: Growth,
+    scores: Callable[[State, MaskRound], Tensor | None],
     *,
-    voters: float = 0.0,
     init: Callable[[Layout, torch.device], State] | None = None,
+    learn: Callable[[State, Arrivals], State] | None = None,
+    breadth: float = 0.0,
 ) -> MaskPolicy:
-    """A policy whose shared mask moves at a pace, growing by the scores of `growth`.
+    """A policy whose shared mask moves at a pace.
 
-    `voters`: clients report their gradient before each move, at so many times the number of weights that will
-    come back.
+    `scores(state, round)` ranks, over the whole vector, what may come back; None: nothing can in this round.
+    `init` and `learn` are those of its own state. `breadth`: clients report their gradient before each move, at so
+    many times the number of weights that will come back; 0: they report nothing.
     """
 
     def start(layout: Layout, device: torch.device) -> State:
@@ -189,16 +187,19 @@ def regrowing(
         mask = state["mask"]
         if round.number == 0 or not bool(mask.any()):
             mask = first_mask(round, name)
-        scores, state = growth(state, round)
+        ranked = scores(state, round) if pace.moves(round.number, round.rounds) else None
         kept = layer_counts(mask, round.layout)
         goal = targets(round.budget, kept)
-        moves = pace.moves(round.number, round.rounds) and scores is not None
-        back = moved_counts(pace, mask, round, round.number) if moves else [0] * len(kept)
-        back = [min(b, g) for b, g in zip(back, goal, strict=True)]
+        back = [0] * len(kept)
+        if ranked is not None:
+            moved = moved_counts(pace, mask, round.layout, round.number, round.rounds)
+            back = [min(m, g) for m, g in zip(moved, goal, strict=True)]
         stay = [min(k, g - b) for k, g, b in zip(kept, goal, back, strict=True)]
         if stay != kept:
-            mask = drop_and_grow(mask, round.model, round.layout, stay, back, scores)
-        votes = next_votes(pace, mask, round, voters)
+            mask = drop_and_grow(mask, round.model, round.layout, stay, back, ranked)
+        votes = next_votes(pace, mask, round, breadth)
         return Masks(shared=mask, votes=votes, announced=True), {**state, "mask": mask}
 
-    return MaskPolicy(start, apply, name=f"policy {name}")
+    if learn is None:
+        return MaskPolicy(start, apply, name=f"policy {name}")
+    return MaskPolicy(start, apply, learn, name=f"policy {name}")

@@ -153,6 +153,13 @@ class Evaluation:
 
     every: int = _f(1, "rounds between two evaluations; the last round is always evaluated", least=1)
     batch: int = _f(1000, "test samples in one forward pass", least=1)
+    validation: float = _f(
+        0.0,
+        "fraction of the training samples that is held out, drawn by the seed; models are then tested on it "
+        "instead of the test set, so that settings can be chosen without having seen that. 0: none",
+        least=0.0,
+        below=1.0,
+    )
     last: int = _f(20, "final accuracy is the mean over the evaluations of so many last rounds", least=1)
     target: float = _f(0.85, "top-1 accuracy for 'rounds to target'", above=0.0, most=1.0)
 
@@ -205,7 +212,11 @@ class Config:
         },
     )
     data: Plug = _plug("digits", "the data set: digits, cifar10, or your own")
-    partition: Plug = _plug("groups", "who holds which samples: groups, iid, shards, dirichlet", groups=2)
+    partition: Plug = _plug(
+        "groups",
+        "who holds which samples: groups, iid, shards, dirichlet, natural, or one of Flower's (flwr-...)",
+        groups=2,
+    )
     model: Plug = _plug("cnn", "the model: cnn, mlp, resnet20, pfl_cnn, or your own")
     task: Plug = _plug("classification", "what is learned: classification, tokens, multilabel, regression")
     pruning: Pruning = field(default_factory=Pruning)

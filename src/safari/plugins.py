@@ -146,6 +146,18 @@ and options by name alone, as in def link(*, p=0.3); missing a required argument
         ) from error
 
 
+def named_arguments(factory: Callable[..., Any], **offered: Any) -> dict[str, Any]:
+    """Which of the arguments on offer a factory names, apart from its options (which are keyword-only).
+
+    >>> def model(shape, classes, tokens=0, *, labels=8): ...
+    >>> named_arguments(model, tokens=65, labels="class")
+    {'tokens': 65}
+    """
+    named = inspect.signature(factory).parameters
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD,)
+    return {name: value for name, value in offered.items() if name in named and named[name].kind in kinds}
+
+
 def fits(value: object, hint: Any) -> bool:
     """Does a TOML value suit a type hint? An int is a fine float; a bool is not a number.
 

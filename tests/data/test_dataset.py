@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from safari.data import DATASETS, Data, as_data, digits, from_datasets, from_tensors
+from safari.data import DATASETS, Data, as_data, digits, from_datasets, from_tensors, hold_out
 from safari.errors import DataError
 
 X, Y = torch.arange(12, dtype=torch.float32).view(4, 3), torch.tensor([0, 1, 2, 1])
@@ -53,9 +54,34 @@ def nan_at(index: int, value: float) -> torch.Tensor:
         ({"test_x": nan_at(3, -math.inf)}, "toy: test_x must be finite, got NaN or infinity in sample 3"),
         ({"train_x": X.double()}, "toy: train_x must be torch.float32 or torch.int64, got torch.float64"),
         ({"train_x": [1.0]}, "toy: train_x must be a tensor of torch.float32 or torch.int64, got list"),
-        ({"train_y": Y.int()}, "toy: train_y must be torch.int64, got torch.int32"),
+        ({"train_y": Y.int()}, "toy: train_y must be torch.int64 or torch.float32, got torch.int32"),
         ({"train_x": X[:, 0]}, "toy: train_x must have two dimensions or more, got shape [4]"),
-        ({"train_y": Y[:, None]}, "toy: train_y must have one dimension, got shape [4, 1]"),
+        (
+            {"train_y": Y[:, None, None]},
+            "toy: train_y must have one dimension, or two for tokens, got shape [4, 1, 1]",
+        ),
+        (
+            {"train_y": Y[:, None]},
+            "toy: test_y must hold labels like those of train_y (torch.int64 of shape [1]), "
+            "got torch.int64 of shape []",
+        ),
+        (
+            {"train_y": torch.tensor([[0, 1], [2, -100], [1, 4], [0, 0]])},
+            "toy: train_y must lie in 0..2 or be -100, got 4 (sample 2)",
+        ),
+        ({"train_y": X[:, :2]}, "toy: train_y must have shape [n, 3] (classes), got shape [4, 2]"),
+        ({"train_y": X[:, 0]}, "toy: train_y must have shape [n, 3] (classes), got shape [4]"),
+        ({"train_y": nan_at(2, math.nan)}, "toy: train_y must be finite, got NaN or infinity in sample 2"),
+        (
+            {"train_y": X},
+            "toy: test_y must hold labels like those of train_y (torch.float32 of shape [3]), "
+            "got torch.int64 of shape []",
+        ),
+        (
+            {"owners": Y[:3]},
+            "toy: owners must name one for each of the 4 samples, got shape [3]",
+        ),
+        ({"owners": X[:, 0]}, "toy: owners must be torch.int64, got torch.float32"),
         (
             {"test_x": X[:, :2]},
             "toy: test_x must hold samples like those of train_x (torch.float32 of shape [3]), "
@@ -117,7 +143,10 @@ def test_gradients_stay_behind():
             (X.byte(), Y),
             "toy: train_x must be float (images, features) or signed integers (tokens), got torch.uint8",
         ),
-        ((X, Y.float()), "toy: train_y must hold integers, got torch.float32"),
+        (
+            (X, Y.bool()),
+            "toy: train_y must hold integers (classes), floats (numbers) or rows of booleans, got torch.bool",
+        ),
         ((np.array([["a"]] * 4), Y), "toy: train_x must be an array of numbers, got dtype <U1"),
         (([1, 2], Y), "toy: train_x must be a tensor or an array, got list"),
     ],
@@ -126,6 +155,57 @@ def test_tensors_that_cannot_be_data(train, message):
     with pytest.raises(DataError) as error:
         from_tensors("toy", train=train, test=(X, Y))
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind", "shape", "classes"),
+    [
+        (Y, "class", (4,), 3),
+        (torch.tensor([[0, 5], [1, -100], [2, 2], [0, 1]]), "tokens", (4, 2), 6),
+        (Y.float() / 4, "numbers", (4, 1), 1),
+        (X.double().numpy(), "numbers", (4, 3), 3),
+        (X > 5, "numbers", (4, 3), 3),
+    ],
+)
+def test_labels_of_every_kind(labels, kind, shape, classes):
+    rows = Pairs(*zip(X, labels, strict=True))
+    for data in (
+        from_tensors("toy", train=(X, labels), test=(X, labels)),
+        as_data(((X, labels), (X, labels)), "toy"),
+        from_datasets("toy", rows, rows) if not isinstance(labels, np.ndarray) else None,
+    ):
+        if data is not None:
+            assert data.label_kind == kind
+            assert data.train_y.shape == data.test_y.shape == shape
+            assert data.classes == classes
+            assert torch.equal(data.train_y.flatten(), torch.as_tensor(labels).to(data.train_y).flatten())
+
+
+def test_tokens_are_counted_where_no_vocabulary_names_them():
+    tokens = torch.tensor([[0, 7], [2, 3], [1, 1], [0, 0]])
+    assert make(train_x=tokens, test_x=tokens).tokens == 8
+    assert make(train_x=tokens, test_x=tokens, vocabulary=tuple("abcdefghij")).tokens == 10
+    assert make().tokens == 0
+
+
+def test_a_validation_split_takes_from_what_is_trained_on_alone():
+    x = torch.arange(100.0)[:, None]
+    data = make(train_x=x, train_y=torch.arange(100) % 3, test_x=-x, test_y=torch.arange(100) % 3)
+    data = replace(data, owners=torch.arange(100) // 10)
+    split = hold_out(data, 0.2, np.random.default_rng(1))
+    assert (len(split.train_x), len(split.test_x)) == (80, 20)
+    together = torch.cat([split.train_x, split.test_x]).flatten()
+    assert torch.equal(together.sort().values, x.flatten())
+    assert split.owners is not None
+    assert torch.equal(split.owners, (split.train_x.flatten() // 10).long())
+    assert torch.equal(split.test_y, split.test_x.flatten().long() % 3)
+    again, other = (hold_out(data, 0.2, np.random.default_rng(seed)) for seed in (1, 2))
+    assert torch.equal(split.test_x, again.test_x)
+    assert not torch.equal(split.test_x, other.test_x)
+    assert len(hold_out(data, 1e-9, np.random.default_rng(1)).test_x) == 1
+    assert len(hold_out(data, 0.9999, np.random.default_rng(1)).train_x) == 1
+    with pytest.raises(DataError, match="toy: a validation split needs at least 2 training samples, got 1"):
+        hold_out(make(train_x=X[:1], train_y=Y[:1]), 0.5, np.random.default_rng(1))
 
 
 def test_classes_are_counted_over_both_splits():
@@ -168,9 +248,17 @@ def test_any_map_style_dataset(dataset):
             "toy: train: sample 0 must be a tensor or an array, got str "
             "(give the Dataset a transform that makes tensors)",
         ),
-        (Pairs((X[0], 0), (X[0], 1.5)), "toy: train: label 1 must be a tensor or an array, got float"),
-        (Pairs((X[0], torch.tensor(0.5))), "toy: train: label 0 must hold integers, got torch.float32"),
-        (Pairs((X[0], Y)), "toy: train: label 0 must be one integer, got shape [4]"),
+        (
+            Pairs((X[0], 0), (X[0], 1.5)),
+            "toy: train: label 1 must be like label 0 (torch.int64 of shape []), "
+            "got torch.float32 of shape [1]",
+        ),
+        (
+            Pairs((X[0], Y), (X[0], Y[:2])),
+            "toy: train: label 1 must be like label 0 (torch.int64 of shape [4]), "
+            "got torch.int64 of shape [2]",
+        ),
+        (Pairs((X[0], "cat")), "toy: train: label 0 must be a tensor or an array, got str"),
         (Pairs(), "toy: train must not be empty, got a Pairs of length 0"),
         (Stream(), "toy: train must be a map-style Dataset, with a length and an index, got Stream"),
     ],

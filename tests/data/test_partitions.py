@@ -4,10 +4,21 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from safari.data import PARTITIONS, dirichlet, groups, iid, label_counts, shards
+from safari.data import (
+    PARTITIONS,
+    dirichlet,
+    divide,
+    from_tensors,
+    groups,
+    iid,
+    label_counts,
+    natural,
+    shards,
+)
 from safari.errors import ConfigError, DataError
 
 
@@ -16,6 +27,8 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 
 TWENTY = np.arange(20) % 10
+# Those of our own that divide any labels, without owners.
+BY_LABEL = ("groups", "iid", "shards", "dirichlet")
 
 
 def test_the_paper_s_ten_clients_in_two_groups():
@@ -125,12 +138,12 @@ def partition_cases(draw):
         "shards": {"shards_per_client": draw(st.integers(1, most))},
         "dirichlet": {"alpha": draw(st.floats(1e-3, 1e3)), "minimum": draw(st.integers(1, most))},
     }
-    name = draw(st.sampled_from(sorted(PARTITIONS)))
+    name = draw(st.sampled_from(sorted(BY_LABEL)))
     return name, labels, clients, options[name], draw(st.integers(0, 2**32 - 1))
 
 
 @given(partition_cases())
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_every_partition_holds_its_contract(case):
     name, labels, clients, options, seed = case
     before = labels.copy()
@@ -155,14 +168,14 @@ def test_every_partition_holds_its_contract(case):
         assert min(sizes) >= options["minimum"]
 
 
-@pytest.mark.parametrize("name", sorted(PARTITIONS))
+@pytest.mark.parametrize("name", BY_LABEL)
 def test_another_seed_gives_another_partition(name):
     labels = np.repeat(np.arange(10), 50)
     one, other = (PARTITIONS[name](labels, 10, rng(seed)) for seed in (0, 1))
     assert any(a.tolist() != b.tolist() for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("name", sorted(PARTITIONS))
+@pytest.mark.parametrize("name", BY_LABEL)
 def test_a_hundred_thousand_clients(name):
     labels = np.random.default_rng(0).integers(0, 10, 300_000)
     parts = PARTITIONS[name](labels, 100_000, rng())
@@ -225,10 +238,57 @@ def test_errors_name_the_option_the_limit_and_the_value(name, labels, clients, o
     assert str(error.value) == message
 
 
-@pytest.mark.parametrize("labels", [np.zeros((2, 2), np.int64), np.zeros(3), np.zeros(0, np.int64)])
-def test_labels_that_are_none(labels):
-    with pytest.raises(DataError, match="labels must be a non-empty array of integers with one dimension"):
-        iid(labels, 1, rng())
+def test_labels_that_are_none():
+    with pytest.raises(DataError, match=r"labels must be a non-empty array, got shape \[0\]"):
+        iid(np.zeros(0, np.int64), 1, rng())
+
+
+@pytest.mark.parametrize("name", ["groups", "shards", "dirichlet"])
+@pytest.mark.parametrize(
+    ("labels", "kind"),
+    [
+        (np.zeros((20, 4), np.int64), r"a label for each token \(int64 of shape \[20, 4\]\)"),
+        (np.zeros((20, 1), np.float32), r"numbers \(float32 of shape \[20, 1\]\)"),
+    ],
+)
+def test_what_divides_by_class_says_that_there_is_none(name, labels, kind):
+    message = f"it needs one class a sample, and these labels are {kind}; iid and natural need none"
+    with pytest.raises(ConfigError, match=message):
+        PARTITIONS[name](labels, 4, rng())
+    check(labels, iid(labels, 4, rng()), 4)
+
+
+def test_natural_clients_are_the_data_s_own():
+    owners = np.array([30, 10, 20, 10, 30, 30, 10, 40])
+    labels = np.zeros((8, 5), np.int64)
+    everyone = natural(labels, 4, rng(), owners)
+    assert [part.tolist() for part in everyone] == [[1, 3, 6], [2], [0, 4, 5], [7]]
+    largest = natural(labels, 2, rng(), owners, pick="largest")
+    assert [part.tolist() for part in largest] == [[1, 3, 6], [0, 4, 5]]
+    some = {tuple(map(tuple, natural(labels, 2, rng(seed), owners))) for seed in range(40)}
+    assert len(some) == 6
+    busy = natural(labels, 2, rng(), owners, minimum=2)
+    assert [part.tolist() for part in busy] == [[1, 3, 6], [0, 4, 5]]
+    with pytest.raises(ConfigError, match=r"^clients must be at most the number of owners \(4\), got 5$"):
+        natural(labels, 5, rng(), owners)
+    with pytest.raises(
+        ConfigError, match=r"at most the number of owners with at least 2 samples \(2\), got 3"
+    ):
+        natural(labels, 3, rng(), owners, minimum=2)
+    with pytest.raises(ConfigError, match=r"natural needs data that say whose each sample is"):
+        natural(labels, 2, rng())
+
+
+def test_a_partition_is_told_the_owners_where_it_asks():
+    x, y = torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])
+    data = from_tensors("toy", (x, y), (x, y), owners=np.array([5, 5, 6, 6]))
+
+    def mine(labels, clients, rng, *, owners=3):
+        return [np.array([owners])]
+
+    assert [part.tolist() for part in divide(natural, data, 2, rng(), {})] == [[0, 1], [2, 3]]
+    assert [part.tolist() for part in divide(mine, data, 2, rng(), {})] == [[3]]
+    assert [part.tolist() for part in divide(groups, data, 2, rng(), {"groups": 2})] == [[0, 2], [1, 3]]
 
 
 def test_label_counts_by_hand():

@@ -11,9 +11,18 @@ from safari.data.augment import (
     draw_crop_and_flip,
 )
 from safari.data.cifar10 import cifar10
-from safari.data.dataset import Data, as_data, from_datasets, from_tensors
+from safari.data.dataset import IGNORED, Data, as_data, from_datasets, from_tensors, hold_out
 from safari.data.digits import digits
-from safari.data.partitions import PARTITIONS, dirichlet, groups, iid, label_counts, shards
+from safari.data.partitions import (
+    PARTITIONS,
+    dirichlet,
+    divide,
+    groups,
+    iid,
+    label_counts,
+    natural,
+    shards,
+)
 
 DATASETS: dict[str, Callable[..., Data]] = {"digits": digits, "cifar10": cifar10}
 """Data sets by name; the keyword-only parameters of each are its options."""
@@ -21,6 +30,7 @@ DATASETS: dict[str, Callable[..., Data]] = {"digits": digits, "cifar10": cifar10
 __all__ = [
     "AUGMENTATIONS",
     "DATASETS",
+    "IGNORED",
     "PARTITIONS",
     "Augmentation",
     "Data",
@@ -29,11 +39,14 @@ __all__ = [
     "crop_and_flip",
     "digits",
     "dirichlet",
+    "divide",
     "draw_crop_and_flip",
     "from_datasets",
     "from_tensors",
     "groups",
+    "hold_out",
     "iid",
     "label_counts",
+    "natural",
     "shards",
 ]

@@ -1,10 +1,11 @@
-"""A data set as four tensors, and the ways to make one from what people have at hand."""
+"""A data set as tensors, and the ways to make one from what people have at hand."""
 
 from __future__ import annotations
 
 from collections.abc import Sized
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from functools import cached_property
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -17,15 +18,31 @@ Split: TypeAlias = "tuple[Tensor | np.ndarray[Any, Any], Tensor | np.ndarray[Any
 """Inputs and labels of one split, sample by sample along the first dimension."""
 
 
+LabelKind = Literal["class", "tokens", "numbers"]
+
+IGNORED = -100
+"""The label of a token that does not count, such as padding; torch's own default."""
+
+
 @dataclass(frozen=True, eq=False)
 class Data:
-    """A classification data set: inputs and labels to train on and to test on.
+    """A data set: inputs and labels to train on and to test on, sample by sample along the first dimension.
 
-    Inputs are float32, or int64 for models that read tokens; labels are int64 in 0..classes-1.
+    Parameters
+    ----------
+    name: for messages and records.
+    train_x, test_x: float32, or int64 for models that read tokens. They may be memory-mapped.
+    train_y, test_y: int64 `[n]`, one class a sample; int64 `[n, length]`, a class for each token (`IGNORED`
+        where there is none); or float32 `[n, d]`, numbers, or 0 and 1 for several labels.
+    classes: how many classes (of a sample or a token) there are; for float labels, their number `d`.
+    owners: int64 `[n]`, whose each training sample is, where the data say so: writers, speakers, devices. The
+        partition `natural` gives each owner a client.
+    vocabulary: the text of each token, where inputs are tokens.
 
     >>> x, y = torch.zeros(6, 3), torch.tensor([0, 1, 2, 0, 1, 2])
-    >>> Data("toy", x, y, x, y, classes=3).input_shape
-    (3,)
+    >>> data = Data("toy", x, y, x, y, classes=3)
+    >>> data.input_shape, data.label_kind
+    ((3,), 'class')
     """
 
     name: str
@@ -34,27 +51,56 @@ class Data:
     test_x: Tensor
     test_y: Tensor
     classes: int
+    owners: Tensor | None = None
+    vocabulary: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.classes, bool) or not isinstance(self.classes, int) or self.classes < 1:
             raise DataError(f"{self.name}: classes must be an integer of at least 1, got {self.classes!r}")
         for split, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
             _check_tensor(f"{self.name}: {split}_x", x, (torch.float32, torch.int64))
-            _check_tensor(f"{self.name}: {split}_y", y, (torch.int64,))
-            _check_split(self.name, split, x, y, self.classes)
-        if self.train_x.shape[1:] != self.test_x.shape[1:] or self.train_x.dtype != self.test_x.dtype:
-            raise DataError(
-                f"{self.name}: test_x must hold samples like those of train_x "
-                f"({_kind(self.train_x)}), got {_kind(self.test_x)}"
-            )
+            _check_tensor(f"{self.name}: {split}_y", y, (torch.int64, torch.float32))
+            _check_inputs(self.name, split, x, y)
+            _check_labels(f"{self.name}: {split}_y", y, self.classes)
+        for field, train, test in (
+            ("x", self.train_x, self.test_x),
+            ("y", self.train_y, self.test_y),
+        ):
+            if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
+                kind = "samples" if field == "x" else "labels"
+                raise DataError(
+                    f"{self.name}: test_{field} must hold {kind} like those of train_{field} "
+                    f"({_kind(train)}), got {_kind(test)}"
+                )
+        if self.owners is not None:
+            _check_tensor(f"{self.name}: owners", self.owners, (torch.int64,))
+            if self.owners.shape != self.train_y.shape[:1]:
+                raise DataError(
+                    f"{self.name}: owners must name one for each of the {len(self.train_y)} samples, "
+                    f"got shape {[*self.owners.shape]}"
+                )
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one sample, without the batch dimension."""
         return tuple(self.train_x.shape[1:])
 
+    @property
+    def label_kind(self) -> LabelKind:
+        """What a label is: one class, a class for each token, or numbers (0 and 1 for several labels)."""
+        if self.train_y.is_floating_point():
+            return "numbers"
+        return "class" if self.train_y.ndim == 1 else "tokens"
+
+    @cached_property
+    def tokens(self) -> int:
+        """How many different tokens the inputs may hold; 0 where they are no tokens."""
+        if self.train_x.is_floating_point():
+            return 0
+        return len(self.vocabulary) or 1 + max(int(self.train_x.max()), int(self.test_x.max()))
+
     def to(self, device: torch.device) -> Data:
-        """The same data set with its tensors on another device."""
+        """The same data set with its tensors on another device; whose samples they are stays on the host."""
         return replace(
             self,
             train_x=self.train_x.to(device),
@@ -64,20 +110,71 @@ class Data:
         )
 
 
-def from_tensors(name: str, train: Split, test: Split, classes: int | None = None) -> Data:
-    """A data set from (inputs, labels) of tensors or arrays; by default `classes` is the largest label + 1.
+def hold_out(data: Data, fraction: float, rng: np.random.Generator) -> Data:
+    """A validation split: a random `fraction` of the training samples takes the place of the test set.
+
+    Settings that were chosen on it have not seen the test set. At least one sample is held out, and at least
+    one is left.
+
+    >>> x, y = torch.arange(10.0)[:, None], torch.arange(10) % 2
+    >>> split = hold_out(Data("toy", x, y, x, y, classes=2), 0.3, np.random.default_rng(0))
+    >>> split.test_x.flatten().tolist(), len(split.train_x)
+    ([5.0, 6.0, 9.0], 7)
+    """
+    samples = len(data.train_y)
+    if samples < 2:
+        raise DataError(f"{data.name}: a validation split needs at least 2 training samples, got {samples}")
+    count = min(max(1, round(fraction * samples)), samples - 1)
+    held = np.zeros(samples, bool)
+    held[rng.choice(samples, count, replace=False)] = True
+    out, rest = torch.from_numpy(np.flatnonzero(held)), torch.from_numpy(np.flatnonzero(~held))
+    return replace(
+        data,
+        train_x=data.train_x[rest],
+        train_y=data.train_y[rest],
+        test_x=data.train_x[out],
+        test_y=data.train_y[out],
+        owners=None if data.owners is None else data.owners[rest],
+    )
+
+
+def from_tensors(
+    name: str,
+    train: Split,
+    test: Split,
+    classes: int | None = None,
+    owners: Tensor | np.ndarray[Any, Any] | None = None,
+) -> Data:
+    """A data set from (inputs, labels) of tensors or arrays.
+
+    Parameters
+    ----------
+    name: for messages and records.
+    train, test: inputs and labels. Inputs are floats, or signed integers (tokens). Labels are integers
+        `[n]` (a class) or `[n, length]` (a class for each token), floats `[n]` or `[n, d]` (numbers), or
+        booleans `[n, d]` (several labels).
+    classes: the number of classes; by default the largest label + 1, or the `d` of floats and booleans.
+    owners: integers, whose each training sample is.
 
     >>> x, y = np.zeros((4, 1, 8, 8)), np.array([0, 1, 1, 0])
     >>> data = from_tensors("toy", train=(x, y), test=(x, y))
     >>> data.input_shape, data.train_x.dtype, data.classes
     ((1, 8, 8), torch.float32, 2)
+    >>> from_tensors("toy", train=(x, y / 2), test=(x, y / 2)).train_y.shape
+    torch.Size([4, 1])
     """
     train_x, train_y = _inputs(f"{name}: train_x", train[0]), _labels(f"{name}: train_y", train[1])
     test_x, test_y = _inputs(f"{name}: test_x", test[0]), _labels(f"{name}: test_y", test[1])
+    whose = None if owners is None else _tensor(f"{name}: owners", owners).to(torch.int64)
     if classes is None:
-        classes = 1 + max((int(y.max()) for y in (train_y, test_y) if y.numel()), default=0)
-        classes = max(classes, 1)
-    return Data(name, train_x, train_y, test_x, test_y, classes)
+        classes = _count_classes(train_y, test_y)
+    return Data(name, train_x, train_y, test_x, test_y, classes, whose)
+
+
+def _count_classes(*labels: Tensor) -> int:
+    if labels[0].is_floating_point():
+        return max(1, labels[0].shape[-1])
+    return max(1, *(1 + int(y.max()) for y in labels if y.numel()), 1)
 
 
 def from_datasets(name: str, train: Dataset[Any], test: Dataset[Any], classes: int | None = None) -> Data:
@@ -154,8 +251,14 @@ def _inputs(field: str, array: object) -> Tensor:
 
 def _labels(field: str, array: object) -> Tensor:
     y = _tensor(field, array)
-    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise DataError(f"{field} must hold integers, got {y.dtype}")
+    if y.dtype == torch.bool and y.ndim == 2:
+        return y.to(torch.float32)
+    if y.is_complex() or y.dtype == torch.bool:
+        raise DataError(
+            f"{field} must hold integers (classes), floats (numbers) or rows of booleans, got {y.dtype}"
+        )
+    if y.is_floating_point():
+        return (y[:, None] if y.ndim == 1 else y).to(torch.float32).contiguous()
     return y.to(torch.int64).contiguous()
 
 
@@ -179,26 +282,41 @@ def _check_tensor(field: str, value: object, dtypes: tuple[torch.dtype, ...]) ->
         raise DataError(f"{field} must be {allowed}, got {value.dtype}")
 
 
-def _check_split(name: str, split: str, x: Tensor, y: Tensor, classes: int) -> None:
+def _check_inputs(name: str, split: str, x: Tensor, y: Tensor) -> None:
     if x.ndim < 2:
         raise DataError(f"{name}: {split}_x must have two dimensions or more, got shape {[*x.shape]}")
-    if y.ndim != 1:
-        raise DataError(f"{name}: {split}_y must have one dimension, got shape {[*y.shape]}")
     if len(x) != len(y):
         raise DataError(f"{name}: {split}_x and {split}_y must be equally long, got {len(x)} and {len(y)}")
     if x.numel() == 0:
         raise DataError(f"{name}: {split}_x must not be empty, got shape {[*x.shape]}")
-    outside = (y < 0) | (y >= classes)
-    if outside.any():
-        i = int(outside.nonzero()[0])
-        raise DataError(f"{name}: {split}_y must lie in 0..{classes - 1}, got {int(y[i])} (sample {i})")
     if x.is_floating_point():
-        # Two numbers a sample, so that a check of 60,000 images needs no second copy of them.
-        low, high = x.flatten(1).aminmax(dim=1)
-        strange = ~(torch.isfinite(low) & torch.isfinite(high))
-        if strange.any():
-            i = int(strange.nonzero()[0])
-            raise DataError(f"{name}: {split}_x must be finite, got NaN or infinity in sample {i}")
+        _check_finite(f"{name}: {split}_x", x)
+
+
+def _check_labels(field: str, y: Tensor, classes: int) -> None:
+    if y.is_floating_point():
+        if y.ndim != 2 or y.shape[1] != classes:
+            raise DataError(f"{field} must have shape [n, {classes}] (classes), got shape {[*y.shape]}")
+        _check_finite(field, y)
+        return
+    if y.ndim not in (1, 2):
+        raise DataError(f"{field} must have one dimension, or two for tokens, got shape {[*y.shape]}")
+    outside = (y < 0) | (y >= classes)
+    if y.ndim == 2:
+        outside &= y != IGNORED
+    if outside.any():
+        place = outside.nonzero()[0]
+        allowed = f"0..{classes - 1}" + (f" or be {IGNORED}" if y.ndim == 2 else "")
+        raise DataError(f"{field} must lie in {allowed}, got {int(y[tuple(place)])} (sample {int(place[0])})")
+
+
+def _check_finite(field: str, values: Tensor) -> None:
+    # Two numbers a sample, so that a check of 60,000 images needs no second copy of them.
+    low, high = values.flatten(1).aminmax(dim=1)
+    strange = ~(torch.isfinite(low) & torch.isfinite(high))
+    if strange.any():
+        i = int(strange.nonzero()[0])
+        raise DataError(f"{field} must be finite, got NaN or infinity in sample {i}")
 
 
 def _kind(x: Tensor) -> str:
@@ -214,21 +332,22 @@ def _materialise(field: str, dataset: object) -> tuple[Tensor, Tensor]:
     size = len(dataset)
     if size == 0:
         raise DataError(f"{field} must not be empty, got a {type(dataset).__name__} of length 0")
-    first, _ = _sample(field, dataset, 0)
-    x = torch.empty((size, *first.shape), dtype=first.dtype)
-    y = torch.empty(size, dtype=torch.int64)
+    first = _sample(field, dataset, 0)
+    columns = [torch.empty((size, *part.shape), dtype=part.dtype) for part in first]
     for i in range(size):
-        sample, label = _sample(field, dataset, i)
-        if sample.shape != first.shape or sample.dtype != first.dtype:
-            raise DataError(
-                f"{field}: sample {i} must be like sample 0 ({first.dtype} of shape {[*first.shape]}), "
-                f"got {sample.dtype} of shape {[*sample.shape]}"
-            )
-        x[i], y[i] = sample, label
-    return x, y
+        for what, column, part, like in zip(
+            ("sample", "label"), columns, _sample(field, dataset, i), first, strict=True
+        ):
+            if part.shape != like.shape or part.dtype != like.dtype:
+                raise DataError(
+                    f"{field}: {what} {i} must be like {what} 0 ({like.dtype} of shape {[*like.shape]}), "
+                    f"got {part.dtype} of shape {[*part.shape]}"
+                )
+            column[i] = part
+    return columns[0], columns[1]
 
 
-def _sample(field: str, dataset: Any, index: int) -> tuple[Tensor, int]:
+def _sample(field: str, dataset: Any, index: int) -> tuple[Tensor, Tensor]:
     pair = dataset[index]
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise DataError(f"{field}: sample {index} must be a pair (input, label), got {type(pair).__name__}")
@@ -238,7 +357,9 @@ def _sample(field: str, dataset: Any, index: int) -> tuple[Tensor, int]:
             f"{field}: sample {index} must be a tensor or an array, got {type(x).__name__} "
             "(give the Dataset a transform that makes tensors)"
         )
-    label = _labels(f"{field}: label {index}", torch.as_tensor(y) if isinstance(y, (int, np.generic)) else y)
-    if label.numel() != 1:
-        raise DataError(f"{field}: label {index} must be one integer, got shape {[*label.shape]}")
-    return _tensor(f"{field}: sample {index}", x), int(label)
+    if isinstance(y, (int, float, np.generic)) and not isinstance(y, bool):
+        y = torch.as_tensor(y)
+    label = _tensor(f"{field}: label {index}", y)
+    # Checked and cast as a batch of one: a single number is `[1]` then, and a row of labels `[1, d]`.
+    batch = label.reshape(1) if label.numel() == 1 else label[None]
+    return _tensor(f"{field}: sample {index}", x), _labels(f"{field}: label {index}", batch)[0]

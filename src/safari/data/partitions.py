@@ -1,24 +1,42 @@
 """Which client holds which sample.
 
-A partition is a function of the training labels; its keyword-only parameters are its options. It gives every
-sample one owner, and returns the sorted indices that each client owns: disjoint, never empty.
+A partition is a function of the training labels, the number of clients and a generator; its keyword-only
+parameters are its options. It returns the indices of the samples that each client holds: disjoint and not
+empty. One that names a fourth argument, `owners`, is told whose each sample is, where the data say so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from safari.errors import ConfigError, DataError
+from safari.plugins import named_arguments
+
+if TYPE_CHECKING:
+    from safari.data.dataset import Data
 
 Labels: TypeAlias = npt.NDArray[np.int64]
 Parts: TypeAlias = "list[npt.NDArray[np.int64]]"
 
 # Shares are equal to nine digits by then; far above, the sum behind a Dirichlet draw overflows.
 LARGEST_ALPHA = 1e18
+
+
+def divide(
+    partition: Callable[..., Parts],
+    data: Data,
+    clients: int,
+    rng: np.random.Generator,
+    options: Mapping[str, Any],
+) -> Parts:
+    """The training samples of a data set, divided: a partition gets the owners where it asks for them."""
+    owners = None if data.owners is None else data.owners.numpy()
+    extra = named_arguments(partition, owners=owners)
+    return partition(data.train_y.numpy(), clients, rng, **extra, **options)
 
 
 def groups(labels: Labels, clients: int, rng: np.random.Generator, *, groups: int = 2) -> Parts:
@@ -57,7 +75,7 @@ def iid(labels: Labels, clients: int, rng: np.random.Generator) -> Parts:
     >>> [part.tolist() for part in iid(np.zeros(5, np.int64), 2, np.random.default_rng(0))]
     [[1, 2, 3], [0, 4]]
     """
-    _classes(labels, clients)
+    _enough(labels, clients)
     owner = np.empty(len(labels), np.int64)
     owner[rng.permutation(len(labels))] = np.arange(len(labels)) % clients
     return _by_owner(owner, clients)
@@ -118,12 +136,65 @@ def dirichlet(
     return _by_owner(_filled_up(owner, clients, minimum, rng), clients)
 
 
-def label_counts(labels: Labels, parts: Sequence[Labels], classes: int) -> npt.NDArray[np.int64]:
+def natural(
+    labels: Labels,
+    clients: int,
+    rng: np.random.Generator,
+    owners: Labels | None = None,
+    *,
+    pick: Literal["random", "largest"] = "random",
+    minimum: int = 1,
+) -> Parts:
+    """Each client is one of the data's own: a writer, a speaker, a device, as a column of the data says.
+
+    `clients` owners are picked, at random or those with the most samples, among the owners with at least
+    `minimum` samples; the samples of all others are not used.
+
+    >>> owners = np.array([7, 7, 9, 7, 9, 8])
+    >>> [part.tolist() for part in natural(owners, 2, np.random.default_rng(0), owners, pick="largest")]
+    [[0, 1, 3], [2, 4]]
+    """
+    if owners is None:
+        raise ConfigError(
+            "natural needs data that say whose each sample is: name the column (data.owner), "
+            "or give Data its owners"
+        )
+    _enough(labels, clients)
+    _whole("minimum", minimum, 1)
+    _, code, sizes = np.unique(owners, return_inverse=True, return_counts=True)
+    able = np.flatnonzero(sizes >= minimum)
+    if clients > len(able):
+        having = f" with at least {minimum} samples" if minimum > 1 else ""
+        raise ConfigError(
+            f"clients must be at most the number of owners{having} ({len(able)}), got {clients}"
+        )
+    if pick == "random":
+        chosen = np.sort(rng.choice(able, clients, replace=False))
+    else:
+        chosen = np.sort(able[np.argsort(-sizes[able], kind="stable")[:clients]])
+    place = np.full(len(sizes), -1)
+    place[chosen] = np.arange(clients)
+    held = np.flatnonzero(place[code] >= 0)
+    return [held[part] for part in _by_owner(place[code][held], clients)]
+
+
+def label_counts(labels: npt.NDArray[Any], parts: Sequence[Labels], classes: int) -> npt.NDArray[np.int64]:
     """How many samples of each label each client holds: int64[clients, classes].
+
+    Where a sample has several labels (float `[n, classes]` of 0 and 1) each counts; where there is no class
+    to count, as with tokens and numbers, there is one column with the samples.
 
     >>> label_counts(np.array([0, 2, 2]), [np.array([0]), np.array([1, 2])], 3).tolist()
     [[1, 0, 0], [0, 0, 2]]
+    >>> label_counts(np.array([[1.0, 1.0], [0.0, 1.0]]), [np.array([0]), np.array([1])], 2).tolist()
+    [[1, 1], [0, 1]]
+    >>> label_counts(np.array([[0.5], [0.1]]), [np.array([0, 1])], 1).tolist()
+    [[2]]
     """
+    if labels.dtype.kind == "f" and np.isin(labels, (0, 1)).all():
+        return np.array([labels[part].sum(0) for part in parts], np.int64).reshape(len(parts), classes)
+    if labels.ndim > 1:
+        return np.array([[len(part)] for part in parts], np.int64).reshape(len(parts), 1)
     owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     held = labels[np.concatenate([np.empty(0, np.int64), *parts])]
     if held.size and not 0 <= held.min() <= held.max() < classes:
@@ -149,17 +220,25 @@ def _filled_up(owner: Labels, clients: int, minimum: int, rng: np.random.Generat
 
 
 def _classes(labels: Labels, clients: int) -> tuple[Labels, Labels]:
-    """The labels that occur, sorted, and each sample's rank among them; checks what every partition needs."""
-    if labels.ndim != 1 or labels.dtype.kind not in "iu" or not labels.size:
-        raise DataError(
-            f"labels must be a non-empty array of integers with one dimension, "
-            f"got {labels.dtype} of shape {[*labels.shape]}"
+    """The labels that occur, sorted, and each sample's rank among them."""
+    _enough(labels, clients)
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        kind = "numbers" if labels.dtype.kind == "f" else "a label for each token"
+        raise ConfigError(
+            f"it needs one class a sample, and these labels are {kind} ({labels.dtype} of shape "
+            f"{[*labels.shape]}); iid and natural need none"
         )
+    present, rank = np.unique(labels, return_inverse=True)
+    return present, rank
+
+
+def _enough(labels: npt.NDArray[Any], clients: int) -> None:
+    """What every partition needs: samples, and no more clients than there are."""
+    if not labels.size:
+        raise DataError(f"labels must be a non-empty array, got shape {[*labels.shape]}")
     _whole("clients", clients, 1)
     if clients > len(labels):
         raise ConfigError(f"clients must be at most the number of samples ({len(labels)}), got {clients}")
-    present, rank = np.unique(labels, return_inverse=True)
-    return present, rank
 
 
 def _whole(field: str, value: object, low: int) -> None:
@@ -188,5 +267,6 @@ PARTITIONS: dict[str, Callable[..., Parts]] = {
     "iid": iid,
     "shards": shards,
     "dirichlet": dirichlet,
+    "natural": natural,
 }
 """Partitions by name; the keyword-only parameters of each are its options."""

@@ -65,6 +65,32 @@ def check_augmentation(augmentation: Augmentation, data: Data, rng: np.random.Ge
     augmentation.apply(data.train_x[:1], *map(torch.from_numpy, draws))
 
 
+_LABELS = {
+    "class": "one class a sample",
+    "tokens": "a class for each token",
+    "multi-hot": "0 or 1 for each label",
+    "numbers": "numbers",
+}
+
+
+def check_task(task: Task, data: Data) -> None:
+    """Are the data's labels what the task learns from?"""
+    numbers = task.labels in ("multi-hot", "numbers")
+    if data.label_kind != ("numbers" if numbers else task.labels):
+        fitting = {"class": "classification", "tokens": "tokens", "numbers": "regression or multilabel"}
+        raise ConfigError(
+            f"task.name: {task.name} needs {_LABELS[task.labels]}, and {data.name} has "
+            f"{_LABELS[data.label_kind]}; that is for {fitting[data.label_kind]}"
+        )
+    if task.labels == "multi-hot":
+        for split, y in (("train", data.train_y), ("test", data.test_y)):
+            if not bool(((y == 0) | (y == 1)).all()):
+                raise ConfigError(
+                    f"task.name: {task.name} needs {_LABELS[task.labels]}, and {data.name}'s {split}_y "
+                    "holds other numbers; that is for regression"
+                )
+
+
 def check_output(module: nn.Module, name: str, data: Data, device: torch.device, task: Task) -> None:
     """Can the model read a sample, and does it answer as the task expects?"""
     # A copy: a module may write into its inputs.
@@ -76,7 +102,7 @@ def check_output(module: nn.Module, name: str, data: Data, device: torch.device,
             out = module(x)
     except Exception as error:
         raise ConfigError(
-            f"model: {name} cannot read samples of shape {[*x.shape[1:]]}: {type(error).__name__}: {error}"
+            f"model: {name} cannot read {_samples(data)}: {type(error).__name__}: {error}"
         ) from error
     finally:
         module.train(was_training)
@@ -84,3 +110,8 @@ def check_output(module: nn.Module, name: str, data: Data, device: torch.device,
         task.check(out, y, data.classes)
     except ConfigError as error:
         raise ConfigError(f"model: {name} {error}") from error
+
+
+def _samples(data: Data) -> str:
+    shape = [*data.input_shape]
+    return f"samples of shape {shape}" if data.train_x.is_floating_point() else f"tokens of shape {shape}"

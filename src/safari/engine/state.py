@@ -23,6 +23,7 @@ _MEANINGFUL = (
     "data",
     "partition",
     "model",
+    "task",
     "pruning",
     "local",
     "uplink",
@@ -137,7 +138,13 @@ def meaning(config: Config, arm: str) -> dict[str, Any]:
     wire["feedback"] = config.wire.feeds_back
     # With its name, so that an option that a rule did not have then counts as a change.
     defaults = {"name": rule.name, **rule_defaults(rule.name, rule.options)}
-    named = {"wire": wire, "rule": {"name": rule.name, **rule.options}, "defaults": defaults}
+    validation = {"validation": config.evaluation.validation}
+    named = {
+        "evaluation": validation,
+        "wire": wire,
+        "rule": {"name": rule.name, **rule.options},
+        "defaults": defaults,
+    }
     return {name: table[name] for name in _MEANINGFUL} | named
 
 

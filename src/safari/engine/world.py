@@ -20,15 +20,17 @@ from safari.data import (
     Augmentation,
     Data,
     as_data,
+    divide,
+    hold_out,
     label_counts,
 )
-from safari.engine.checks import check_augmentation, check_draws, check_output, check_parts
+from safari.engine.checks import check_augmentation, check_draws, check_output, check_parts, check_task
 from safari.engine.device import device_of, placed
 from safari.engine.guests import check_arrays, checked_link, checked_rule, hosted, named, rehearse
 from safari.errors import ConfigError, PruneError, SafariError
 from safari.links import LINKS, Link, Setting
 from safari.models import MODELS, Layout
-from safari.plugins import check_call, check_options, resolve
+from safari.plugins import check_call, check_options, named_arguments, resolve
 from safari.pruning import PRUNERS, Batch, Pruner, as_pruner, compute_mask, kept_count
 from safari.seeds import derive, generator, torch_generator
 from safari.tasks import TASKS, Task
@@ -225,11 +227,15 @@ def load_data(config: Config) -> Data:
 def assemble(config: Config, seed: int, data: Data) -> World:
     """The world of one seed. ConfigError lists every problem at once."""
     problems = Problems()
+    if config.evaluation.validation > 0:
+        data = hold_out(data, config.evaluation.validation, generator(seed, "validation"))
     labels = data.train_y.numpy()
-    parts = problems.attempt(lambda: _partition(config, seed, labels))
+    parts = problems.attempt(lambda: _partition(config, seed, data))
     module = problems.attempt(lambda: _module(config, seed, data))
     check_names(config, problems)
     task = problems.attempt(partial(task_of, config))
+    if task is not None:
+        problems.attempt(partial(check_task, task, data))
     if module is not None:
         sizes = problems.attempt(partial(Layout.of, module))
         if sizes is not None:
@@ -391,22 +397,29 @@ def _start_rule(arm: Arm, world: World) -> None:
         rehearse(world, rule)
 
 
-def _partition(config: Config, seed: int, labels: np.ndarray) -> list[np.ndarray]:
+def _partition(config: Config, seed: int, data: Data) -> list[np.ndarray]:
     partition = _factory("partition", "partition", config.partition)
     rng, options = generator(seed, "partition"), dict(config.partition.options)
     parts = _made(
-        "partition", "partition", config.partition, lambda: partition(labels, config.clients, rng, **options)
+        "partition",
+        "partition",
+        config.partition,
+        lambda: divide(partition, data, config.clients, rng, options),
     )
-    check_parts(parts, config.clients, len(labels))
+    check_parts(parts, config.clients, len(data.train_y))
     return [np.asarray(part, dtype=np.int64) for part in parts]
 
 
 def _module(config: Config, seed: int, data: Data) -> nn.Module:
-    build, options = _factory("model", "model", config.model), dict(config.model.options)
+    make, options = _factory("model", "model", config.model), dict(config.model.options)
     with torch.random.fork_rng([]):
         torch.manual_seed(derive(seed, "model") >> 1)
+        extra = named_arguments(make, tokens=data.tokens, labels=data.label_kind)
         module = _made(
-            "model", "model", config.model, lambda: build(data.input_shape, data.classes, **options)
+            "model",
+            "model",
+            config.model,
+            lambda: make(data.input_shape, data.classes, **extra, **options),
         )
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model.name: {config.model.name} must return a torch.nn.Module, got {module!r}")

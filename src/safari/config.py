@@ -50,7 +50,38 @@ class Pruning:
 
     pruner: str = _f("mag", "rand, mag, snip, grasp, synflow, or your own as file.py:name")
     sparsity: float = _f(0.8, "fraction of the prunable weights that is cut", least=0.0, below=1.0)
-    batch: int = _f(64, "samples that snip and grasp look at, drawn anew each round", least=1)
+    batch: int = _f(
+        64,
+        "samples that snip, grasp and policies that ask for gradients look at, drawn anew each round",
+        least=1,
+    )
+    scope: str = _f(
+        "global",
+        "how the cut is divided between layers: global: one ranking of all weights (the paper); uniform: the "
+        "same density in each layer; erk: Erdős–Rényi-kernel, small layers are denser. Always exactly the "
+        "same number in all",
+        choices=("global", "uniform", "erk"),
+    )
+    dense: tuple[str, ...] = _f(
+        (), 'layers of which nothing is cut: "first", "last", or names; the others are cut more'
+    )
+    least: float = _f(
+        0.0, "smallest density of a layer: a little keeps a layer from being cut whole", least=0.0, most=1.0
+    )
+    schedule: str = _f(
+        "constant",
+        "constant: the sparsity holds from the first round on (the paper); wait: from round `begin` on; "
+        "cubic: it grows from `initial` in round `begin` to `sparsity` in round `end`",
+        choices=("constant", "wait", "cubic"),
+    )
+    initial: float = _f(0.0, "sparsity before round `begin`, with wait and cubic", least=0.0, below=1.0)
+    begin: int = _f(0, "round in which cutting begins, with wait and cubic", least=0)
+    end: int = _f(0, "round in which `sparsity` is reached, with cubic", least=0)
+    masks_gradient: bool = _f(
+        True,
+        "clients train inside their mask; false: Algorithm 2 as it is printed, where only the model that a "
+        "client begins with is masked",
+    )
 
 
 @dataclass(frozen=True)
@@ -62,6 +93,15 @@ class Local:
     batch: int = _f(32, "samples in a step", least=1)
     optimiser: str = _f("adam", "adam (lr) or sgd (lr/τ, as in the paper)", choices=("adam", "sgd"))
     lr: float = _f(0.001, "learning rate η", above=0.0)
+    schedule: str = _f(
+        "constant",
+        "learning rate over the rounds: constant; cosine: down to `final` · lr; steps: times `factor` after "
+        "each of the `milestones`",
+        choices=("constant", "cosine", "steps"),
+    )
+    final: float = _f(0.0, "where a cosine ends, as a fraction of lr", least=0.0, most=1.0)
+    milestones: tuple[float, ...] = _f((0.5, 0.75), "parts of the run after which the rate drops, with steps")
+    factor: float = _f(0.1, "what the rate is multiplied by at a milestone", above=0.0, most=1.0)
     augment: str = _f("none", "none, or crop-flip for pictures", choices=("none", "crop-flip"))
 
 
@@ -220,7 +260,17 @@ class Config:
     model: Plug = _plug("cnn", "the model: cnn, mlp, resnet20, pfl_cnn, or your own")
     task: Plug = _plug("classification", "what is learned: classification, tokens, multilabel, regression")
     pruning: Pruning = field(default_factory=Pruning)
+    policy: Plug = _plug(
+        "static",
+        "which weights are trained in each round: static: what was cut stays cut (the paper); set, rigl, "
+        "sparse-momentum, feddst, fedrts: masks that move; or your own",
+    )
     local: Local = field(default_factory=Local)
+    client: Plug = _plug(
+        "fedavg",
+        "what clients do besides plain local steps: fedavg, calibrated, masked-loss, fedprox, scaffold, "
+        "feddyn, fednova, dane, bvr-l-sgd, or your own",
+    )
     uplink: Plug = _plug(
         "bernoulli", "how updates get lost on the way to the server", p=[1, 0.3, 0.3, 0.3, 0.3]
     )
@@ -272,6 +322,7 @@ def examine(table: Mapping[str, Any]) -> tuple[Config, list[str]]:
     if cohort > clients and ("clients" in values or "clients" not in table):
         problems.append(f"cohort must be at most clients ({clients}), got {cohort}")
         del values["cohort"]
+    problems += _schedule_problems(values.get("pruning", Pruning()))
     wire = values.get("wire", Wire())
     if wire.feeds_back and wire.values in ("auto", "absolute", "difference"):
         problems.append(f"wire.feedback needs lossy wire.values, got {wire.values!r}")
@@ -286,6 +337,16 @@ def examine(table: Mapping[str, Any]) -> tuple[Config, list[str]]:
     if not _is_plain(name):
         problems.append(f"name may hold letters, digits, and . _ + - only, got {name!r}")
     return Config(**values), problems
+
+
+def _schedule_problems(pruning: Pruning) -> list[str]:
+    if pruning.schedule == "cubic" and pruning.end <= pruning.begin:
+        return [f"pruning.end must be above pruning.begin ({pruning.begin}) with cubic, got {pruning.end}"]
+    if pruning.schedule != "constant" and pruning.initial > pruning.sparsity:
+        return [
+            f"pruning.initial must be at most pruning.sparsity ({pruning.sparsity}), got {pruning.initial}"
+        ]
+    return []
 
 
 def override(table: Mapping[str, Any], settings: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -342,8 +403,15 @@ def _read(cls: type, table: Mapping[str, Any], prefix: str, problems: list[str])
             if problem:
                 problems.append(problem)
             else:
-                values[name] = float(value) if hint is float else value
+                values[name] = _converted(value, hint)
     return values
+
+
+def _converted(value: Any, hint: Any) -> Any:
+    """A value that fits, as the field holds it: TOML has neither tuples nor, for whole numbers, floats."""
+    if hint is float:
+        return float(value)
+    return tuple(value) if typing.get_origin(hint) is tuple else value
 
 
 def _read_plug(path: str, table: Mapping[str, Any], default: Plug, problems: list[str]) -> Plug:

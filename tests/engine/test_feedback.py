@@ -11,7 +11,7 @@ from engine.kit import StopAfter
 from engine.own_parts import NORMED
 from safari.config import parse
 from safari.engine import reference, vectorised
-from safari.engine.mail import wire_layout
+from safari.engine.codec import wire_layout
 from safari.engine.reference import network, train
 from safari.engine.state import State, initial
 from safari.engine.world import assemble, load_data, rule_of

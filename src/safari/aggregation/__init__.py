@@ -2,7 +2,7 @@
 
 from safari.aggregation.average import kept_share, running_average
 from safari.aggregation.compensation import Compensation, Decision, Round, combine
-from safari.aggregation.registry import RULES, rule_defaults
+from safari.aggregation.registry import RULES, rule_defaults, rule_of
 from safari.aggregation.rules import stand_in
 from safari.aggregation.server import Outcome, Server
 from safari.aggregation.similarity import observe, unknown
@@ -19,6 +19,7 @@ __all__ = [
     "kept_share",
     "observe",
     "rule_defaults",
+    "rule_of",
     "running_average",
     "stand_in",
     "to_tensors",

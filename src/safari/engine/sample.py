@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from safari.engine.mail import Mail
+from safari.engine.codec import RoundCodec
 from safari.engine.reference import train
 from safari.engine.state import State, from_saved
 from safari.engine.world import World, assemble, load_data, rule_of
@@ -51,7 +51,7 @@ def upload_of(world: World, state: State, client: int) -> Upload:
     t, x = state.round, state.server.model
     mask = world.mask(x, client, t)
     model, _ = train(world, x, mask, client, t)
-    mail = Mail(world, x, t)
+    mail = RoundCodec(world, x, t)
     shapes = tuple(e.shape for e in world.layout.entries)
     return Upload(model.cpu().numpy(), mask.cpu().numpy(), mail.shared, shapes)
 

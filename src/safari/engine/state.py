@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,11 @@ _MEANINGFUL = (
     "partition",
     "model",
     "task",
+    "task",
     "pruning",
+    "policy",
     "local",
+    "client",
     "uplink",
     "downlink",
     "aggregation",
@@ -39,6 +42,12 @@ class State:
     server: Server
     uplink: dict[str, np.ndarray]
     downlink: dict[str, np.ndarray]
+    # What the mask policy carries from round to round.
+    policy: dict[str, torch.Tensor] = field(default_factory=dict)
+    # What the client algorithm keeps at each client, a row each.
+    clients: dict[str, torch.Tensor] = field(default_factory=dict)
+    # The mask that the server announced in the last round, where it does.
+    mask: torch.Tensor | None = None
     # What each client's lossy uploads left out of its parameters so far, where clients keep that for later.
     residual: torch.Tensor | None = None
     # The running average of the global models, where the server keeps one.
@@ -57,6 +66,8 @@ def initial(world: World, rule: Compensation) -> State:
         server=server,
         uplink=world.uplink.init(world.setting("uplink")),
         downlink=world.downlink.init(world.setting("downlink")),
+        policy=dict(world.policy.init(world.layout, world.device)),
+        clients=dict(world.client.init(len(world.parts), world.layout.parameters, world.device)),
         residual=world.start.new_zeros(len(world.parts), world.layout.parameters)
         if world.config.wire.feeds_back
         else None,
@@ -70,6 +81,10 @@ def to_saved(state: State, world: World, trial: Trial) -> Saved:
     for direction, link in (("uplink", state.uplink), ("downlink", state.downlink)):
         # Copies: torch takes no array that runs backwards, and warns of one that is read-only.
         tensors |= {f"{direction}.{name}": torch.from_numpy(array.copy()) for name, array in link.items()}
+    tensors |= {f"policy.{name}": tensor for name, tensor in state.policy.items()}
+    tensors |= {f"client.{name}": tensor for name, tensor in state.clients.items()}
+    if state.mask is not None:
+        tensors["mask"] = state.mask
     if state.residual is not None:
         tensors["wire.residual"] = state.residual
     if state.average is not None:
@@ -109,6 +124,10 @@ def from_saved(saved: Saved, world: World, rule: Compensation, trial: Trial) -> 
         server=with_tensors(state.server, saved.round, saved.tensors),
         uplink={name: tensor.numpy() for name, tensor in part("uplink.").items()},
         downlink={name: tensor.numpy() for name, tensor in part("downlink.").items()},
+        # What a policy or an algorithm keeps on the host stays there.
+        policy={n: part("policy.")[n].to(old.device) for n, old in state.policy.items()},
+        clients={n: part("client.")[n].to(old.device) for n, old in state.clients.items()},
+        mask=None if "mask" not in saved.tensors else saved.tensors["mask"].to(world.device),
         residual=residual,
         average=saved_average(saved, world.config, trial, world.device),
     )

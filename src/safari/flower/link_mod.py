@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import Context, Error, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from safari.engine.guests import checked_link
+from safari.links import checked_link
 from safari.errors import SafariError
 from safari.flower.protocol import PARTITION_ID
 from safari.links import LINKS, Link, Setting

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from safari.pruning import scores as s
 from safari.pruning.budget import Budget, select
 from safari.pruning.scope import budget_for, weight_entries
 from safari.seeds import torch_generator
+from safari.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,13 @@ PRUNERS: dict[str, Pruner] = {
     "grasp": Pruner(s.grasp),
     "synflow": Pruner(s.synflow, needs_data=False, iterations=100),
 }
+
+
+def for_task(pruner: Pruner, task: Task) -> Pruner:
+    """The pruner, whose score takes its loss from the task where it looks at one (snip, grasp)."""
+    if pruner.score in (s.snip, s.grasp):
+        return replace(pruner, score=partial(pruner.score, task=task))
+    return pruner
 
 
 def as_pruner(pruner: object) -> Pruner:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from safari.engine.stack.flat import Flat
-from safari.engine.stack.kept import BETA1, BETA2, EPS, Kept
-from safari.engine.stack.luck import Forward, Luck
+from safari.engine.stack.masked_optimiser import BETA1, BETA2, EPS, MaskedStep
+from safari.engine.stack.random_state import Forward, RandomState
 from safari.pruning import Batch
 from safari.tasks import Task, classification
 from safari.training import ClientAlgorithm, ClientSide, Known, LocalRound
@@ -42,7 +42,7 @@ def train_stacked(
     *,
     optimiser: str,
     lr: float | Tensor,
-    luck: Luck,
+    random_state: RandomState,
     task: Task,
     algorithm: ClientAlgorithm,
     side: ClientSide,
@@ -62,10 +62,10 @@ def train_stacked(
     step_ = _optimiser(flat, parameters, masks, optimiser, lr, steps, compiled)
     tensors, wanted = _leaves(flat, parameters, buffers, frozen)
     loss = _stacked_loss(flat, task, algorithm, side.known)
-    local = _Local(forward, flat, parameters, buffers, masks, algorithm, side, loss, luck, steps, lr, frozen)
+    local = _Local(forward, flat, parameters, buffers, masks, algorithm, side, loss, random_state, steps, lr, frozen)
     losses = []
     for x, y in batches:
-        gradient, mean = _gradients(forward, flat, tensors, wanted, x, y, luck, loss)
+        gradient, mean = _gradients(forward, flat, tensors, wanted, x, y, random_state, loss)
         losses.append(mean)
         step_(local.redirect(gradient, x, y))
     begin[flat.parameters :] = buffers
@@ -84,7 +84,7 @@ def _optimiser(
 ) -> Callable[[Tensor], None]:
     """What takes a step in place, from the gradient of all parameters; masked weights stay."""
     if parameters.device.type == "cpu":
-        return Kept(parameters, flat.places(masks), optimiser=optimiser, lr=float(lr), steps=steps)
+        return MaskedStep(parameters, flat.places(masks), optimiser=optimiser, lr=float(lr), steps=steps)
     kept = flat.from_rows(masks.expand(flat.clients, -1))[: flat.parameters]
     if optimiser == "sgd":
 
@@ -120,12 +120,12 @@ class _Local:
         algorithm: ClientAlgorithm,
         side: ClientSide,
         loss: StackedLoss,
-        luck: Luck,
+        random_state: RandomState,
         steps: int,
         lr: float | Tensor,
         frozen: Collection[str],
     ):
-        self._forward, self._flat, self._loss, self._luck, self._frozen = forward, flat, loss, luck, frozen
+        self._forward, self._flat, self._loss, self._luck, self._frozen = forward, flat, loss, random_state, frozen
         self._parameters, self._buffers, self._algorithm = parameters, buffers, algorithm
         self._side, self._state, self._steps, self._lr, self._done = side, side.state, steps, lr, 0
         self._mask = masks[:, : flat.layout.parameters]
@@ -198,7 +198,7 @@ def gradients(
     buffers: Tensor,
     x: Tensor,
     y: Tensor,
-    luck: Luck,
+    random_state: RandomState,
     frozen: Collection[str] = (),
     loss: StackedLoss | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -207,7 +207,7 @@ def gradients(
     The gradient of what is frozen, or does not matter to the loss, is 0. `loss` is cross-entropy by default.
     """
     found = loss or classification().loss
-    return _gradients(forward, flat, *_leaves(flat, parameters, buffers, frozen), x, y, luck, found)
+    return _gradients(forward, flat, *_leaves(flat, parameters, buffers, frozen), x, y, random_state, found)
 
 
 def _leaves(
@@ -226,11 +226,11 @@ def _gradients(
     wanted: Mapping[str, Tensor],
     x: Tensor,
     y: Tensor,
-    luck: Luck,
+    random_state: RandomState,
     loss: StackedLoss,
 ) -> tuple[Tensor, Tensor]:
     with torch.enable_grad():
-        each = loss(forward(tensors, x, luck).float(), y)
+        each = loss(forward(tensors, x, random_state).float(), y)
     # The gradient of each client's mean.
     share = torch.full_like(each, flat.clients / len(y))
     found = torch.autograd.grad(each, list(wanted.values()), share, allow_unused=True)

@@ -11,7 +11,7 @@ from engine.kit import SMALL, world_of
 from safari.config import parse
 from safari.engine import experiment, vectorised
 from safari.engine.stack import effort
-from safari.engine.stack.effort import compiles
+from safari.engine.stack.compile_policy import compiles
 
 FAST = {"precision": "bfloat16"}
 

@@ -129,6 +129,8 @@ LIMITS = [
     ),
     ("evaluation.every", 0, "evaluation.every must be at least 1, got 0"),
     ("evaluation.batch", 0, "evaluation.batch must be at least 1, got 0"),
+    ("evaluation.validation", -0.1, "evaluation.validation must be at least 0.0, got -0.1"),
+    ("evaluation.validation", 1, "evaluation.validation must be below 1.0, got 1"),
     ("evaluation.last", 0, "evaluation.last must be at least 1, got 0"),
     ("evaluation.target", 0, "evaluation.target must be above 0.0, got 0"),
     ("evaluation.target", 1.5, "evaluation.target must be at most 1.0, got 1.5"),

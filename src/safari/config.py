@@ -216,6 +216,13 @@ class Checkpoint:
     """When the state is saved, so that `safari resume` can go on."""
 
     every: int = _f(10, "rounds between two checkpoints; the last round always has one", least=1)
+    keep: int = _f(
+        3,
+        "checkpoints kept for each arm and seed, the newest included: `safari resume --from ROUND` goes back "
+        "to one; each holds the model and the state of rule, links and clients",
+        least=1,
+        most=1000,
+    )
 
 
 @dataclass(frozen=True)

@@ -7,21 +7,41 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from safari.config import Config
 from safari.errors import ConfigError
 
+# A config is a few kilobytes; one with a probability for each of 100,000 clients has 2 MB.
+LARGEST = 64 * 2**20
+
 
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file as plain tables; ConfigError when it is missing or malformed."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as handle:
+            # In pieces: a pipe does not say how long it is, and a buffer for the most would be large.
+            pieces = list(islice(iter(lambda: handle.read(2**16), b""), LARGEST // 2**16 + 1))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    data = b"".join(pieces)
+    if len(data) > LARGEST:
+        raise ConfigError(f"{path} is larger than the {LARGEST:,} bytes that a config may have")
+    return parse_toml(data, path)
+
+
+def parse_toml(data: bytes, name: Path) -> dict[str, Any]:
+    """The contents of a TOML file as plain tables; ConfigError, with its name, when it is malformed."""
+    try:
+        # Line ends as a file opened for text has them.
+        return tomllib.loads(data.decode().replace("\r\n", "\n"))
+    # ValueError: not TOML, not UTF-8, or a number of thousands of digits.
+    except ValueError as error:
+        raise ConfigError(f"{name} is not valid TOML: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{name} is not valid TOML: it is nested too deeply") from error
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
@@ -38,7 +58,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
         raise ConfigError(f"--set takes key=value, such as pruning.sparsity=0.9; got {text!r}")
     try:
         return key, tomllib.loads(f"x = {value}")["x"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return key, value.split(",") if key == "arms" else value
 
 

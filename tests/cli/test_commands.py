@@ -131,7 +131,7 @@ def test_run_refuses_a_folder_that_is_taken(here, finished):
     )
     (here / "full").mkdir()
     (here / "full/thesis.tex").touch()
-    assert problem("run", "--out", "full") == "full is not an empty folder; choose another --out"
+    assert problem("run", "--out", "full") == "full is not an empty folder; choose another one"
     assert sorted(finished.rglob("*")) == before
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 from flwr.app import Context, Error, Message, RecordDict
@@ -19,7 +20,16 @@ from safari.runs import RunFolder
 
 NODES = [70, 30, 50]
 
-App = Callable[[Message, Context], Message | None]
+
+@dataclass(frozen=True)
+class Raw:
+    """A reply as the objects of a node that speaks Flower's protocol by itself: whatever bytes it likes."""
+
+    object_id: str
+    objects: dict[str, bytes]
+
+
+App = Callable[[Message, Context], Message | Raw | None]
 
 
 class Loopback(Grid):
@@ -31,10 +41,9 @@ class Loopback(Grid):
         self.configs = configs or {n: {"partition-id": i} for i, n in enumerate(sorted(self.apps))}
         self.online = sorted(self.apps)
         self.sent: list[Message] = []
-        self.strange: list[Message] = []
         # A node's own state lasts as long as its run.
         self.states: dict[int, RecordDict] = {}
-        self._replies: dict[str, Message] = {}
+        self._replies: dict[str, Raw] = {}
         self._ids = itertools.count()
 
     def set_run(self, run) -> None:
@@ -74,12 +83,14 @@ class Loopback(Grid):
                 # As Flower does when an app raises.
                 reply = Message(Error(2, f"Traceback\n{type(error).__name__}: {error}"), reply_to=copy)
             if reply is not None:
-                self._replies[message.metadata.message_id] = through_bytes(reply)
+                found = reply if isinstance(reply, Raw) else Raw(reply.object_id, objects(reply))
+                self._replies[message.metadata.message_id] = found
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        strange, self.strange = self.strange, []
-        return [self._replies.pop(i) for i in list(message_ids) if i in self._replies] + strange
+        # Taken first: a real SuperLink delivers a reply once, whether it can be read or not.
+        found = [self._replies.pop(i) for i in list(message_ids) if i in self._replies]
+        return [inflate_object_from_contents(raw.object_id, dict(raw.objects)) for raw in found]
 
 
 def objects(message: Message) -> dict[str, bytes]:

@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flower.kit import Loopback
 from safari.errors import ConfigError, SafariError
 from safari.flower import lossy
-from safari.flower.link_mod import DOWNLINK_LOST, UPLINK_LOST
+from safari.flower.protocol import DOWNLINK_LOST, UPLINK_LOST
 from safari.links import LINKS, Link, Setting
 from safari.seeds import generator
 

@@ -13,12 +13,14 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from flower.kit import NODES, Loopback, good_app, lines_of, net, play, train_a_bit
+from flower.kit import NODES, Loopback, Raw, good_app, lines_of, net, objects, play, train_a_bit
 from safari.aggregation import Compensation, Decision
 from safari.config import parse
 from safari.errors import SafariError
 from safari.flower import SafariStrategy, sparse
 from safari.flower.arrays import FRAME_TYPE, frame_record
+from safari.flower.collect import Request, collect
+from safari.flower.exchange import exchange
 from safari.flower.protocol import SAFARI
 from safari.runs import RunFolder
 from safari.wire.frame import MAGIC
@@ -105,7 +107,7 @@ WRONG = {
     "dense, wrong names": ({"arrays": ArrayRecord([np.zeros(3)])}, "there is no array 'one.weight'"),
     "dense, wrong shape": (
         {"arrays": ArrayRecord({"one.weight": Array(np.zeros((2, 2)))})},
-        "one.weight must be real numbers of shape (8, 6), got float64(2, 2)",
+        "one.weight cannot be read: the shape must be (8, 6), got (2, 2)",
     ),
     "dense, not numbers": (
         {"arrays": ArrayRecord({"one.weight": Array("float32", (8, 6), "numpy.ndarray", b"\x93NUMPY!")})},
@@ -161,13 +163,70 @@ def test_a_frame_from_an_earlier_round_is_refused(tmp_path):
 
 def test_a_reply_that_nobody_asked_for_is_ignored(tmp_path):
     grid = Loopback(dict.fromkeys(NODES, good_app()))
-    stranger = Message(RecordDict(), 1, "train")
+    strategy = SafariStrategy(net(), 3)
+    messages = list(strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid))
+    replies = exchange(grid, messages, 0.1)
+    stranger = Message(RecordDict(), reply_to=messages[0])
     stranger.metadata.__dict__["_reply_to_message_id"] = "never sent"
     stranger.metadata.__dict__["_src_node_id"] = 999
-    grid.strange = [stranger]
-    (line,) = play(tmp_path, {}, grid=grid)
-    assert line["arrived"] == [0, 1, 2]
-    assert line["ignored"] == ["node 999: a reply to a message that was not sent in this round"]
+    again = Message(RecordDict(), reply_to=messages[0])
+    found = collect(
+        strategy.roster,
+        Request({m.metadata.message_id: m.metadata.dst_node_id for m in messages}, (), 0.1),
+        [stranger, *replies, again],
+        strategy._sent,
+    )
+    assert list(found.replies) == [0, 1, 2]
+    assert found.ignored == (
+        "node 999: a reply to a message that was not sent in this round",
+        "node 30: a second reply",
+    )
+
+
+def test_a_reply_belongs_to_the_node_that_was_asked_whatever_it_says(tmp_path):
+    """A node that answers in the name of another's message speaks for itself alone."""
+    last = {}
+
+    def note(message, context):
+        last["id"] = message.metadata.message_id
+        return good_app()(message, context)
+
+    def liar(message, context):
+        reply = good_app()(message, context)
+        reply.metadata.__dict__["_reply_to_message_id"] = last["id"]
+        reply.metadata.__dict__["_src_node_id"] = 30
+        return reply
+
+    (line,) = play(tmp_path, {30: note, 50: liar, 70: good_app()})
+    assert line["arrived"] == [0, 2]
+    assert line["refused"] == {"1": "the reply says that it answers another message"}
+
+
+def test_a_reply_that_flower_cannot_read_is_refused_alone(tmp_path, caplog):
+    def malformed(message, context):
+        reply = good_app()(message, context)
+        parts = objects(reply)
+        name = next(i for i, data in parts.items() if b'"stype"' in data)
+        parts[name] = parts[name].replace(b'"shape"', b'"shpae"')
+        return Raw(reply.object_id, parts)
+
+    (line,) = play(tmp_path, {30: good_app(), 50: malformed, 70: good_app()})
+    assert line["arrived"] == [0, 2]
+    assert line["refused"] == {"1": "the reply is malformed: KeyError: 'shape'"}
+    assert "Traceback" in caplog.text
+
+
+def test_a_bug_in_the_reader_costs_one_reply_and_is_in_the_log(tmp_path, caplog, monkeypatch):
+    def broken(frame, shared):
+        raise RecursionError("a bug\x1b[2J")
+
+    monkeypatch.setattr("safari.flower.reply.decode", broken)
+    (line,) = play(tmp_path, {30: dense_app, 50: good_app(), 70: dense_app}, download="dense")
+    # Without a name the two others hold the first seats.
+    assert line["arrived"] == [0, 1]
+    assert line["refused"] == {"2": "the reply could not be read: RecursionError: a bug\\x1b[2J"}
+    assert "Traceback" in caplog.text
+    assert "\x1b" not in caplog.text
 
 
 def test_two_nodes_with_one_name_count_once(tmp_path):
@@ -234,8 +293,85 @@ def test_dense_replies_are_welcome_beside_sparse_ones(tmp_path):
         tmp_path, {30: good_app(), 50: dense_app, 70: dense_app}, rounds=2, download="dense", rule="drop"
     )
     assert [line["arrived"] for line in lines] == [[0, 1, 2], [0, 1, 2]]
+    # Two of three cut nothing.
+    assert lines[0]["density"] == pytest.approx((0.2 + 1 + 1) / 3, abs=0.01)
     assert lines[0]["nodes"]["0"] == "30"
     assert lines[1]["nodes"] == lines[0]["nodes"]
+
+
+BAD_COUNTS = [-33.000001, 0, float("nan"), float("inf"), 1e-300, 10**9 + 1]
+
+
+@pytest.mark.parametrize("count", BAD_COUNTS)
+def test_impossible_sample_counts_never_weigh(tmp_path, count):
+    """-33.000001 beside 16 and 18 made weights that sum to nearly 0, and a model of 1.8e9."""
+
+    def lying(message, context):
+        reply = good_app()(message, context)
+        reply.content["metrics"]["num-examples"] = count
+        return reply
+
+    apps = {30: good_app(), 50: lying, 70: good_app()}
+    words = f"num-examples must lie between 1 and 1000000000, got {count:g}"
+    (line,) = play(tmp_path / "samples", apps, config={"aggregation": {"weights": "samples"}})
+    assert line["refused"] == {"1": words}
+    (line,) = play(tmp_path / "uniform", apps)
+    assert line["arrived"] == [0, 1, 2]
+    assert line["ignored"] == [f"node 50: {words}"]
+
+
+def test_metrics_beyond_bounds_stay_out_of_means_and_records(tmp_path):
+    def app(loss):
+        def answer(message, context):
+            reply = good_app()(message, context)
+            reply.content["metrics"]["train_loss"] = loss
+            return reply
+
+        return answer
+
+    apps = {30: app(0.5), 50: app(1.7e308), 70: app(float("-inf"))}
+    strategy = SafariStrategy(net(), 3, run=tmp_path / "run")
+    result = strategy.start(Loopback(apps), num_rounds=1, timeout=0.1)
+    (line,) = lines_of(tmp_path / "run")
+    assert line["arrived"] == [0, 1, 2]
+    assert line["train_loss"] == 0.5
+    # One of three reports it: too few for a mean that speaks for all.
+    assert result.train_metrics_clientapp == {1: MetricRecord()}
+    assert line["ignored"] == [
+        "node 50: train_loss must lie between ±1e+12, got 1.7e+308",
+        "node 70: train_loss must lie between ±1e+12, got -inf",
+    ]
+
+
+def test_no_client_alone_decides_which_metrics_there_are(tmp_path):
+    def other(message, context):
+        reply = good_app()(message, context)
+        del reply.content["metrics"]["train_loss"]
+        reply.content["metrics"]["mine"] = 1.0
+        return reply
+
+    strategy = SafariStrategy(net(), 3)
+    apps = {30: good_app(), 50: other, 70: good_app()}
+    result = strategy.start(Loopback(apps), num_rounds=1, timeout=0.1)
+    assert set(result.train_metrics_clientapp[1]) == {"train_loss"}
+
+
+def test_a_mask_denser_than_asked_is_refused(tmp_path):
+    def greedy(message, context):
+        message.content["safari"]["sparsity"] = 0.5
+        return good_app()(message, context)
+
+    (line,) = play(tmp_path, {30: good_app(), 50: greedy, 70: good_app()})
+    assert line["refused"] == {"1": "the mask must keep at most 14 weights, got 36"}
+
+
+def test_what_a_client_says_of_its_failure_moves_no_cursor(tmp_path, caplog):
+    def rude(message, context):
+        raise RuntimeError("\x1b[2J\x1b]0;gone\x07 \u202eoh\r")
+
+    (line,) = play(tmp_path, {30: good_app(), 50: rude, 70: good_app()})
+    assert line["reasons"] == {"1": "error 2: RuntimeError: \\x1b[2J\\x1b]0;gone\\x07 \\u202eoh"}
+    assert not {"\x1b", "\x07", "\u202e"} & set(caplog.text)
 
 
 def test_samples_weigh_where_the_config_says_so(tmp_path):

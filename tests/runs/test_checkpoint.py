@@ -137,7 +137,9 @@ def test_a_corrupt_checkpoint_is_named_and_the_records_are_kept(run, trial):
 def test_a_folder_where_the_checkpoint_should_be(run, trial):
     trial.checkpoint.unlink()
     trial.checkpoint.mkdir()
-    with pytest.raises(RunError, match=r"checkpoint.safetensors is not a readable checkpoint: "):
+    with pytest.raises(
+        RunError, match=r"checkpoint.safetensors is a folder; only plain files of a run's folder are used"
+    ):
         safari.resume(run)
 
 

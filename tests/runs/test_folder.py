@@ -43,18 +43,15 @@ def test_a_second_run_in_one_folder_is_refused(tmp_path):
     before = (tmp_path / "run" / "config.toml").read_bytes()
     with pytest.raises(RunError) as error:
         RunFolder.create(tmp_path / "run", parse({**TINY, "rounds": 99}))
-    assert str(error.value) == (
-        f"{tmp_path}/run holds a run already: go on with 'safari resume {tmp_path}/run', "
-        "or choose another --out"
-    )
+    assert str(error.value) == (f"{tmp_path}/run holds a run already: resume it, or choose another folder")
     assert (tmp_path / "run" / "config.toml").read_bytes() == before
 
 
 def test_a_folder_with_something_else_in_it_is_refused(tmp_path):
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(RunError, match=r"is not an empty folder; choose another --out$"):
+    with pytest.raises(RunError, match=r"is not an empty folder; choose another one$"):
         RunFolder.create(tmp_path, CONFIG)
-    with pytest.raises(RunError, match=r"thesis.tex is not an empty folder; choose another --out$"):
+    with pytest.raises(RunError, match=r"thesis.tex is not an empty folder; choose another one$"):
         RunFolder.create(tmp_path / "thesis.tex", CONFIG)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 

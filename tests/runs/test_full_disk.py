@@ -168,6 +168,7 @@ def read_only(reference, tmp_path, request):
     """
     if os.geteuid() == 0:
         place = request.getfixturevalue("small_disk")
+        subprocess.run(["mount", "-o", "remount,size=1m", str(place)], check=True)
         shutil.copytree(reference, place / "run")
         subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
         yield place / "run", "Read-only file system"

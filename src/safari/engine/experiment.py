@@ -27,7 +27,7 @@ from safari.engine.state import (
 )
 from safari.engine.world import Problems, World, assemble, check_names, load_data, rule_of
 from safari.errors import ConfigError, DataError, SafariError, one_of
-from safari.runs import RunFolder, Trial, done_records, read_checkpoint, seeds_of, summarise
+from safari.runs import RunFolder, Trial, done_records, seeds_of, summarise
 from safari.runs.measure import Record
 from safari.toml import read_toml
 from safari.version import __version__
@@ -80,9 +80,22 @@ def run(
     return _go(RunFolder.create(Path(out), config), watchers, data)
 
 
-def resume(path: str | Path, watchers: Sequence[Watcher] = ()) -> dict[str, Any]:
-    """Go on with a run that was interrupted; a finished one is only summarised again."""
-    return _go(RunFolder.open(Path(path)), watchers)
+def resume(
+    path: str | Path, watchers: Sequence[Watcher] = (), *, from_round: int | None = None
+) -> dict[str, Any]:
+    """Go on with a run that was interrupted; a finished one is only summarised again.
+
+    Args:
+        path: the run's folder.
+        watchers: told of every round, also of those that are done.
+        from_round: go back to the state after this round first; it must have a checkpoint
+            (`checkpoint.keep`). What is later is kept in `cut-N` beside the records.
+    """
+    run = RunFolder.open(Path(path))
+    if from_round is not None:
+        with run.writing():
+            run.rewind(from_round)
+    return _go(run, watchers)
 
 
 def finished(run: RunFolder) -> bool:
@@ -93,7 +106,7 @@ def finished(run: RunFolder) -> bool:
     if any(trial.done() < rounds or len(done_records(trial, rounds)) < rounds for trial in trials):
         return False
     for trial in trials:
-        refuse_changes(read_checkpoint(trial.checkpoint), run.config, trial)
+        refuse_changes(trial.about(), run.config, trial)
     return True
 
 
@@ -216,7 +229,7 @@ def _run_arms(run: RunFolder, world: World, engine: RoundFunction, watchers: Seq
             for (trial, _), (state, record, seconds) in zip(arms, results, strict=True):
                 trial.append(record, seconds, similarity_picture(state))
                 if state.round % every == 0 or state.round == rounds:
-                    trial.save(to_saved(state, world, trial))
+                    trial.save(to_saved(state, world, trial), run.config.checkpoint.keep)
                 for watcher in watchers:
                     watcher.round(trial, record)
                 following.append((trial, state))

@@ -14,7 +14,7 @@ from safari.engine.reference import train
 from safari.engine.state import State, from_saved
 from safari.engine.world import World, assemble, load_data, rule_of
 from safari.errors import ConfigError, RunError, one_of
-from safari.runs import RunFolder, read_checkpoint
+from safari.runs import RunFolder
 from safari.runs.files import write_atomically
 from safari.wire import Shared
 
@@ -42,7 +42,7 @@ def next_upload(run: RunFolder, arm: str | None = None, client: int = 0) -> Uplo
     if not trial.checkpoint.exists():
         raise RunError(f"{trial.path} has no checkpoint yet")
     world = assemble(config, config.seed, load_data(config))
-    state = from_saved(read_checkpoint(trial.checkpoint), world, rule_of(arms[name].rule), trial)
+    state = from_saved(trial.read_checkpoint(), world, rule_of(arms[name].rule), trial)
     return upload_of(world, state, client)
 
 

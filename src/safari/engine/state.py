@@ -15,6 +15,7 @@ from safari.engine.average import AVERAGE, begin_average, saved_average
 from safari.engine.world import World
 from safari.errors import RunError
 from safari.runs import Saved, Trial
+from safari.runs.checkpoint import About
 from safari.runs.similarity import MATRICES, MOST_CLIENTS, due, matrix_of, to_line
 
 _MEANINGFUL = (
@@ -133,9 +134,12 @@ def from_saved(saved: Saved, world: World, rule: Compensation, trial: Trial) -> 
     )
 
 
-def refuse_changes(saved: Saved, config: Config, trial: Trial) -> None:
+def refuse_changes(saved: Saved | About, config: Config, trial: Trial) -> None:
     """RunError when a checkpoint's numbers follow from another config; it names what differs."""
-    before, now = dict(saved.facts.get("config", {})), meaning(config, trial.arm)
+    known, now = saved.facts.get("config", {}), meaning(config, trial.arm)
+    if not isinstance(known, Mapping):
+        raise RunError(f"{trial.checkpoint} does not say which config it was made under")
+    before = dict(known)
     if before.get("rule") != now["rule"]:
         # What another rule, or other options, leave to defaults is no news.
         before.pop("defaults", None)

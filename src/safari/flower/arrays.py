@@ -10,10 +10,14 @@ from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
 from safari.errors import SafariError
+from safari.flower.npy import read_npy
+from safari.flower.text import visible
 from safari.models import Layout
 
 FRAME_TYPE = "safari.frame.1"
 CHAIN_TYPE = "safari.chain.1"
+# How Flower says that an array is in numpy's own format.
+_NPY_TYPE = "numpy.ndarray"
 _FRAME = "frame"
 
 
@@ -63,18 +67,23 @@ def others_of(record: Mapping[str, Array], layout: Layout) -> dict[str, Array]:
 
 
 def dense_vector(record: Mapping[str, Array], layout: Layout) -> Tensor:
-    """The vector in a record of plain arrays; SafariError names the array that is missing or does not fit."""
+    """The vector in a record of plain arrays; SafariError names the array that is missing or does not fit.
+
+    Numbers too large for float32 become infinite, which the server refuses.
+    """
     parts: dict[str, Tensor] = {}
     for entry in layout.entries:
         if entry.name not in record:
             raise SafariError(f"there is no array {entry.name!r}")
-        try:
-            array = record[entry.name].numpy()
-        except (TypeError, ValueError, OSError, EOFError, MemoryError) as error:
-            raise SafariError(f"{entry.name} cannot be read: {error}") from error
-        if array.shape != entry.shape or array.dtype.kind not in "fiu":
+        array = record[entry.name]
+        if array.stype != _NPY_TYPE:
             raise SafariError(
-                f"{entry.name} must be real numbers of shape {entry.shape}, got {array.dtype}{array.shape}"
+                f"{entry.name} must be serialised as {_NPY_TYPE}, got {visible(array.stype, 60)!r}"
             )
-        parts[entry.name] = torch.from_numpy(array.astype(np.float32))
+        try:
+            numbers = read_npy(array.data, entry.shape)
+        except SafariError as error:
+            raise SafariError(f"{entry.name} cannot be read: {error}") from error
+        with np.errstate(over="ignore"):
+            parts[entry.name] = torch.from_numpy(numbers.astype(np.float32))
     return layout.join(parts)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from flwr.app import Message
+from flwr.app import Error, Message
 
 from safari.errors import SafariError
 from safari.flower.broadcast import Broadcast
-from safari.flower.link_mod import DOWNLINK_LOST, UPLINK_LOST
+from safari.flower.protocol import DOWNLINK_LOST, UNREADABLE, UPLINK_LOST
 from safari.flower.reply import Reply, read_reply
 from safari.flower.roster import Roster
+from safari.flower.text import last_line, visible, visible_traceback
 
-EXAMPLES = "num-examples"
-_LONGEST_REASON = 300
+_log = logging.getLogger("flwr")
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ def collect(
     sent: Broadcast,
     *,
     by_name: bool = True,
+    weighted: bool = False,
 ) -> Collected:
     """Match the replies to those who were asked; whoever is left is missing.
 
@@ -72,7 +74,7 @@ def collect(
     """
     notes = _Notes()
     for node, message in _by_node(roster, request, replies, notes):
-        _look(node, message, sent, by_name, notes)
+        _look(node, message, sent, by_name, weighted, notes)
     taken: dict[str, int] = {}
     for node, reply in list(notes.good.items()):
         if reply.name in taken:
@@ -81,7 +83,7 @@ def collect(
             notes.ignored.append(f"node {node}: client {reply.name!r} has answered already, as another node")
             continue
         try:
-            roster = roster.meet(node, reply.name, sent.instructions.round, reply.metrics.get(EXAMPLES))
+            roster = roster.meet(node, reply.name, sent.instructions.round, reply.metrics.examples)
             taken[reply.name] = node
         except SafariError as error:
             del notes.good[node]
@@ -94,7 +96,7 @@ def collect(
 def _by_node(
     roster: Roster, request: Request, replies: Iterable[Message], notes: _Notes
 ) -> list[tuple[int, Message]]:
-    """Replies with the nodes that were asked, in an order that does not hang on who was faster."""
+    """Replies with the nodes that were asked, in an order that does not depend on who was faster."""
     found: dict[int, Message] = {}
     for message in replies:
         node = request.messages.get(message.metadata.reply_to_message_id)
@@ -110,21 +112,43 @@ def _by_node(
     return sorted(found.items(), key=lambda item: (item[0] not in roster.nodes, item[0]))
 
 
-def _look(node: int, message: Message, sent: Broadcast, by_name: bool, notes: _Notes) -> None:
+def _look(node: int, message: Message, sent: Broadcast, by_name: bool, weighted: bool, notes: _Notes) -> None:
+    """Read one reply. Whatever is in it, the round goes on."""
     if message.has_error():
-        error = message.error
-        notes.bad[node] = f"error {error.code}: {_short(error.reason or 'no reason given')}"
-        if error.code == UPLINK_LOST:
-            notes.trained.add(node)
-        elif error.code != DOWNLINK_LOST:
-            notes.failed.add(node)
+        _look_at_error(node, message.error, notes)
         return
     notes.trained.add(node)
     try:
-        notes.good[node] = read_reply(message, node, sent, by_name)
+        reply = read_reply(message, node, sent, by_name=by_name, weighted=weighted)
     except SafariError as error:
-        notes.bad[node] = _short(str(error))
-        notes.refused.add(node)
+        _refuse(node, str(error), notes)
+    except Exception as error:
+        # The readers should not let anything else through. Where one does, the client is refused and the
+        # traceback is in the log.
+        _log.error("the reply of node %s could not be read\n%s", node, visible_traceback())
+        _refuse(node, f"the reply could not be read: {type(error).__name__}: {error}", notes)
+    else:
+        notes.good[node] = reply
+        wrong = reply.metrics.wrong_examples
+        told = (*((wrong,) if wrong else ()), *reply.metrics.ignored)
+        notes.ignored += [f"node {node}: {visible(line)}" for line in told]
+
+
+def _look_at_error(node: int, error: Error, notes: _Notes) -> None:
+    words = last_line(error.reason or "") or "no reason given"
+    if error.code == UNREADABLE:
+        _refuse(node, words, notes)
+        return
+    notes.bad[node] = f"error {error.code}: {words}"
+    if error.code == UPLINK_LOST:
+        notes.trained.add(node)
+    elif error.code != DOWNLINK_LOST:
+        notes.failed.add(node)
+
+
+def _refuse(node: int, reason: str, notes: _Notes) -> None:
+    notes.bad[node] = visible(reason)
+    notes.refused.add(node)
 
 
 def _collected(roster: Roster, request: Request, seats: Mapping[int, int], notes: _Notes) -> Collected:
@@ -145,9 +169,3 @@ def _collected(roster: Roster, request: Request, seats: Mapping[int, int], notes
         ignored=tuple(notes.ignored),
         nodes={seat: node for node, seat in sorted(seats.items(), key=lambda item: item[1])},
     )
-
-
-def _short(text: str) -> str:
-    """The last line of a traceback says what happened."""
-    line = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
-    return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 3] + "..."

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 
-from flwr.app import Message
+import httpx
+from flwr.app import Error, Message
 from flwr.serverapp import Grid
 
+from safari.flower.protocol import UNREADABLE
+from safari.flower.text import visible_traceback
+
+_log = logging.getLogger("flwr")
 # Between two looks: at first short, for nodes that answer at once, then longer and longer.
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 0.5
 _GROWTH = 1.3
+# The way to the SuperLink itself is broken: no client's fault.
+_TRANSPORT_ERRORS = (OSError, httpx.HTTPError)
 
 
 def exchange(
@@ -24,24 +32,31 @@ def exchange(
 ) -> list[Message]:
     """Every reply that came within `timeout` seconds.
 
-    Flower's own `send_and_receive` looks every three seconds, and not once more at the end: what arrived
-    in the last of them would be lost, and a round of 0.3 seconds would take three.
+    Unlike Flower's own `send_and_receive`, which looks every three seconds for all replies at once, this
+    - looks more often, and once more at the end: a round of 0.3 seconds takes 0.3 seconds;
+    - asks for one reply at a time. A reply states for itself which message it answers, and a malformed one
+      raises inside Flower and takes all others of the same request with it. This way it is known whose reply
+      it is, whatever it says, and a malformed one becomes an error reply with the exception's words.
     """
     if not messages:
         return []
     end, pause = clock() + timeout, _FIRST_PAUSE
-    waiting = {str(i) for i in grid.push_messages(messages) if i}
-    replies: list[Message] = []
+    pushed = {str(i) for i in grid.push_messages(messages) if i}
+    waiting = {m.metadata.message_id: m for m in messages if m.metadata.message_id in pushed}
+    replies = [_refusal(m, "the SuperLink did not take the message") for m in messages
+               if m.metadata.message_id not in pushed]  # fmt: skip
     while waiting:
-        over = clock() >= end
-        found = list(grid.pull_messages(waiting))
+        began = clock()
+        found = [reply for m in waiting.values() if (reply := _pull(grid, m)) is not None]
         replies += found
-        waiting -= {reply.metadata.reply_to_message_id for reply in found}
-        if over or not waiting:
+        for reply in found:
+            del waiting[reply.metadata.reply_to_message_id]
+        if began >= end or not waiting:
             break
         if not found:
             pause = min(pause * _GROWTH, _LONGEST_PAUSE)
-        sleep(max(0.0, min(pause, end - clock())))
+        # With many nodes a look takes long: at most half of the SuperLink's time is for looks.
+        sleep(max(0.0, min(max(pause, clock() - began), end - clock())))
     return replies
 
 
@@ -60,3 +75,26 @@ def wait_for_nodes(
         if len(nodes) >= wanted or clock() >= end:
             return nodes
         sleep(max(0.0, min(_LONGEST_PAUSE, end - clock())))
+
+
+def _pull(grid: Grid, message: Message) -> Message | None:
+    """The reply to a message, if there is one yet."""
+    asked = message.metadata.message_id
+    try:
+        found = list(grid.pull_messages([asked]))
+    except _TRANSPORT_ERRORS:
+        raise
+    except Exception as error:
+        _log.warning(
+            "the reply of node %s is malformed\n%s", message.metadata.dst_node_id, visible_traceback()
+        )
+        return _refusal(message, f"the reply is malformed: {type(error).__name__}: {error}")
+    if not found:
+        return None
+    if len(found) > 1 or found[0].metadata.reply_to_message_id != asked:
+        return _refusal(message, "the reply says that it answers another message")
+    return found[0]
+
+
+def _refusal(message: Message, reason: str) -> Message:
+    return Message(Error(UNREADABLE, reason), reply_to=message)

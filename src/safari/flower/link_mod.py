@@ -12,14 +12,10 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from safari.links import checked_link
 from safari.errors import SafariError
-from safari.flower.protocol import PARTITION_ID
+from safari.flower.protocol import DOWNLINK_LOST, PARTITION_ID, UPLINK_LOST
 from safari.links import LINKS, Link, Setting
 from safari.plugins import check_options, resolve
 from safari.seeds import generator
-
-# Beyond Flower's own error codes.
-UPLINK_LOST = 1001
-DOWNLINK_LOST = 1002
 
 Options = Mapping[str, Any]
 

@@ -17,6 +17,10 @@ PROTOCOL = 1
 SAFARI = "safari"
 CLIENT_ID = "safari-id"
 PARTITION_ID = "partition-id"
+# Codes of error replies, beyond Flower's own: lost on the way by `lossy`, or not to be made sense of.
+UPLINK_LOST = 1001
+DOWNLINK_LOST = 1002
+UNREADABLE = 1003
 
 
 @dataclass(frozen=True)

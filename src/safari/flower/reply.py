@@ -2,21 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from flwr.app import Message, RecordDict
+from flwr.app import Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from safari.errors import SafariError
 from safari.flower.arrays import dense_vector, frame_of
 from safari.flower.broadcast import ARRAYS, Broadcast
 from safari.flower.protocol import PARTITION_ID, SAFARI, ClientInfo, node_name
+from safari.flower.text import visible
 from safari.wire import decode
 
+EXAMPLES = "num-examples"
+# Bounds on what a client may say of itself. Nothing beyond them enters a weight, a mean or a record.
+MOST_EXAMPLES = 10**9
+# No training leads here, and sums of products of such numbers are still finite in float32.
+LARGEST_WEIGHT = 1e12
+LARGEST_METRIC = 1e12
+MOST_METRICS = 64
+LONGEST_METRIC_NAME = 100
 _LOSS_NAMES = ("train_loss", "train-loss", "loss")
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """A client's numbers.
+
+    `values`: its metrics, all finite. `examples`: how many samples it trained or tested on; None where it
+    does not say or says something impossible, which `wrong_examples` then names. `ignored`: what else was
+    left out, in words.
+    """
+
+    values: Mapping[str, float]
+    examples: float | None
+    wrong_examples: str | None
+    ignored: tuple[str, ...]
+
+    @property
+    def loss(self) -> float | None:
+        """The training loss, under one of its usual names."""
+        return next((self.values[name] for name in _LOSS_NAMES if name in self.values), None)
 
 
 @dataclass(frozen=True)
@@ -26,20 +55,19 @@ class Reply:
     name: str
     vector: Tensor
     mask: Tensor
-    metrics: Mapping[str, float]
+    metrics: Metrics
     size: int
     mode: str
 
-    @property
-    def loss(self) -> float | None:
-        """The training loss, under one of its usual names."""
-        return next((self.metrics[name] for name in _LOSS_NAMES if name in self.metrics), None)
 
-
-def read_reply(message: Message, node: int, sent: Broadcast, by_name: bool) -> Reply:
+def read_reply(
+    message: Message, node: int, sent: Broadcast, *, by_name: bool = True, weighted: bool = False
+) -> Reply:
     """What a reply holds; SafariError says why it cannot be used.
 
-    `by_name`: believe the name that the client gives; otherwise a client is its node.
+    `node`: the node that was asked. `sent`: what it was asked with. `by_name`: believe the name that the
+    client gives; otherwise a client is its node. `weighted`: sample counts weigh the models, so that a reply
+    with an impossible one cannot be used.
     """
     if not message.has_content():
         raise SafariError("the reply is empty")
@@ -47,32 +75,110 @@ def read_reply(message: Message, node: int, sent: Broadcast, by_name: bool) -> R
     arrays = _only(content.array_records, ARRAYS)
     if arrays is None or not len(arrays):
         raise SafariError("the reply holds no model")
-    metrics = numbers_of(content)
+    metrics = read_metrics(content)
+    if weighted and metrics.wrong_examples is not None:
+        raise SafariError(metrics.wrong_examples)
     frame = frame_of(arrays)
-    name = _name(content, metrics, node, signed=frame is not None) if by_name else node_name(node)
-    if frame is not None:
-        found = decode(frame, sent.shared)
-        mode = f"{found.info.modes.values}, mask {found.info.modes.mask}"
-        arrays_found = torch.from_numpy(found.vector), torch.from_numpy(found.mask)
-        return Reply(name, *arrays_found, metrics, len(frame), mode)
-    vector = dense_vector(arrays, sent.layout)
-    mask = (vector != 0) | ~sent.layout.prunable
-    return Reply(name, vector, mask, metrics, sum(len(a.data) for a in arrays.values()), "dense")
+    name = _name(content, node, signed=frame is not None) if by_name else node_name(node)
+    if frame is None:
+        vector = dense_vector(arrays, sent.layout)
+        _check_size(vector)
+        # A client without our side cuts nothing: a weight of its that is 0 happens to be.
+        mask = torch.ones_like(vector, dtype=torch.bool)
+        return Reply(name, vector, mask, metrics, sum(len(a.data) for a in arrays.values()), "dense")
+    found = decode(frame, sent.shared)
+    vector, mask = torch.from_numpy(found.vector), torch.from_numpy(found.mask)
+    _check_size(vector)
+    _check_budget(mask, sent)
+    mode = f"{found.info.modes.values}, mask {found.info.modes.mask}"
+    return Reply(name, vector, mask, metrics, len(frame), mode)
 
 
-def numbers_of(content: RecordDict) -> dict[str, float]:
-    """The plain numbers of a message's metrics."""
-    record = _only(content.metric_records, "metrics") or {}
-    return {name: value for name, value in record.items() if isinstance(value, int | float)}
+def read_metrics(content: RecordDict) -> Metrics:
+    """The plain numbers of a message's metrics, within bounds; what is beyond them is named and left out."""
+    raw = _raw_metrics(content)
+    values: dict[str, float] = {}
+    ignored: list[str] = []
+    for name, value in list(raw.items())[:MOST_METRICS]:
+        if name == EXAMPLES or not isinstance(value, int | float):
+            continue
+        if len(name) > LONGEST_METRIC_NAME:
+            ignored.append(f"a metric's name has {len(name)} characters, at most {LONGEST_METRIC_NAME} count")
+        elif not abs(value) <= LARGEST_METRIC:
+            ignored.append(f"{visible(name)} must lie between ±{LARGEST_METRIC:g}, got {_number(value)}")
+        else:
+            values[name] = value
+    if len(raw) > MOST_METRICS:
+        ignored.append(f"there are {len(raw)} metrics, the first {MOST_METRICS} count")
+    examples, wrong = _examples(raw.get(EXAMPLES))
+    return Metrics(values, examples, wrong, tuple(ignored))
 
 
-def _name(content: RecordDict, metrics: Mapping[str, float], node: int, signed: bool) -> str:
+def mean_metrics(found: Sequence[Metrics]) -> MetricRecord | None:
+    """Means of the metrics that at least half of the clients report, each over those that report it.
+
+    Weighted by sample counts where all report them. Half, so that no single client can make a metric of the
+    others disappear, or add names of its own.
+    """
+    if not found:
+        return None
+    counted = all(metrics.examples is not None for metrics in found)
+    names = dict.fromkeys(name for metrics in found for name in metrics.values)
+    means: dict[str, Any] = {}
+    for name in names:
+        reports = [
+            (metrics.values[name], metrics.examples if counted and metrics.examples else 1.0)
+            for metrics in found
+            if name in metrics.values
+        ]
+        if 2 * len(reports) >= len(found):
+            means[name] = sum(v * w for v, w in reports) / sum(w for _, w in reports)
+    return MetricRecord(means)
+
+
+def _examples(value: Any) -> tuple[float | None, str | None]:
+    """A sample count, or what is wrong with it."""
+    if value is None:
+        return None, None
+    if isinstance(value, int | float) and 1 <= value <= MOST_EXAMPLES:
+        return float(value), None
+    got = _number(value) if isinstance(value, int | float) else "a list"
+    return None, f"{EXAMPLES} must lie between 1 and {MOST_EXAMPLES}, got {got}"
+
+
+def _check_size(vector: Tensor) -> None:
+    """Raise where a number is not finite, or larger than any that training leads to."""
+    strange = int((~torch.isfinite(vector)).sum())
+    if strange:
+        raise SafariError(f"{strange} numbers are NaN or infinite")
+    largest = float(vector.abs().max())
+    if largest > LARGEST_WEIGHT:
+        raise SafariError(f"the model's numbers must lie between ±{LARGEST_WEIGHT:g}, got ±{largest:g}")
+
+
+def _check_budget(mask: Tensor, sent: Broadcast) -> None:
+    """Raise where a mask keeps more weights than the server asked for."""
+    prunable, expected = sent.layout.prunable, sent.shared.predicted_mask
+    if expected is None:
+        return
+    kept, most = int((mask & prunable).sum()), int((torch.from_numpy(expected) & prunable).sum())
+    if kept > most:
+        raise SafariError(f"the mask must keep at most {most} weights, got {kept}")
+
+
+def _name(content: RecordDict, node: int, signed: bool) -> str:
     record = content.config_records.get(SAFARI)
     if signed or record is not None:
         return ClientInfo.read(record or {}).client
-    if isinstance(metrics.get(PARTITION_ID), int):
-        return str(metrics[PARTITION_ID])
+    partition = _raw_metrics(content).get(PARTITION_ID)
+    # Bounded by what a partition can be: anything longer is no number that Flower gives.
+    if isinstance(partition, int) and 0 <= partition < 2**31:
+        return str(partition)
     return node_name(node)
+
+
+def _raw_metrics(content: RecordDict) -> Mapping[str, Any]:
+    return _only(content.metric_records, "metrics") or {}
 
 
 def _only(records: Mapping[str, Any], name: str) -> Any:
@@ -80,3 +186,11 @@ def _only(records: Mapping[str, Any], name: str) -> Any:
     if name in records:
         return records[name]
     return next(iter(records.values())) if len(records) == 1 else None
+
+
+def _number(value: float) -> str:
+    """A number in few characters, however large."""
+    try:
+        return f"{float(value):g}"
+    except OverflowError:
+        return "a number beyond 1e308" if value > 0 else "a number beyond -1e308"

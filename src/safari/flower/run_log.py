@@ -98,7 +98,8 @@ class RunLog:
             "roster": roster.to_json(),
         }
         more = {} if average is None else {AVERAGE: average}
-        self.trial.save(Saved(server.round, to_tensors(server) | more, facts))
+        saved = Saved(server.round, to_tensors(server) | more, facts)
+        self.trial.save(saved, self.run.config.checkpoint.keep)
 
     def close(self) -> None:
         """Sum up what there is."""
@@ -123,7 +124,7 @@ def round_record(
     arrived = [collected.replies[seat] for seat in outcome.arrived]
     for reply in arrived:
         masks.add(reply.mask)
-    losses = [reply.loss for reply in arrived if reply.loss is not None]
+    losses = [reply.metrics.loss for reply in arrived if reply.metrics.loss is not None]
     sizes = {"up": _mean([r.size for r in arrived]), "down": float(sent.size)}
     record = record_of(
         layout,

@@ -26,9 +26,9 @@ from safari.errors import ConfigError, SafariError
 from safari.flower.arrays import dense_record, dense_vector, others_of
 from safari.flower.broadcast import Broadcast, broadcast
 from safari.flower.chain import Downloads
-from safari.flower.collect import EXAMPLES, Collected, Request, collect
+from safari.flower.collect import Collected, Request, collect
 from safari.flower.exchange import exchange, wait_for_nodes
-from safari.flower.reply import numbers_of
+from safari.flower.reply import mean_metrics, read_metrics
 from safari.flower.residual import NEVER
 from safari.flower.roster import Roster
 from safari.flower.run_log import RunLog, round_record, with_scores
@@ -206,10 +206,11 @@ class SafariStrategy(Strategy):
             self._absent,
             self._timeout,
         )
-        collected = collect(self.roster, request, replies, sent, by_name=self.by_name)
+        weighted = self.config.aggregation.weights == "samples"
+        collected = collect(self.roster, request, replies, sent, by_name=self.by_name, weighted=weighted)
         self.roster, self._messages, self._sent = collected.roster, [], None
         server = self.server
-        if self.config.aggregation.weights == "samples":
+        if weighted:
             shares = server.weights.new_tensor(self.roster.shares())
             server = replace(server, weights=shares)
         # Nobody was there to be asked: the round is lost, and no client's fault.
@@ -226,7 +227,7 @@ class SafariStrategy(Strategy):
         self._resumed = False
         self._tell()
         arrived = [collected.replies[seat].metrics for seat in outcome.arrived]
-        return self.arrays, _weighted(arrived)
+        return self.arrays, mean_metrics(arrived)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -239,7 +240,7 @@ class SafariStrategy(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The mean of the clients' metrics, weighted by "num-examples"."""
-        return _weighted([numbers_of(reply.content) for reply in replies if reply.has_content()])
+        return mean_metrics([read_metrics(reply.content) for reply in replies if reply.has_content()])
 
     def _round(
         self,
@@ -377,17 +378,3 @@ class _Watch:
 def _keep(place: dict[int, MetricRecord], number: int, metrics: MetricRecord | None) -> None:
     if metrics is not None:
         place[number] = metrics
-
-
-def _weighted(found: list[Mapping[str, float]]) -> MetricRecord | None:
-    """Means of what all report, weighted by the number of examples where all report that."""
-    if not found:
-        return None
-    weights = [float(metrics.get(EXAMPLES, 0)) for metrics in found]
-    if not all(math.isfinite(w) and w > 0 for w in weights):
-        weights = [1.0] * len(found)
-    names = [n for n in found[0] if n != EXAMPLES and all(n in metrics for metrics in found)]
-    total = sum(weights)
-    return MetricRecord(
-        {n: sum(w * metrics[n] for w, metrics in zip(weights, found, strict=True)) / total for n in names}
-    )

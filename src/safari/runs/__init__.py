@@ -1,6 +1,7 @@
 """A run's folder: config, records, checkpoints, summary; safe against crashes and second writers."""
 
-from safari.runs.folder import RunFolder, Saved, Trial, read_checkpoint, read_lines, seeds_of
+from safari.runs.checkpoint import Saved, read_checkpoint
+from safari.runs.folder import RunFolder, Trial, read_lines, seeds_of
 from safari.runs.summary import done_records, spread, summarise, summarise_trial
 
 __all__ = [

@@ -1,0 +1,37 @@
+"""Text from the other side of a network, made fit for logs and records."""
+
+from __future__ import annotations
+
+import traceback
+
+# A traceback's last line is near its end: no need to look at megabytes of it.
+_LOOKED_AT = 10_000
+
+
+def visible(text: str, longest: int = 300) -> str:
+    r"""The text with every character that a terminal might act on written out, and bounded in length.
+
+    >>> visible("ok \x1b[2J\u202e")
+    'ok \\x1b[2J\\u202e'
+    >>> visible("abcdefgh", 6)
+    'abc...'
+    """
+    short = text if len(text) <= longest else text[: longest - 3] + "..."
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in short)
+    return shown if len(shown) <= longest else shown[: longest - 3] + "..."
+
+
+def last_line(text: str) -> str:
+    r"""What a traceback ends with, which says what happened.
+
+    >>> last_line("Traceback\n  File ...\nValueError: \x07no\n\n")
+    'ValueError: \\x07no'
+    """
+    lines = text[-_LOOKED_AT:].splitlines()
+    return visible(next((line.strip() for line in reversed(lines) if line.strip()), ""))
+
+
+def visible_traceback() -> str:
+    """The traceback of the exception that is being handled: its words may be a client's."""
+    lines = traceback.format_exc()[-_LOOKED_AT:].splitlines()
+    return "\n".join(visible(line, _LOOKED_AT) for line in lines)

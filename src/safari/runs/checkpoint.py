@@ -1,0 +1,145 @@
+"""A checkpoint: a trial's state after a round, a safetensors file with facts and a digest in its header.
+
+`checkpoint.safetensors` is the newest; older ones have their round in the name. Files of version 0.1 have no
+digest and no seed: they are read as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from safari.errors import RunError
+from safari.runs.files import open_plain
+
+FORMAT = "safari-run-1"
+NEWEST = "checkpoint.safetensors"
+_OLDER = re.compile(r"checkpoint-(\d{6,12})\.safetensors")
+
+
+@dataclass(frozen=True)
+class About:
+    """What a checkpoint says of itself: the round it was made after, small facts as JSON, seed and digest.
+
+    `seed` and `digest` are None in files of version 0.1.
+    """
+
+    round: int
+    facts: Mapping[str, Any]
+    seed: int | None = None
+    digest: str | None = None
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint: the round it was made after, its tensors, and small facts as JSON."""
+
+    round: int
+    tensors: Mapping[str, Tensor]
+    facts: Mapping[str, Any]
+
+
+def older_name(round: int) -> str:
+    """What the checkpoint of a round is called when it is no longer the newest.
+
+    >>> older_name(40), round_in("checkpoint-000040.safetensors"), round_in("checkpoint.safetensors")
+    ('checkpoint-000040.safetensors', 40, None)
+    """
+    return f"checkpoint-{round:06d}.safetensors"
+
+
+def round_in(name: str) -> int | None:
+    """The round in the name of an older checkpoint; None for any other name."""
+    found = _OLDER.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def to_bytes(saved: Saved, seed: int) -> bytes:
+    """The file of a checkpoint of a trial with this seed; equal states give equal bytes."""
+    # Copies, because safetensors refuses tensors that share memory, as a rule's state may.
+    tensors = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in saved.tensors.items()
+    }
+    head = {"format": FORMAT, "round": saved.round, "seed": seed, "facts": saved.facts}
+    # One entry: safetensors writes several in any order, and equal runs should have equal files.
+    return save(tensors, {"safari": json.dumps(head | {"digest": _digest(head, tensors)})})
+
+
+def read_about(path: Path, root: Path | None = None) -> About:
+    """What a checkpoint says of itself, without reading its tensors; RunError when it cannot be read."""
+    with _opened(path, root) as (handle, about):
+        del handle
+        return about
+
+
+def read_checkpoint(path: Path, root: Path | None = None, *, seed: int | None = None) -> Saved:
+    """A checkpoint, checked against its digest; never unpickles.
+
+    Args:
+        path: the file.
+        root: the run's folder, below which no link is followed; the file's own by default.
+        seed: the seed that it must be of; None: any.
+    """
+    with _opened(path, root) as (handle, about):
+        tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+        if seed is not None and about.seed not in (None, seed):
+            raise RunError(f"{path} is of seed {about.seed}, not of seed {seed}")
+        if about.digest is not None:
+            head = {"format": FORMAT, "round": about.round, "seed": about.seed, "facts": about.facts}
+            if about.digest != _digest(head, tensors):
+                raise RunError(f"{path} is damaged: its digest is not that of its contents")
+        return Saved(about.round, tensors, about.facts)
+
+
+def _digest(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """Over round, seed, facts, and name, type, shape and bytes of each tensor."""
+    # As it comes back from the file: there, keys are texts and tuples are lists.
+    plain = json.loads(json.dumps(head))
+    digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(json.dumps([name, str(tensor.dtype), [*tensor.shape]]).encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+@contextmanager
+def _opened(path: Path, root: Path | None) -> Iterator[tuple[Any, About]]:
+    try:
+        with open_plain(path, root) as plain, safe_open(_same_file(plain.fileno(), path), "pt") as handle:
+            yield handle, _about(path, json.loads((handle.metadata() or {}).get("safari", "{}")))
+    # RuntimeError: torch, of a file that became shorter meanwhile.
+    except (SafetensorError, AttributeError, KeyError, TypeError, ValueError, OSError, RuntimeError) as error:
+        words = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise RunError(f"{path} is not a readable checkpoint: {words}") from error
+
+
+def _about(path: Path, table: Any) -> About:
+    if table.get("format") != FORMAT:
+        raise RunError(f"{path}: format must be {FORMAT}, got {table.get('format')!r}")
+    seed, digest = table.get("seed"), table.get("digest")
+    return About(
+        int(table["round"]),
+        dict(table["facts"]),
+        None if seed is None else int(seed),
+        None if digest is None else str(digest),
+    )
+
+
+def _same_file(descriptor: int, path: Path) -> str:
+    """A name of the file that is open: another one may have been put at its path since."""
+    name = f"/proc/self/fd/{descriptor}"
+    return name if os.path.exists(name) else str(path)  # noqa: PTH110

@@ -38,10 +38,12 @@ def _plug(name: str, doc: str, **options: Any) -> Any:
 
 @dataclass(frozen=True)
 class Arm:
-    """One way of treating the missing, under a name of its own."""
+    """One way of treating the missing, under a name of its own; `set` holds the tables in which it differs from
+    the other arms."""
 
     name: str
     rule: Plug
+    set: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -255,7 +257,8 @@ class Config:
         ),
         metadata={
             "doc": "what the server does about the missing, compared side by side: rules by name, or tables "
-            'such as {name = "mine", rule = "file.py:rule", option = 1}'
+            'such as {name = "mine", rule = "file.py:rule", option = 1}; with set = {client = {name = "scaffold"}} '
+            "an arm has settings of its own"
         },
     )
     data: Plug = _plug("digits", "the data set: digits, cifar10, or your own")
@@ -294,11 +297,36 @@ class Config:
         """The complete config as plain tables: `parse(config.to_dict()) == config`."""
         return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
 
+    def for_arm(self, arm: Arm) -> Config:
+        """The config of one arm: with its own settings, and no other arm."""
+        return dataclasses.replace(self._with(arm.set), arms=(arm,))
+
+    def arm_groups(self) -> list[Config]:
+        """A config for each group of arms that have the same settings; the arms stay in order.
+
+        >>> mine = {"name": "mine", "rule": "drop", "set": {"pruning": {"sparsity": 0.5}}}
+        >>> groups = parse({"arms": ["drop", mine, "safari"]}).arm_groups()
+        >>> [([arm.name for arm in group.arms], group.pruning.sparsity) for group in groups]
+        [(['drop', 'safari'], 0.8), (['mine'], 0.5)]
+        """
+        groups: dict[str, list[Arm]] = {}
+        for arm in self.arms:
+            groups.setdefault(json.dumps(_plain(arm.set), sort_keys=True), []).append(arm)
+        return [dataclasses.replace(self._with(arms[0].set), arms=tuple(arms)) for arms in groups.values()]
+
+    def _with(self, tables: Mapping[str, Any]) -> Config:
+        return parse(_merged(self.to_dict(), tables)) if tables else self
+
     @property
     def digest(self) -> str:
         """A hash of everything that is in the config."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
 
+
+# The tables in which arms of one run may differ: the data, the model and the clients are the same for all.
+ARM_TABLES = (
+    "aggregation", "client", "downlink", "local", "policy", "pruning", "uplink", "wire",
+)  # fmt: skip
 
 # The fields that name a plug-in, with what they name by default.
 _PLUGS = {
@@ -340,10 +368,38 @@ def examine(table: Mapping[str, Any]) -> tuple[Config, list[str]]:
         for n in names
         if not _is_plain(n)
     ]
+    problems += _arm_problems(table, values.get("arms", ())) if not problems else []
     name = values.get("name", "demo")
     if not _is_plain(name):
         problems.append(f"name may hold letters, digits, and . _ + - only, got {name!r}")
     return Config(**values), problems
+
+
+def _arm_problems(table: Mapping[str, Any], arms: Sequence[Arm]) -> list[str]:
+    """What is wrong with the settings that arms have of their own."""
+    problems = []
+    for arm in (arm for arm in arms if arm.set):
+        field = f"arms: {arm.name}.set"
+        known = [key for key in arm.set if key in ARM_TABLES]
+        problems += [one_of(field, key, ARM_TABLES) for key in arm.set if key not in ARM_TABLES]
+        own = {key: arm.set[key] for key in known}
+        whole = {key: value for key, value in table.items() if key != "arms"}
+        problems += [f"{field}: {line}" for line in examine(_merged(whole, own))[1]]
+    return problems
+
+
+def _merged(table: Mapping[str, Any], tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables with others laid over them, key by key; naming another plug-in drops the options of the one before."""
+    out = dict(table)
+    for head, own in tables.items():
+        held = out.get(head, {})
+        if not isinstance(own, Mapping) or not isinstance(held, Mapping):
+            out[head] = own
+        elif head in _PLUGS and own.get("name", held.get("name")) != held.get("name", _PLUGS[head].name):
+            out[head] = dict(own)
+        else:
+            out[head] = {**held, **own}
+    return out
 
 
 def _schedule_problems(pruning: Pruning) -> list[str]:
@@ -442,10 +498,12 @@ def _read_arms(value: object, problems: list[str]) -> tuple[Arm, ...]:
             short = item.rpartition(":")[2]
             arms.append(Arm(short, Plug(item)))
         elif isinstance(item, Mapping) and isinstance(item.get("rule"), str):
-            options = {key: v for key, v in item.items() if key not in ("name", "rule")}
-            arms.append(
-                Arm(str(item.get("name", item["rule"].rpartition(":")[2])), Plug(item["rule"], options))
-            )
+            options = {key: v for key, v in item.items() if key not in ("name", "rule", "set")}
+            name, own = str(item.get("name", item["rule"].rpartition(":")[2])), item.get("set", {})
+            if not isinstance(own, Mapping):
+                problems.append(f"arms: {name}.set must be a table, got {own!r}")
+                own = {}
+            arms.append(Arm(name, Plug(item["rule"], options), dict(own)))
         else:
             problems.append(f'arms: each must be a rule\'s name or a table with "rule", got {item!r}')
     return tuple(arms)
@@ -475,8 +533,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Plug):
         return {"name": value.name, **{k: _plain(v) for k, v in value.options.items()}}
     if isinstance(value, Arm):
-        if value.rule.options or value.name != value.rule.name:
-            return {"name": value.name, "rule": value.rule.name, **_plain(dict(value.rule.options))}
+        if value.rule.options or value.set or value.name != value.rule.name:
+            own = {"set": _plain(value.set)} if value.set else {}
+            return {"name": value.name, "rule": value.rule.name, **_plain(dict(value.rule.options)), **own}
         return value.name
     if dataclasses.is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}

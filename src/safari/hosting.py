@@ -79,7 +79,12 @@ def made(kind: str, field: str, name: str, builtin: Mapping[str, Any], make: Cal
 
 
 def build(
-    kind: str, field: str, name: str, options: Mapping[str, Any], builtin: Mapping[str, Any], expected: type[T]
+    kind: str,
+    field: str,
+    name: str,
+    options: Mapping[str, Any],
+    builtin: Mapping[str, Any],
+    expected: type[T],
 ) -> T:
     """The part that a name and its options in a config stand for."""
     factory = factory_of(kind, field, name, options, builtin)

@@ -71,9 +71,7 @@ def test_resume_does_not_write_a_file_that_has_a_name_elsewhere(run, outside, na
     own = (run / TRIAL / name).read_bytes()
     (outside / "secret").unlink()
     os.link(run / TRIAL / name, outside / "secret")
-    with pytest.raises(
-        RunError, match=rf"{name} has 2 names \(hard links\): writing it would"
-    ):
+    with pytest.raises(RunError, match=rf"{name} has 2 names \(hard links\): writing it would"):
         safari.resume(run)
     assert (outside / "secret").read_bytes() == own
 

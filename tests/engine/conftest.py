@@ -6,8 +6,8 @@ import pytest
 
 from engine.own_parts import PLUGINS
 from safari.engine import vectorised
-from safari.engine.stack.thread_pool import ThreadPool, threads
 from safari.engine.stack.forward import Stack
+from safari.engine.stack.thread_pool import ThreadPool, threads
 
 
 @pytest.fixture

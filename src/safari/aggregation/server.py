@@ -24,13 +24,19 @@ Vector = Tensor | np.ndarray
 
 @dataclass(frozen=True)
 class Outcome:
-    """What happened in a round: who arrived, who was missing, whose update was refused and why,
-    and who stood in for whom."""
+    """What happened in a round: who arrived, who was missing, whose update was refused and why, and who stood in
+    for whom.
+
+    `shares` are the weights of the arrivals in the sum, those of the clients they stood in for included;
+    `own` are their shares without these.
+    """
 
     arrived: tuple[int, ...]
     missing: tuple[int, ...]
     refused: Mapping[int, str]
     stand_ins: Mapping[int, tuple[int, ...]]
+    shares: Tensor | None = None
+    own: Tensor | None = None
 
     @property
     def lost(self) -> bool:
@@ -145,10 +151,15 @@ class Server:
         models: Tensor,
         cohort: Sequence[int] | None = None,
         masks: Tensor | None = None,
+        *,
+        same_mask: bool = False,
+        up: Mapping[str, Tensor] | None = None,
     ) -> tuple[Server, Outcome]:
         """The same for models in one matrix: row i is the model of client `ids[i]`; ids ascend.
 
-        `masks`: `bool[len(ids), size]`, or one row for all; None: nothing was cut.
+        `masks`: `bool[len(ids), size]`, or one row for all; None: nothing was cut. `same_mask`: every client
+        has the same mask, those who are missing included. `up`: what clients sent beside their models, by
+        name, a row for each id.
         """
         asked = self._cohort(cohort)
         ids = whole_ids("ids", ids)
@@ -157,7 +168,9 @@ class Server:
         if refused:
             good = [i for i, client in enumerate(ids) if client not in refused]
             ids, models = [ids[i] for i in good], models[good]
+            up = {name: rows[good] for name, rows in (up or {}).items()}
             masks = masks if masks is None or len(masks) == 1 else masks[good]
+        same_mask = same_mask or masks is None
         if masks is None:
             masks = torch.ones((1, len(self.model)), dtype=torch.bool, device=models.device)
         device = self.model.device
@@ -172,6 +185,8 @@ class Server:
             masks=masks.expand(len(ids), -1),
             weights=weights / weights.sum(),
             parameters=self.parameters,
+            same_mask=same_mask,
+            up=up or {},
         )
         decision, state = decide(self.rule, self.state, view)
         model = combine(view, decision, self.rule.name)
@@ -182,6 +197,8 @@ class Server:
             missing=tuple(client for client in asked if client not in arrived),
             refused=refused,
             stand_ins=dict(decision.stand_ins),
+            shares=decision.a,
+            own=view.weights[view.present],
         )
         return following, outcome
 

@@ -76,10 +76,14 @@ def notes_of(world: World) -> list[str]:
         return []
     masks = _first_masks(world)
     dead = [] if masks.shared is None else dead_layers(masks.shared, world.layout)
-    return [
-        f"the first mask cuts all of {', '.join(dead)}, so nothing passes there: keep some with pruning.least = "
-        "0.02, keep layers whole with pruning.dense, or give every layer a share with pruning.scope = \"erk\""
-    ] if dead else []
+    return (
+        [
+            f"the first mask cuts all of {', '.join(dead)}, so nothing passes there: keep some with pruning.least = "
+            '0.02, keep layers whole with pruning.dense, or give every layer a share with pruning.scope = "erk"'
+        ]
+        if dead
+        else []
+    )
 
 
 def _world(built: Parts, seed: int, data: Data, shares: list[np.ndarray], module: nn.Module) -> World:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from safari.aggregation import Outcome, Server
 from safari.engine.average import next_average
-from safari.engine.diagnosis import Everyone, diagnose, due
 from safari.engine.codec import RoundCodec
+from safari.engine.diagnosis import Everyone, diagnose, due
 from safari.engine.state import State
 from safari.engine.world import World
 from safari.runs.measure import Facts, MaskCount, Record, Stopwatch, record_of
@@ -40,8 +40,9 @@ def close_round(
     """The next state, the round's record, and the seconds each part took.
 
     `state` is the one before the round, `server` the one after it; `links` are the next states of uplink and
-    downlink, `policy` and `clients` those of the mask policy and of the client algorithm. `mask` is the one that
-    the server announced for this round; None where clients work theirs out. `test` and `everyone` are the engine's ways to test a model and to train whoever was missing.
+    downlink, `policy` and `clients` those of the mask policy and of the client algorithm. `mask` is the one that the
+    server announced for this round; None where clients work theirs out. `test` and `everyone` are the engine's ways
+    to test a model and to train whoever was missing.
     """
     t, x = state.round, state.server.model
     average = next_average(state.average, server.model, t, world.config)

@@ -98,7 +98,9 @@ class RoundCodec:
             kept = masks[:, :trained].expand(len(rows), -1)
             self._beside += sum(self._vector_bytes(row, mask) for row, mask in zip(rows, kept, strict=True))
         for row in () if votes is None else votes.cpu():
-            frame = encode(row.numpy(), (row != 0).numpy() | ~self._world.layout.prunable.numpy(), self.layout)
+            frame = encode(
+                row.numpy(), (row != 0).numpy() | ~self._world.layout.prunable.numpy(), self.layout
+            )
             self._beside += len(frame)
 
     def beside_down(self, vectors: Mapping[str, Tensor]) -> None:

@@ -85,7 +85,8 @@ def parts_of(config: Config) -> Parts:
     problems = Problems()
     attempt = problems.attempt
     found: dict[str, Any] = {
-        kind: attempt(partial(_factory, kind, getattr(config, kind))) for kind in ("data", "partition", "model")
+        kind: attempt(partial(_factory, kind, getattr(config, kind)))
+        for kind in ("data", "partition", "model")
     }
     task = attempt(partial(_built, "task", config.task, Task))
     found |= {
@@ -119,7 +120,9 @@ def load_data(config: Config, parts: Parts | None = None) -> Data:
     """The data set that a config names, on the CPU."""
     factory = _factory("data", config.data) if parts is None else parts.data
     options = dict(config.data.options)
-    return as_data(made("data", "data", config.data.name, DATASETS, lambda: factory(**options)), config.data.name)
+    return as_data(
+        made("data", "data", config.data.name, DATASETS, lambda: factory(**options)), config.data.name
+    )
 
 
 def is_own(kind: str, name: str) -> bool:

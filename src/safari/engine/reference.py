@@ -14,8 +14,8 @@ from safari.engine.closing import close_round
 from safari.engine.codec import RoundCodec
 from safari.engine.state import State
 from safari.engine.world import World
-from safari.runs.measure import MaskCount, Record, Stopwatch
 from safari.pruning import Masks
+from safari.runs.measure import MaskCount, Record, Stopwatch
 from safari.seeds import generator
 from safari.training import ClientSide, Trained, train_local
 
@@ -61,7 +61,7 @@ def run_round(world: World, state: State) -> tuple[State, Record, dict[str, floa
     arrived = uploads.stacked(x, None if masks.shared is None else sent_mask(world, masks.shared))
     codec.beside(arrived.up, arrived.masks, arrived.votes)
     server, outcome = state.server.step_stacked(
-        arrived.ids, arrived.models, cohort, arrived.masks, up=arrived.up
+        arrived.ids, arrived.models, cohort, arrived.masks, same_mask=masks.shared is not None, up=arrived.up
     )
     return close_round(
         world,
@@ -121,7 +121,9 @@ def everyone(
     """The models and masks of these clients in round t, whatever the network does to them."""
     kept = [world.client_mask(masks, x, client, t)[0] for client in clients]
     models = [
-        train(world, x, mask, client, t, side_of(world, state.clients, world.down(state.server), [client])).model
+        train(
+            world, x, mask, client, t, side_of(world, state.clients, world.down(state.server), [client])
+        ).model
         for client, mask in zip(clients, kept, strict=True)
     ]
     return torch.stack(models), torch.stack(kept)

@@ -154,8 +154,8 @@ def refuse_changes(saved: Saved | About, config: Config, trial: Trial) -> None:
 def meaning(config: Config, arm: str) -> dict[str, Any]:
     """What a trial's numbers follow from. How long it runs, how often it is tested and where is left out:
     that may change between two processes."""
-    table = config.to_dict()
-    rule = next(a.rule for a in config.arms if a.name == arm)
+    own = next(a for a in config.arms if a.name == arm)
+    table, rule = config.for_arm(own).to_dict(), own.rule
     # How often bytes are counted changes nothing else.
     wire = {name: value for name, value in table["wire"].items() if name != "every"}
     wire["feedback"] = config.wire.feeds_back

@@ -23,13 +23,11 @@ from safari.engine.clients import Arrived, learned, put_rows, rounded, sent_mask
 from safari.engine.closing import close_round
 from safari.engine.codec import RoundCodec
 from safari.engine.reference import network, train
-from safari.engine.stack.cpu import TURNS, Tester, keep_freed_memory, pool_for, stacked_at_once
-from safari.engine.stack.sample_draws import Draws, step_by_step
 from safari.engine.stack.compile_policy import FORECAST, compiles
+from safari.engine.stack.cpu import TURNS, Tester, keep_freed_memory, pool_for, stacked_at_once
 from safari.engine.stack.flat import Flat
 from safari.engine.stack.forward import stack
 from safari.engine.stack.graph import Recorded, Work
-from safari.engine.stack.random_state import RandomState
 from safari.engine.stack.masks import (
     Scoring,
     gradient_score,
@@ -37,14 +35,16 @@ from safari.engine.stack.masks import (
     stacked_masks,
     stacked_score,
 )
+from safari.engine.stack.random_state import RandomState
+from safari.engine.stack.sample_draws import Draws, step_by_step
 from safari.engine.stack.thread_pool import ThreadPool, finished, threads
 from safari.engine.stack.train import train_stacked
 from safari.engine.stack.trial import picture_format
 from safari.engine.state import State
 from safari.engine.world import World
 from safari.pruning import Masks
-from safari.training import ClientSide, Known
 from safari.runs.measure import MaskCount, Record, Stopwatch
+from safari.training import ClientSide, Known
 
 # Samples that try out a way of stacking: enough for batch norm's statistics, and an even number.
 _TRIAL_SAMPLES = 8
@@ -174,7 +174,7 @@ class Vectorised:
         arrived = uploads.stacked()
         codec.beside(arrived.up, arrived.masks, arrived.votes)
         server, outcome = state.server.step_stacked(
-            arriving, arrived.models, cohort, arrived.masks, up=arrived.up
+            arriving, arrived.models, cohort, arrived.masks, same_mask=masks.shared is not None, up=arrived.up
         )
         return close_round(
             world,
@@ -244,9 +244,7 @@ class Vectorised:
             torch.cuda.empty_cache()
             waiting.append(whole)
 
-    def _masks(
-        self, masks: Masks, x: Tensor, group: Sequence[int], t: int
-    ) -> tuple[Tensor, Tensor | None]:
+    def _masks(self, masks: Masks, x: Tensor, group: Sequence[int], t: int) -> tuple[Tensor, Tensor | None]:
         """`bool[clients, size]`, or one row for all: the masks of a group; and its votes, where there are any."""
         if masks.shared is not None and masks.votes is None:
             return masks.shared[None], None
@@ -309,9 +307,7 @@ class Vectorised:
         with threads(1) if self._pool else nullcontext():
             return self._begin(x, masks, group, t, side)()[0]
 
-    def _begin(
-        self, x: Tensor, masks: Tensor, group: Sequence[int], t: int, side: ClientSide
-    ) -> Training:
+    def _begin(self, x: Tensor, masks: Tensor, group: Sequence[int], t: int, side: ClientSide) -> Training:
         """Begin a group's training: in the thread pool, or else at once."""
 
         def train(share: Sequence[int]) -> tuple[GroupTraining, float, float]:
@@ -357,9 +353,7 @@ class Vectorised:
         picked = [torch.from_numpy(index)]
         if world.data.train_x.device != world.device:
             picked = [world.data.train_x[picked[0]], world.data.train_y[picked[0]]]
-        inputs = Inputs(
-            start, masks, picked, [torch.from_numpy(d) for d in extra], side, self._lr(t)
-        )
+        inputs = Inputs(start, masks, picked, [torch.from_numpy(d) for d in extra], side, self._lr(t))
         seeds = [world.module_seed(client, t) for client in group]
         if not self._records_graphs:
             draws = RandomState(seeds, world.device, world.counters)
@@ -390,7 +384,9 @@ class Vectorised:
         if self._records_graphs:
             rest = [tensor.clone() for tensor in rest]
         state = dict(zip(states, rest, strict=False))
-        return GroupTraining(models, losses, state, dict(zip(self._up_names, rest[len(states) :], strict=True)))
+        return GroupTraining(
+            models, losses, state, dict(zip(self._up_names, rest[len(states) :], strict=True))
+        )
 
     def _train_one_by_one(
         self, x: Tensor, masks: Tensor, group: Sequence[int], t: int, side: ClientSide

@@ -155,6 +155,11 @@ class World:
             parameters=self.layout.parameters,
         )
 
+    def down(self, server: Server) -> Mapping[str, Tensor]:
+        """What travels with the broadcast beside the model."""
+        half = self.client.server
+        return {} if half is None else half.down(half_state(server.step_state))
+
     def fresh_module(self) -> nn.Module:
         """The scratch module without what the last client's training counted in it.
 
@@ -265,5 +270,3 @@ class World:
         """Training samples as they are, on the run's device."""
         pick = torch.from_numpy(index).to(self.data.train_x.device)
         return self.data.train_x[pick].to(self.device), self.data.train_y[pick].to(self.device)
-
-

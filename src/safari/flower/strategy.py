@@ -18,10 +18,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor, nn
 
-from safari.aggregation import Compensation, Server
+from safari.aggregation import Compensation, Server, rule_of
 from safari.config import Config
 from safari.engine.average import begin_average, next_average
-from safari.engine.world import rule_of
 from safari.errors import ConfigError, SafariError
 from safari.flower.arrays import dense_record, dense_vector, others_of
 from safari.flower.broadcast import Broadcast, broadcast
@@ -80,7 +79,11 @@ class SafariStrategy(Strategy):
     ):
         check_arguments(clients, identify, patience, download, min_nodes)
         self.config = settings(module, clients, rule, config)
-        self.rule = rule if isinstance(rule, Compensation) else rule_of(self.config.arms[0].rule)
+        self.rule = (
+            rule
+            if isinstance(rule, Compensation)
+            else rule_of(self.config.arms[0].rule.name, self.config.arms[0].rule.options)
+        )
         if self.rule.overrides_network:
             raise ConfigError(
                 f"rule must take the network as it is, got {self.config.arms[0].name}, which overrides it: "

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from safari.models import Layout
 from safari.pruning.budget import Budget
-from safari.pruning.scope import weight_entries
 
 State = dict[str, Tensor]
 # (dense gradients of the loss at the masked global model, a row a client) -> masks or votes, a row a client.

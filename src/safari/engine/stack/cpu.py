@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from safari.engine.stack.thread_pool import ThreadPool
 from safari.engine.stack.forward import Stack
 from safari.engine.stack.ops import by_pixel
+from safari.engine.stack.thread_pool import ThreadPool
 
 # What is stacked at most, in clients and in numbers of one step's inputs: beyond that activations leave the
 # cache, and it no longer matters how long Python takes to start a kernel.

@@ -26,8 +26,8 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 
 from safari.engine.stack.fusion import Fusion, find_fusions, find_in_place, pool_first
-from safari.engine.stack.random_state import Forward, RandomState, seeded_by
 from safari.engine.stack.ops import LAYERS, Stacked, Tensors, Value, refuses
+from safari.engine.stack.random_state import Forward, RandomState, seeded_by
 from safari.engine.stack.shared import Folded, find_folded, shared_layers
 from safari.engine.stack.trial import CannotStack, compare, distances, is_random, runs_in_bfloat16
 from safari.models import Layout

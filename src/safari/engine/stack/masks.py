@@ -30,8 +30,8 @@ def stacked_masks(
 ) -> Tensor:
     """`bool[clients, size]`: each client's mask on the same global model x, from its own samples.
 
-    The same rules as `compute_mask`: exact counts, ties by index, only what is in the support (None: everything).
-    `scoring` is what `score_clients` gives, or a recording of it.
+    The same rules as `compute_mask`: exact counts, ties by index, only what is in the support (None:
+    everything). `scoring` is what `score_clients` gives, or a recording of it.
     """
     layout = flat.layout
     weights = layout.prunable.to(x.device).nonzero().squeeze(1)
@@ -71,7 +71,7 @@ def score_clients(
 
     def scoring(x: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         weights, outputs = _run(forward, flat, x, inputs, random_state)
-        return score(weights, outputs.float(), labels, flat.clients, task)
+        return score(weights, outputs, labels, flat.clients, task)
 
     return scoring
 
@@ -100,7 +100,9 @@ def _grasp(weights: list[Tensor], outputs: Tensor, labels: Tensor, clients: int,
 STACKED_SCORES: dict[Score, StackedScore] = {snip: _snip, grasp: _grasp}
 
 
-def _run(forward: Forward, flat: Flat, x: Tensor, inputs: Tensor, random_state: RandomState) -> tuple[list[Tensor], Tensor]:
+def _run(
+    forward: Forward, flat: Flat, x: Tensor, inputs: Tensor, random_state: RandomState
+) -> tuple[list[Tensor], Tensor]:
     tensors = {}
     for e in flat.layout.entries:
         tensor = x[e.offset : e.end].view(e.shape).expand(flat.clients, *e.shape)
@@ -108,7 +110,7 @@ def _run(forward: Forward, flat: Flat, x: Tensor, inputs: Tensor, random_state: 
         tensors[e.name] = tensor.detach().requires_grad_() if e.kind == "weight" else tensor.clone()
     weights = [tensors[e.name] for e in flat.layout.entries if e.kind == "weight"]
     with torch.enable_grad():
-        return weights, forward(tensors, inputs, random_state)
+        return weights, forward(tensors, inputs, random_state).float()
 
 
 def _losses(outputs: Tensor, labels: Tensor, clients: int, task: Task) -> Tensor:

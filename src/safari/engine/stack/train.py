@@ -62,7 +62,9 @@ def train_stacked(
     step_ = _optimiser(flat, parameters, masks, optimiser, lr, steps, compiled)
     tensors, wanted = _leaves(flat, parameters, buffers, frozen)
     loss = _stacked_loss(flat, task, algorithm, side.known)
-    local = _Local(forward, flat, parameters, buffers, masks, algorithm, side, loss, random_state, steps, lr, frozen)
+    local = _Local(
+        forward, flat, parameters, buffers, masks, algorithm, side, loss, random_state, steps, lr, frozen
+    )
     losses = []
     for x, y in batches:
         gradient, mean = _gradients(forward, flat, tensors, wanted, x, y, random_state, loss)
@@ -125,7 +127,13 @@ class _Local:
         lr: float | Tensor,
         frozen: Collection[str],
     ):
-        self._forward, self._flat, self._loss, self._luck, self._frozen = forward, flat, loss, random_state, frozen
+        self._forward, self._flat, self._loss, self._luck, self._frozen = (
+            forward,
+            flat,
+            loss,
+            random_state,
+            frozen,
+        )
         self._parameters, self._buffers, self._algorithm = parameters, buffers, algorithm
         self._side, self._state, self._steps, self._lr, self._done = side, side.state, steps, lr, 0
         self._mask = masks[:, : flat.layout.parameters]

@@ -6,9 +6,10 @@ import torch
 
 import safari
 from safari.config import parse
+from safari.engine.assembly import assemble
 from safari.engine.codec import RoundCodec, wire_layout
+from safari.engine.parts import load_data
 from safari.engine.sample import next_upload
-from safari.engine.world import assemble, load_data
 from safari.runs import RunFolder
 from safari.wire import decode, encode
 

@@ -27,7 +27,7 @@ from safari.hosting import named
 from safari.links import Setting, check_arrays
 from safari.models import Layout
 from safari.plugins import named_arguments
-from safari.pruning import Masks, budget_for
+from safari.pruning import budget_for
 from safari.seeds import derive, generator
 from safari.training import Known
 
@@ -74,7 +74,7 @@ def notes_of(world: World) -> list[str]:
     """What a user should know before the run: layers that the first masks cut whole."""
     if world.pruner.needs_data:
         return []
-    masks = _first_masks(world)
+    masks = world.first_masks(world.start, 0)
     dead = [] if masks.shared is None else dead_layers(masks.shared, world.layout)
     return (
         [
@@ -126,13 +126,9 @@ def _check_budgets(config: Config, module: nn.Module) -> None:
         budget_for(layout, sparsity, p.scope, dense=p.dense, least=p.least, prefix="pruning.")
 
 
-def _first_masks(world: World) -> Masks:
-    return world.masks(world.policy.init(world.layout, world.device), world.start, 0)[0]
-
-
 def _try_masks(world: World) -> None:
     """What would go wrong with the masks of the first round; a score of ours that looks at data is not tried."""
-    masks = _first_masks(world)
+    masks = world.first_masks(world.start, 0)
     if masks.shared is None and is_own("pruner", world.config.pruning.pruner):
         world.client_mask(masks, world.start, 0, 0)
 

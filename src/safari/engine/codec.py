@@ -37,8 +37,11 @@ class RoundCodec:
     have none: they are statistics that renew themselves.
     """
 
-    def __init__(self, world: World, x: Tensor, t: int, masks: Masks, residual: Tensor | None = None):
-        self._world, self._x, self._t, self._masks = world, x, t, masks
+    def __init__(
+        self, world: World, x: Tensor, t: int, masks: Masks | None = None, residual: Tensor | None = None
+    ):
+        self._world, self._x, self._t = world, x, t
+        self._masks = world.first_masks(x, t) if masks is None else masks
         every = world.config.wire.every
         self.counts = every > 0 and (t % every == 0 or t + 1 == world.config.rounds)
         self.lossy = world.config.wire.values not in EXACT

@@ -94,8 +94,10 @@ def network(
     return heard, answered, uplink, downlink
 
 
-def train(world: World, x: Tensor, mask: Tensor, client: int, t: int, side: ClientSide) -> Trained:
-    """A client after its local steps in round t."""
+def train(
+    world: World, x: Tensor, mask: Tensor, client: int, t: int, side: ClientSide | None = None
+) -> Trained:
+    """A client after its local steps in round t; without `side`, one of which nothing is known."""
     start, inside = x, mask
     if not world.config.pruning.masks_gradient:
         # Algorithm 2 as it is printed: masked once, at the start.

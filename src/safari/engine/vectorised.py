@@ -301,9 +301,13 @@ class Vectorised:
         return self._recorded[key]
 
     def _train(
-        self, x: Tensor, masks: Tensor, group: Sequence[int], t: int, side: ClientSide
+        self, x: Tensor, masks: Tensor, group: Sequence[int], t: int, side: ClientSide | None = None
     ) -> GroupTraining:
-        """The group after its local steps."""
+        """The group after its local steps; without `side`, clients of whom nothing is known."""
+        if side is None:
+            world = self.world
+            state = world.client.init(len(world.parts), world.layout.parameters, world.device)
+            side = side_of(world, state, {}, group)
         with threads(1) if self._pool else nullcontext():
             return self._begin(x, masks, group, t, side)()[0]
 

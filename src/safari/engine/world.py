@@ -95,6 +95,14 @@ class World:
             return self.policy.apply(policy, view)
         return hosted(f"policy.name: {name}", lambda: checked_masks(self.policy, policy, view))
 
+    def first_masks(self, x: Tensor, t: int) -> Masks:
+        """The masks of round t on a model, by a policy that has no past."""
+        return self.masks(dict(self.policy.init(self.layout, self.device)), x, t)[0]
+
+    def mask(self, x: Tensor, client: int, t: int) -> Tensor:
+        """A client's mask of such a round."""
+        return self.client_mask(self.first_masks(x, t), x, client, t)[0]
+
     def score_mask(
         self, x: Tensor, t: int, support: Tensor | None, client: int = 0, pruner: Pruner | None = None
     ) -> Tensor:

@@ -70,7 +70,7 @@ def test_the_way_and_its_reason(name, float32_decides, monkeypatch):
 @pytest.mark.parametrize("name", CASES)
 def test_trained_together_as_alone(name):
     s = Setting(name)
-    together, losses = train_stacked(
+    together, losses, *_ = train_stacked(
         s.stack.train,
         s.flat,
         s.start,
@@ -84,7 +84,7 @@ def test_trained_together_as_alone(name):
     )
     rows = s.flat.to_rows(together)
     for client in range(CLIENTS):
-        alone, loss = train_local(
+        alone, loss, *_ = train_local(
             s.fresh(),
             s.layout,
             s.start,

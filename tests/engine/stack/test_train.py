@@ -82,7 +82,7 @@ def clients(seed: int = 0, steps: int = 4) -> tuple[nn.Module, Layout, Tensor, T
 
 def together(net, layout, start, masks, batches, **options) -> tuple[Tensor, Tensor]:
     flat = Flat(layout, len(masks))
-    found, losses = train_stacked(
+    found, losses, *_ = train_stacked(
         by_layers(net, True), flat, start, masks, batches, len(batches),
         random_state=RandomState(range(len(masks)), CPU), **options,
     )  # fmt: skip
@@ -101,7 +101,9 @@ def test_several_steps_of_several_clients(optimiser, lr):
     rows, losses = together(net, layout, start, masks, batches, optimiser=optimiser, lr=lr)
     for client in range(3):
         own = [(x[4 * client : 4 * client + 4], y[4 * client : 4 * client + 4]) for x, y in batches]
-        alone, loss = train_local(net, layout, start, masks[client], own, optimiser=optimiser, lr=lr, seed=0)
+        alone, loss, *_ = train_local(
+            net, layout, start, masks[client], own, optimiser=optimiser, lr=lr, seed=0
+        )
         torch.testing.assert_close(rows[client], alone, rtol=0, atol=32 * 2**-23)
         assert float(losses[client]) == pytest.approx(loss, rel=1e-6)
         assert bool((rows[client][~masks[client]] == 0).all())

@@ -43,9 +43,9 @@ def train_stacked(
     optimiser: str,
     lr: float | Tensor,
     random_state: RandomState,
-    task: Task,
-    algorithm: ClientAlgorithm,
-    side: ClientSide,
+    task: Task | None = None,
+    algorithm: ClientAlgorithm | None = None,
+    side: ClientSide | None = None,
     frozen: Collection[str] = (),
     compiled: bool = False,
 ) -> StackedTraining:
@@ -53,8 +53,11 @@ def train_stacked(
 
     `start` is one model or a row a client, `masks` are `bool[clients, size]`, or one row for all. Parameters
     named in `frozen` stay as they are; `compiled` takes a step of Adam in one kernel (CUDA). A learning rate
-    that changes from round to round is a tensor, so that a recorded round can be replayed with another.
+    that changes from round to round is a tensor, so that a recorded round can be replayed with another. `task` is
+    classification and `algorithm` plain FedAvg by default.
     """
+    task, algorithm = task or classification(), algorithm or ClientAlgorithm()
+    side = side or ClientSide({}, {}, Known(start.new_zeros(flat.clients, 0), start.new_zeros(flat.clients)))
     # Filled, not multiplied, here and below: 0 · inf is NaN, and 0 · -1 is -0.
     begin = flat.from_rows(start.masked_fill(~masks, 0.0).expand(flat.clients, -1))
     # Apart, because a pass writes to the buffers while the parameters wait for their gradients.

@@ -261,7 +261,9 @@ class Config:
             "an arm has settings of its own"
         },
     )
-    data: Plug = _plug("digits", "the data set: digits, cifar10, or your own")
+    data: Plug = _plug(
+        "digits", "the data set: digits, cifar10, hf:NAME (the Hugging Face hub, or a path), or your own"
+    )
     partition: Plug = _plug(
         "groups",
         "who holds which samples: groups, iid, shards, dirichlet, natural, or one of Flower's (flwr-...)",
@@ -483,6 +485,9 @@ def _read_plug(path: str, table: Mapping[str, Any], default: Plug, problems: lis
         problems.append(f"{path}.name must be a text, got {name!r}")
         return default
     options = {key: value for key, value in table.items() if key != "name"}
+    head, colon, source = name.partition(":")
+    if path == "data" and head == "hf" and colon:
+        return Plug(head, {"source": source, **options})
     return Plug(name, options if "name" in table else {**default.options, **options})
 
 

@@ -10,7 +10,7 @@ import safari
 from engine.kit import SMALL, world_of
 from safari.config import parse
 from safari.engine import experiment, vectorised
-from safari.engine.stack import effort
+from safari.engine.stack import compile_policy as effort
 from safari.engine.stack.compile_policy import compiles
 
 FAST = {"precision": "bfloat16"}

@@ -103,7 +103,10 @@ WRONG = {
     "cut short": (frame(b"SAF"), "magic"),
     "wrong version": (frame(MAGIC, protocol=2), "safari.protocol must be 1, the client has 2"),
     "no version": ({"arrays": frame_record(MAGIC)}, "safari.protocol must be 1, the client has None"),
-    "no name": (frame(MAGIC, client=""), "safari.client must be a text of 1 to 200 characters, got ''"),
+    "no name": (
+        frame(MAGIC, client=""),
+        "safari.client must be a printable text of 1 to 200 characters, got ''",
+    ),
     "dense, wrong names": ({"arrays": ArrayRecord([np.zeros(3)])}, "there is no array 'one.weight'"),
     "dense, wrong shape": (
         {"arrays": ArrayRecord({"one.weight": Array(np.zeros((2, 2)))})},
@@ -233,13 +236,16 @@ def test_two_nodes_with_one_name_count_once(tmp_path):
     configs = {30: {"partition-id": 0}, 50: {"partition-id": 1}, 70: {"partition-id": 1}}
     (line,) = play(tmp_path, dict.fromkeys(NODES, good_app()), configs=configs)
     assert line["arrived"] == [0, 1]
-    assert line["ignored"] == ["node 70: client '1' has answered already, as another node"]
+    assert line["ignored"] == ["node 70: client '1' is node 50, which is connected"]
 
 
 def test_a_client_too_many_is_ignored(tmp_path):
     (line,) = play(tmp_path, dict.fromkeys(NODES, good_app()), clients=2)
     assert line["arrived"] == [0, 1]
-    assert line["ignored"] == ["node 70: client '2' is one too many: clients is 2"]
+    assert line["ignored"] == [
+        "node 70: client '2' is one too many: clients is 2; raise it, or set patience, after which the seats "
+        "of silent clients are given away"
+    ]
 
 
 def test_nodes_join_late_leave_and_come_back_as_others(tmp_path):
@@ -434,7 +440,7 @@ WRONG_ARGUMENTS = [
         r"config\.wire\.every has no effect here\n"
         r"what matters in config: name, seed, cohort, pruning\.pruner, pruning\.sparsity, wire\.values, "
         r"wire\.bits, wire\.step, wire\.ratio, wire\.feedback, aggregation\.weights, aggregation\.average, "
-        r"evaluation\.last, evaluation\.target, checkpoint\.every$",
+        r"evaluation\.last, evaluation\.target, checkpoint\.every, checkpoint\.keep$",
     ),
     ({"config": {"pruning": {"pruner": "file.py:mine"}}}, "your own goes into sparse"),
 ]

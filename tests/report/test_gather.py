@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import safari
 from report.made_up import record
 from safari.errors import RunError
 from safari.report.gather import (
@@ -20,6 +21,8 @@ from safari.report.gather import (
     run_names,
     series,
 )
+from safari.runs import RunFolder, read_lines
+from safari.runs.similarity import from_line
 
 
 def test_a_real_run(tiny):
@@ -154,3 +157,16 @@ def test_broken_record_is_named(synthetic, broken):
     run = synthetic({("drop", 0): [record(1), record(2, **broken)]})
     with pytest.raises(RunError, match=r"rounds\.jsonl, line 2 is not a round's record: "):
         read_run(run)
+
+
+@pytest.mark.parametrize("rule", ["safari", "fdms", "safari+"])
+def test_the_similarity_is_that_of_the_page(tmp_path, rule):
+    """Means, also for rules that keep sums (fdms) or call the matrix otherwise (safari+)."""
+    small = {"rounds": 6, "clients": 4, "arms": [rule], "uplink": {"name": "bernoulli", "p": 0.7}}
+    safari.run({**small, "model": {"name": "mlp", "hidden": [4]}, "local": {"steps": 1}}, tmp_path / "run")
+    run = RunFolder.open(tmp_path / "run")
+    (arm,) = read_run(run).arms
+    *_, newest = read_lines(run.trials()[0].similarity)
+    assert newest["round"] == 6
+    np.testing.assert_array_equal(arm.similarity, from_line(newest))
+    assert np.nanmax(np.abs(from_line(newest))) > 0

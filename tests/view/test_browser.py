@@ -323,3 +323,48 @@ def test_several_runs_lie_over_each_other_and_say_how_they_differ(browse, small,
         tip = hover(page, "top1", x=0.3)
         assert all(name in tip for name in names)
         page.close()
+
+
+def test_an_event_that_cannot_be_taken_is_named_and_the_page_goes_on(chromium, copy):
+    """Without `browse`: the browser's console is expected to hold an error here."""
+    from view.test_server import served
+
+    with served([copy]) as address:
+        context = chromium.new_context()
+        page = context.new_page()
+        # The stream of a server that once says something that is no JSON.
+        spoil = (
+            "window.EventSource = class extends EventSource { addEventListener(kind, f) {"
+            " super.addEventListener(kind, (e) => { if (kind === 'table' && !window.spoilt) {"
+            " window.spoilt = true; f({data: '{'}); } f(e); }); } };"
+        )
+        page.add_init_script(spoil)
+        page.goto(address)
+        drawn(page, "top1")
+        note = "This page could not take some news: table: SyntaxError"
+        page.locator("#notes").get_by_text(note).wait_for()
+        trial = copy.trial("safari", 0)
+        line = trial.rounds.read_text().splitlines()[-1].replace('"round": 40', '"round": 41')
+        with trial.rounds.open("a") as file:
+            file.write(line + "\n")
+        page.wait_for_function(
+            "() => document.querySelector('#card-top1 .stage').ariaLabel.includes('in round 41')"
+        )
+        context.close()
+
+
+def test_a_chart_that_fails_leaves_the_others_alone(chromium, address):
+    context = chromium.new_context()
+    page = context.new_page()
+    # Layers are drawn as images of numbers: this one is spoilt, whatever is in it.
+    page.add_init_script(
+        "const read = Response.prototype.json; Response.prototype.json = async function () {"
+        " const value = await read.call(this); if (value.layers) value.layers = null; return value; };"
+    )
+    page.goto(address)
+    drawn(page, "top1")
+    card = page.locator("#card-layer-density .blank")
+    card.scroll_into_view_if_needed()
+    page.get_by_text("This chart cannot be drawn: TypeError").first.wait_for()
+    drawn(page, "churn")
+    context.close()

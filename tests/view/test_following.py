@@ -15,9 +15,9 @@ from safari.config import Config, Track, parse
 from safari.runs import RunFolder, Saved, Trial, summarise
 from safari.runs.similarity import to_line
 from safari.toml import to_toml
-from safari.view.hub import Hub
-from safari.view.pack import unpack
-from safari.view.tail import MOST_PROBLEMS, Tail
+from safari.view.arrays import decode_array
+from safari.view.follow import MOST_PROBLEMS, LineFollower
+from safari.view.monitor import Monitor
 from safari.view.trial import Cursor, TrialLog
 from view.conftest import SMALL
 from view.made_up import record
@@ -28,7 +28,7 @@ def numbers(lines):
 
 
 def test_only_whole_lines_are_read_and_each_once(tmp_path):
-    tail, path = Tail(tmp_path / "x.jsonl"), tmp_path / "x.jsonl"
+    tail, path = LineFollower(tmp_path / "x.jsonl"), tmp_path / "x.jsonl"
     assert tail.read() == []
     path.write_bytes(b'{"n": 1}\n{"n": 2}\n{"n"')
     assert tail.read() == [(1, {"n": 1}), (2, {"n": 2})]
@@ -45,7 +45,7 @@ def test_wherever_the_writer_pauses_nothing_is_lost_or_doubled(tmp_path, pauses)
     path = tmp_path / "x.jsonl"
     path.unlink(missing_ok=True)
     data = b"".join(b'{"n": %d}\n' % n for n in range(8))
-    tail, found = Tail(path), []
+    tail, found = LineFollower(path), []
     for end in [*sorted(pauses), len(data)]:
         path.write_bytes(data[:end]) if not path.exists() else os.truncate(path, 0) or path.write_bytes(
             data[:end]
@@ -58,7 +58,7 @@ def test_wherever_the_writer_pauses_nothing_is_lost_or_doubled(tmp_path, pauses)
 def test_nonsense_is_skipped_and_said(tmp_path):
     path = tmp_path / "rounds.jsonl"
     path.write_bytes(b'{"n": 1}\nnonsense\n[1]\n\xff\n{"n": 2}\n' + b"[" * 100_000 + b"\n")
-    tail = Tail(path)
+    tail = LineFollower(path)
     assert numbers(tail.read()) == [1, 2]
     assert tail.skipped.problems == [
         "rounds.jsonl, line 2 was skipped: not JSON (JSONDecodeError)",
@@ -78,7 +78,7 @@ def test_nonsense_is_skipped_and_said(tmp_path):
 def test_a_file_that_was_cut_back_is_read_again(tmp_path, after):
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'{"n": 1}\n{"n": 2}\n')
-    tail = Tail(path)
+    tail = LineFollower(path)
     tail.read()
     path.write_bytes(after)
     expected = [json.loads(line)["n"] for line in after.splitlines()]
@@ -89,7 +89,7 @@ def test_a_file_that_was_cut_back_is_read_again(tmp_path, after):
 def test_a_file_that_was_replaced_is_read_again(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'{"n": 1}\n')
-    tail = Tail(path)
+    tail = LineFollower(path)
     tail.read()
     (tmp_path / "new").write_bytes(b'{"n": 7}\n{"n": 8}\n')
     (tmp_path / "new").replace(path)
@@ -174,8 +174,8 @@ def test_increments_add_up_to_the_whole(tmp_path):
     news = log.since(have)
     assert (news["from"], news["columns"]["top1"]) == (2, [0.75])
     assert news["seconds"] == {"round": [3], "train": [0.25], "wire": [0.125]}
-    assert unpack(news["detail"]["status"]).tolist() == [1, 1, 3]
-    assert unpack(log.detail()["status"]).tolist() == [1, 1, 3] * 3
+    assert decode_array(news["detail"]["status"]).tolist() == [1, 1, 3]
+    assert decode_array(log.detail()["status"]).tolist() == [1, 1, 3] * 3
     assert log.seconds["wire"] == [None, None, 0.125]
 
 
@@ -200,7 +200,7 @@ def test_records_of_before_there_was_churn_by_layer_do_not_say_0(tmp_path):
     assert np.isnan(log.churn).all()
 
 
-def test_pictures_are_found_and_cut_back(tmp_path):
+def test_snapshots_are_found_and_cut_back(tmp_path):
     trial = Trial("safari", 0, tmp_path)
     matrices = [np.full((3, 3), float(k), np.float32) for k in range(3)]
     for k, matrix in enumerate(matrices):
@@ -209,41 +209,41 @@ def test_pictures_are_found_and_cut_back(tmp_path):
         file.write(b'{"round": 9, "clients": 99999, "pairs": ""}\nnonsense\n{"round": 10, "cli')
     log = TrialLog(trial, 3)
     log.poll()
-    assert log.pictures.rounds == [1, 2, 3]
-    assert log.pictures.note == ""
-    assert log.pictures.read(2)[0, 1] == 1.0
+    assert log.snapshots.rounds == [1, 2, 3]
+    assert log.snapshots.note == ""
+    assert log.snapshots.read(2)[0, 1] == 1.0
     with pytest.raises(safari.SafariError, match="no similarity matrix of round 9"):
-        log.pictures.read(9)
+        log.snapshots.read(9)
     assert log.problems == [
         f"similarity.jsonl, line {n} was skipped: not a similarity matrix" for n in (4, 5)
     ]
     os.truncate(trial.similarity, 60)
     log.poll()
-    assert log.pictures.rounds == [1]
+    assert log.snapshots.rounds == [1]
 
 
-def test_a_run_without_pictures_shows_its_checkpoint_or_says_so(copy):
+def test_a_run_without_snapshots_shows_its_checkpoint_or_says_so(copy):
     for arm in ("drop", "safari"):
         (copy.path / f"trials/{arm}/seed-0/similarity.jsonl").unlink(missing_ok=True)
-    hub = Hub([copy])
-    hub.poll()
-    told = hub.since({})[0]
-    assert told["0/safari/0"]["pictures"] == [40]
-    assert told["0/safari/0"]["pictures_note"].startswith("Only the last checkpoint is known")
-    assert hub.picture("0/safari/0", 40)["clients"] == 6
-    assert told["0/drop/0"]["pictures"] == []
+    monitor = Monitor([copy])
+    monitor.poll()
+    told = monitor.since({})[0]
+    assert told["0/safari/0"]["snapshots"] == [40]
+    assert told["0/safari/0"]["snapshots_note"].startswith("Only the last checkpoint is known")
+    assert monitor.snapshot("0/safari/0", 40)["clients"] == 6
+    assert told["0/drop/0"]["snapshots"] == []
     assert (
-        told["0/drop/0"]["pictures_note"] == "This rule keeps no similarity matrix, or none was written yet."
+        told["0/drop/0"]["snapshots_note"] == "This rule keeps no similarity matrix, or none was written yet."
     )
 
 
 def test_the_table_is_that_of_the_summary(small):
     from safari.report import cells, rows_of
 
-    hub = Hub([small])
-    hub.poll()
+    monitor = Monitor([small])
+    monitor.poll()
     header, body = cells(rows_of({"small": summarise(small)}))
-    assert (hub.table()["header"], hub.table()["rows"]) == (header, body)
+    assert (monitor.table()["header"], monitor.table()["rows"]) == (header, body)
 
 
 def test_the_average_is_followed_and_in_the_table(tmp_path):
@@ -254,19 +254,19 @@ def test_the_average_is_followed_and_in_the_table(tmp_path):
     trial = run.trial("drop", 0)
     for number, top1 in enumerate((0.25, 0.5, 0.75), 1):
         trial.append(record(number, average={"top1": top1, "top5": 1.0, "loss": None}), {})
-    hub = Hub([run])
-    hub.poll()
-    news, _ = hub.since({})
+    monitor = Monitor([run])
+    monitor.poll()
+    news, _ = monitor.since({})
     assert news["0/drop/0"]["columns"]["average_top1"] == [0.25, 0.5, 0.75]
     header, body = cells(rows_of({"run": summarise(run)}))
-    assert (hub.table()["header"], hub.table()["rows"]) == (header, body)
+    assert (monitor.table()["header"], monitor.table()["rows"]) == (header, body)
     assert body[0][header.index("average %")] == "50.0"
 
 
 def test_what_is_told_of_a_run(small):
-    hub = Hub([small], {"safari": "The paper's rule."})
-    hub.poll()
-    (run,) = hub.describe()["runs"]
+    monitor = Monitor([small], {"safari": "The paper's rule."})
+    monitor.poll()
+    (run,) = monitor.describe()["runs"]
     assert run["arms"][1] == {"name": "safari", "rule": "safari", "options": "", "about": "The paper's rule."}
     assert dict(run["fields"])["pruning.sparsity"] == "0.8"
     assert run["toml"] == to_toml(small.config)
@@ -279,12 +279,12 @@ def test_side_files_that_are_spoilt_are_said(copy):
     (copy.path / "clients.json").write_text("{")
     (copy.path / "environment.json").write_text("[]")
     (copy.path / "model.json").unlink()
-    hub = Hub([copy])
-    hub.poll()
-    (run,) = hub.describe()["runs"]
+    monitor = Monitor([copy])
+    monitor.poll()
+    (run,) = monitor.describe()["runs"]
     assert run["label_counts"] is None
     assert [p.split(":")[0] for p in run["problems"]] == [
-        "clients.json cannot be read", "environment.json must hold a JSON object, got list",
+        "clients.json is not readable JSON", "environment.json must hold a JSON object, got list",
     ]  # fmt: skip
     assert run["numbers"] == 610, "the checkpoint knows how large the model is"
 
@@ -292,45 +292,46 @@ def test_side_files_that_are_spoilt_are_said(copy):
 @pytest.mark.parametrize("counts", [[], [[1]], "x", [[1], [2, 3]] * 3, [["<b>"]] * 6, [[]] * 6])
 def test_label_counts_that_are_no_table_are_left_out(copy, counts):
     (copy.path / "clients.json").write_text(json.dumps({"label_counts": counts}))
-    assert Hub([copy]).describe()["runs"][0]["label_counts"] is None
+    assert Monitor([copy]).describe()["runs"][0]["label_counts"] is None
 
 
 def test_passwords_stay_at_home(tmp_path):
     config = Config(rounds=4, clients=3, track=Track(mlflow="https://me:secret@host:5000"))
-    told = json.dumps(Hub([RunFolder.create(tmp_path / "run", config)]).describe())
+    told = json.dumps(Monitor([RunFolder.create(tmp_path / "run", config)]).describe())
     assert "secret" not in told
     assert "https://host:5000" in told
 
 
 def test_a_longer_config_is_seen(copy):
-    hub = Hub([copy])
-    hub.poll()
-    assert hub.describe()["runs"][0]["state"] == "finished"
+    monitor = Monitor([copy])
+    monitor.poll()
+    assert monitor.describe()["runs"][0]["state"] == "finished"
     (copy.path / "config.toml").write_text(to_toml(parse({**SMALL, "rounds": 50, "seeds": 3})))
-    assert hub.poll()
-    (run,) = hub.describe()["runs"]
-    assert (run["rounds"], run["seeds"], run["state"]) == (50, [0, 1, 2], "stopped")
+    assert monitor.poll()
+    (run,) = monitor.describe()["runs"]
+    assert (run["rounds"], run["seeds"], run["state"]) == (50, {"first": 0, "count": 3}, "stopped")
     (copy.path / "config.toml").write_text("ronuds = 1\n")
-    assert hub.poll()
-    assert hub.describe()["runs"][0]["problems"][0].startswith("config.toml cannot be read any more: ")
+    assert monitor.poll()
+    (problem,) = monitor.describe()["runs"][0]["problems"]
+    assert problem.startswith("the newest config.toml cannot be shown (ConfigError: ")
 
 
 def test_a_writer_that_lives_is_running(copy):
     (copy.path / "config.toml").write_text(to_toml(parse({**SMALL, "rounds": 50})))
-    hub = Hub([RunFolder.open(copy.path)])
-    hub.poll()
+    monitor = Monitor([RunFolder.open(copy.path)])
+    monitor.poll()
     for pid, state in [(os.getpid(), "running"), (2**22 + 1, "stopped"), ("x", "stopped")]:
         (copy.path / ".writer").write_text(f"{pid}\n")
-        assert hub.describe()["runs"][0]["state"] == state
+        assert monitor.describe()["runs"][0]["state"] == state
 
 
 def test_a_run_that_has_not_begun(tmp_path):
     run = RunFolder.create(tmp_path / "run", parse(SMALL))
-    hub = Hub([run])
-    assert not hub.poll()
-    assert hub.since({}) == ({}, {})
-    assert hub.table()["rows"][0] == ["drop", "0", "not begun"]
-    assert hub.describe()["runs"][0]["numbers"] is None
+    monitor = Monitor([run])
+    assert not monitor.poll()
+    assert monitor.since({}) == ({}, {})
+    assert monitor.table()["rows"][0] == ["drop", "0", "not begun"]
+    assert monitor.describe()["runs"][0]["numbers"] is None
 
 
 def test_a_cursor_of_another_life_gets_everything(tmp_path):

@@ -85,7 +85,7 @@ def test_the_data_are_all_there(frozen, small):
         == set(data["details"])
         == {f"0/{a}/{s}" for a in ("drop", "safari") for s in (0, 1)}
     )
-    assert len(data["pictures"]["0/safari/0"]) == len(data["trials"]["0/safari/0"]["pictures"]) == 36
+    assert len(data["snapshots"]["0/safari/0"]) == len(data["trials"]["0/safari/0"]["snapshots"]) == 36
     assert data["trials"]["0/safari/0"]["detail"] is None
 
 
@@ -169,14 +169,14 @@ def test_a_file_stays_small_and_says_what_it_left_out(tmp_path, small, monkeypat
             trial.append(record(t), {}, to_line(t, np.zeros((6, 6), np.float32)))
         trial.save(Saved(8, {}, {}))
     monkeypatch.setattr(pages, "MOST_DETAIL_CELLS", 70)
-    monkeypatch.setattr(pages, "MOST_PICTURE_NUMBERS", 36 * 3)
+    monkeypatch.setattr(pages, "MOST_SNAPSHOT_NUMBERS", 36 * 3)
     data = pages.freeze([run])
     assert list(data["details"]) == ["0/safari/0"]
-    assert list(data["pictures"]["0/safari/0"]) == ["1", "5", "8"]
-    assert data["trials"]["0/safari/0"]["pictures"] == [1, 5, 8]
+    assert list(data["snapshots"]["0/safari/0"]) == ["1", "5", "8"]
+    assert data["trials"]["0/safari/0"]["snapshots"] == [1, 5, 8]
     assert (
-        data["trials"]["0/safari/0"]["pictures_note"]
-        == "This file holds 3 of 8 pictures; safari view shows all."
+        data["trials"]["0/safari/0"]["snapshots_note"]
+        == "This file holds 3 of 8 snapshots; safari view shows all."
     )
 
 

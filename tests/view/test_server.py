@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import re
 import socket
+import sys
 import threading
-import time
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
@@ -16,30 +17,28 @@ import pytest
 
 from safari.errors import MissingExtraError, SafariError
 from safari.runs import RunFolder
-from safari.view.hub import Hub
-from safari.view.pack import unpack
+from safari.view.arrays import decode_array
+from safari.view.limits import DEFAULT_LIMITS
+from safari.view.monitor import Monitor
 from safari.view.page import FILES, HEADERS
-from safari.view.server import build, is_loopback, listen
+from safari.view.server import PageServer, build, is_loopback, listen
 from view.conftest import process, records, viewing
 
-uvicorn = pytest.importorskip("uvicorn", reason="the extra 'view' is not installed")
+pytest.importorskip("uvicorn", reason="the extra 'view' is not installed")
 
 
 @contextmanager
-def served(runs, token=None, hosts=frozenset({"127.0.0.1"}), rules=None):
+def served(runs, token=None, hosts=frozenset({"127.0.0.1"}), rules=None, limits=DEFAULT_LIMITS, report=print):
     """The application on a port of its own."""
-    app = build(Hub(runs, rules), token, hosts)
-    config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
-    where = listen("127.0.0.1", 0)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [where]}, daemon=True)
+    where, opened = listen("127.0.0.1", 0), threading.Event()
+    server = PageServer(build(Monitor(runs, rules), token, hosts), where, limits, report)
+    thread = threading.Thread(target=lambda: asyncio.run(server.run(opened.set)), daemon=True)
     thread.start()
-    while not server.started:
-        time.sleep(0.01)
+    assert opened.wait(20)
     try:
         yield f"http://127.0.0.1:{where.getsockname()[1]}/"
     finally:
-        server.should_exit = True
+        server.stop()
         thread.join(20)
         where.close()
 
@@ -94,11 +93,11 @@ def test_the_page_and_its_files_are_served_with_a_strict_policy(address):
 
 
 def test_only_these_files_are_served(address, small):
-    picture = "/api/similarity?trial=0/safari/0&round="
+    snapshot = "/api/similarity?trial=0/safari/0&round="
     for path in (
         "/static/../server.py", "/static/%2e%2e%2fserver.py", "/static/..%2f..%2fconfig.py", "/config.toml",
         "/static/index.html", f"/static/{small.path}/config.toml", "/static/", "/api/detail?trial=../../x",
-        "/api/detail", f"{picture}999", f"{picture}-1", f"{picture}%D9%A3", "/docs", "/openapi.json",
+        "/api/detail", f"{snapshot}999", f"{snapshot}-1", f"{snapshot}%D9%A3", "/docs", "/openapi.json",
     ):  # fmt: skip
         status, _, body = ask(address, path)
         assert status == 404, path
@@ -140,7 +139,8 @@ def test_the_first_events_tell_everything(address, small):
     with stream(address) as events:
         told = dict(next(events) for _ in range(3))
     (run,) = told["runs"]["runs"]
-    assert (run["name"], run["state"], run["clients"], run["seeds"]) == ("small", "finished", 6, [0, 1])
+    assert (run["name"], run["state"], run["clients"]) == ("small", "finished", 6)
+    assert run["seeds"] == {"first": 0, "count": 2}
     assert run["numbers"] == 64 * 8 + 8 + 8 * 10 + 10
     assert set(told["trials"]) == {f"0/{arm}/{seed}" for arm in ("drop", "safari") for seed in (0, 1)}
     trial = told["trials"]["0/safari/1"]
@@ -152,23 +152,23 @@ def test_the_first_events_tell_everything(address, small):
 def test_details_are_those_of_the_records(address, small):
     detail = json.loads(ask(address, "/api/detail?trial=0/safari/0")[2])
     lines = records(small, "safari")
-    whom = unpack(detail["whom"]).reshape(40, 6)
-    status = unpack(detail["status"]).reshape(40, 6)
+    whom = decode_array(detail["whom"]).reshape(40, 6)
+    status = decode_array(detail["status"]).reshape(40, 6)
     for t, line in enumerate(lines):
         assert np.flatnonzero(status[t] == 1).tolist() == line["arrived"]
         expected = {int(j): who[0] + 1 for j, who in line["stand_ins"].items()}
         assert {j: int(whom[t, j]) for j in np.flatnonzero(whom[t])} == expected
-    support = unpack(detail["support"]).reshape(40, 2)
+    support = decode_array(detail["support"]).reshape(40, 2)
     assert support[7] == pytest.approx(list(lines[7]["layers"].values()))
 
 
-def test_a_picture_is_the_one_that_was_written(address, small):
+def test_a_snapshot_is_the_one_that_was_written(address, small):
     from safari.runs import read_lines
     from safari.runs.similarity import from_line
 
     lines = list(read_lines(small.trial("safari", 0).similarity))
     found = json.loads(ask(address, f"/api/similarity?trial=0/safari/0&round={lines[5]['round']}")[2])
-    assert unpack(found["matrix"]).tobytes() == from_line(lines[5]).tobytes()
+    assert decode_array(found["matrix"]).tobytes() == from_line(lines[5]).tobytes()
 
 
 def test_news_are_increments(copy):
@@ -226,9 +226,10 @@ def test_the_usual_port_gives_way():
 
 
 def test_without_the_extra_it_says_which(small, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "starlette.applications", None)
+    monkeypatch.delitem(sys.modules, "safari.view.app", raising=False)
+    monkeypatch.setitem(sys.modules, "starlette.applications", None)
     with pytest.raises(MissingExtraError) as error:
-        build(Hub([small]))
+        build(Monitor([small]))
     assert str(error.value) == "live pages need starlette and uvicorn: pip install 'safari-fl[view]'"
 
 

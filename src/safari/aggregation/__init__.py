@@ -2,7 +2,7 @@
 
 from safari.aggregation.average import kept_share, running_average
 from safari.aggregation.compensation import Compensation, Decision, Round, combine
-from safari.aggregation.registry import RULES, rule_defaults, rule_of
+from safari.aggregation.registry import RULES, is_known, rule_defaults, rule_of
 from safari.aggregation.rules import stand_in
 from safari.aggregation.server import Outcome, Server
 from safari.aggregation.similarity import observe, unknown
@@ -16,6 +16,7 @@ __all__ = [
     "Round",
     "Server",
     "combine",
+    "is_known",
     "kept_share",
     "observe",
     "rule_defaults",

@@ -42,6 +42,9 @@ class Round:
     included. `weights` are those of the cohort and sum to 1. The first `parameters` numbers of a model are
     its parameters, the rest are buffers. `up` is what clients sent beside their models, by name, a row for
     each arrival (docs/plugins.md, client algorithms).
+
+    `came` is None where models arrive whole or not at all. Where parts of them arrive, it is True where a
+    number of `models` came; elsewhere that is the global model's number and its mask is False.
     """
 
     number: int
@@ -52,6 +55,7 @@ class Round:
     masks: Tensor
     weights: Tensor
     parameters: int
+    came: Tensor | None = None
     same_mask: bool = False
     up: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -89,12 +93,35 @@ class Compensation:
 
     `overrides_network` marks the reference arm in which nothing is ever lost. `name` is what messages about
     the rule begin with.
+
+    The rest matters where parts of models arrive, so that a rule decides for each set of clients of whom a
+    block came. `columns` names the tensors of the state with a number for each of the model's in their last
+    dimension. A rule that learns about clients from what arrives has its two halves in `learn(state, round)
+    -> state` and `respond(state, round) -> (decision, state)`: it learns once from all that came and responds
+    for each block; `apply` is one after the other. See `blocks`.
     """
 
     init: Callable[[int, int, torch.device], State]
     apply: Callable[[State, Round], tuple[Decision, State]]
     overrides_network: bool = False
     name: str = "the rule"
+    columns: tuple[str, ...] = ()
+    learn: Callable[[State, Round], State] | None = None
+    respond: Callable[[State, Round], tuple[Decision, State]] | None = None
+
+
+def learning(
+    init: Callable[[int, int, torch.device], State],
+    learn: Callable[[State, Round], State],
+    respond: Callable[[State, Round], tuple[Decision, State]],
+    columns: tuple[str, ...] = (),
+) -> Compensation:
+    """A rule from its two halves: what a round teaches about clients, and what to do in it."""
+
+    def apply(state: State, round: Round) -> tuple[Decision, State]:
+        return respond(learn(state, round), round)
+
+    return Compensation(init, apply, columns=columns, learn=learn, respond=respond)
 
 
 def combine(round: Round, decision: Decision, name: str = "the rule") -> Tensor:

@@ -10,9 +10,8 @@ from safari.aggregation.compensation import Compensation, Decision, Round, State
 from safari.aggregation.plus import safari_plus
 from safari.aggregation.rivals import cluster_fedvarp, fdms, fedau, fedvarp, few, known_p, mifa, stale
 from safari.aggregation.rules import drop, perfect, safari
-from safari.errors import ConfigError
 from safari.hosting import build, hosted
-from safari.plugins import defaults_of, resolve
+from safari.plugins import defaults_of, known
 
 RULES: dict[str, Callable[..., Compensation]] = {
     "perfect": perfect,
@@ -49,7 +48,17 @@ def _checked(rule: Compensation, where: str) -> Compensation:
         found: tuple[Decision, State] = hosted(where, lambda: _with_plain_ids(rule.apply(state, round)))
         return found
 
-    return replace(rule, apply=apply, name=where)
+    def learn(state: State, round: Round) -> State:
+        found: State = hosted(where, lambda: rule.learn(state, round))  # type: ignore[misc]
+        return found
+
+    def respond(state: State, round: Round) -> tuple[Decision, State]:
+        given = rule.respond or rule.apply
+        found: tuple[Decision, State] = hosted(where, lambda: _with_plain_ids(given(state, round)))
+        return found
+
+    checked = replace(rule, apply=apply, name=where)
+    return checked if rule.learn is None else replace(checked, learn=learn, respond=respond)
 
 
 def _with_plain_ids(found: Any) -> Any:
@@ -64,12 +73,15 @@ def _with_plain_ids(found: Any) -> Any:
 def rule_defaults(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The options that are left as the rule has them today: a later version may have others.
 
+    Nothing is imported for this: a user's rule that is not loaded has none (`is_known`).
+
     >>> rule_defaults("fedau", {})
     {'cutoff': 50}
     """
-    try:
-        factory = resolve("rule", "arms", name, RULES)
-    except ConfigError:
-        # A rule that was handed over as an object has a name for people alone.
-        return {}
-    return defaults_of(factory, given)
+    factory = known("rule", name, RULES)
+    return defaults_of(factory, given) if callable(factory) else {}
+
+
+def is_known(name: str) -> bool:
+    """Can a rule's defaults be told without importing anything?"""
+    return callable(known("rule", name, RULES))

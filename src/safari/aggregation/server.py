@@ -6,7 +6,7 @@ This is all that another framework needs of SAFARI.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from inspect import isfunction
 from itertools import pairwise
 
@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from safari.aggregation.checks import begin, decide, describe, whole, whole_ids
-from safari.aggregation.compensation import Compensation, Round, State, combine
+from safari.aggregation.blocks import aggregate
+from safari.aggregation.checks import begin, describe, whole, whole_ids
+from safari.aggregation.compensation import Compensation, Round, State
 from safari.aggregation.registry import RULES
 from safari.errors import SafariError, one_of
 
@@ -35,6 +36,8 @@ class Outcome:
     missing: tuple[int, ...]
     refused: Mapping[int, str]
     stand_ins: Mapping[int, tuple[int, ...]]
+    # The share of a model that came, of those of whom a part did.
+    parts: Mapping[int, float] = field(default_factory=dict)
     shares: Tensor | None = None
     own: Tensor | None = None
 
@@ -109,12 +112,14 @@ class Server:
         received: Mapping[int, Vector],
         cohort: Sequence[int] | None = None,
         masks: Mapping[int, Vector] | None = None,
+        came: Mapping[int, Vector] | None = None,
     ) -> tuple[Server, Outcome]:
         """One round: the next server, and what happened.
 
         `received`: the models that arrived, by client id. `cohort`: who was asked (all by default). `masks`:
         the mask that a client trained with, by client id: bools, True where a number is kept. A client
-        without one cut nothing.
+        without one cut nothing. `came`: which numbers of a model arrived, by client id: bools; a model
+        without an entry arrived whole. Numbers that did not arrive are not looked at.
 
         A model of the wrong length, with a NaN or infinity in it, or not of numbers at all is refused, and so
         is one whose mask does not fit or that is not 0 where its mask cuts. Its client is then missing.
@@ -123,12 +128,15 @@ class Server:
             raise SafariError(f"received must map client ids to models, got {describe(received)}")
         if not isinstance(masks, Mapping | None):
             raise SafariError(f"masks must map client ids to masks, got {describe(masks)}")
+        if not isinstance(came, Mapping | None):
+            raise SafariError(f"came must map client ids to bools, got {describe(came)}")
         given = {} if masks is None else dict(zip(whole_ids("masks", masks), masks.values(), strict=True))
+        parts = {} if came is None else dict(zip(whole_ids("came", came), came.values(), strict=True))
         asked = set(self._cohort(cohort))
         fitting: dict[int, Tensor] = {}
         refused: dict[int, str] = {}
         for client, raw in zip(whole_ids("received", received), received.values(), strict=True):
-            vector, mask = _real_vector(raw), given.get(client)
+            vector, mask, part = _real_vector(raw), given.get(client), parts.get(client)
             if client not in asked:
                 refused[client] = "was not asked in this round"
             elif vector is None:
@@ -137,12 +145,15 @@ class Server:
                 refused[client] = f"expected {len(self.model)} numbers, got shape {tuple(vector.shape)}"
             elif mask is not None and not _is_mask(mask, self.model.shape):
                 refused[client] = f"expected a mask of {len(self.model)} bools, got {_form(mask)}"
+            elif part is not None and not _is_mask(part, self.model.shape):
+                refused[client] = f"expected {len(self.model)} bools of what came, got {_form(part)}"
             else:
                 fitting[client] = vector.to(self.model.device)
         ids = sorted(fitting)
         models = torch.stack([fitting[i] for i in ids]) if ids else self.model.new_empty((0, len(self.model)))
         stacked = self._stack_masks([given.get(i) for i in ids])
-        server, outcome = self.step_stacked(ids, models, cohort, stacked)
+        arrived = self._stack_masks([parts.get(i) for i in ids])
+        server, outcome = self.step_stacked(ids, models, cohort, stacked, arrived)
         return server, replace(outcome, refused=refused | dict(outcome.refused))
 
     def step_stacked(
@@ -151,25 +162,35 @@ class Server:
         models: Tensor,
         cohort: Sequence[int] | None = None,
         masks: Tensor | None = None,
+        came: Tensor | None = None,
         *,
         same_mask: bool = False,
         up: Mapping[str, Tensor] | None = None,
     ) -> tuple[Server, Outcome]:
         """The same for models in one matrix: row i is the model of client `ids[i]`; ids ascend.
 
-        `masks`: `bool[len(ids), size]`, or one row for all; None: nothing was cut. `same_mask`: every client
-        has the same mask, those who are missing included. `up`: what clients sent beside their models, by
-        name, a row for each id.
+        `masks`: `bool[len(ids), size]`, or one row for all; None: nothing was cut. `came`: `bool[len(ids),
+        size]`, True where a number arrived; None: all of them did. A client of whom nothing came is missing.
+        `same_mask`: every client has the same mask, those who are missing included. `up`: what clients sent
+        beside their models, by name, a row for each id.
         """
         asked = self._cohort(cohort)
         ids = whole_ids("ids", ids)
         self._check_stacked(ids, models, masks, asked)
+        self._check_came(came, len(ids))
+        shares = {} if came is None else _shares_that_came(ids, came)
+        if came is not None and not any(0 < share < 1 for share in shares.values()):
+            came = None
+        if came is not None:
+            models = torch.where(came, models, 0.0)
         refused = _unusable(ids, models, masks)
-        if refused:
-            good = [i for i, client in enumerate(ids) if client not in refused]
+        empty = {client for client, share in shares.items() if not share}
+        if refused or empty:
+            good = [i for i, client in enumerate(ids) if client not in refused and client not in empty]
             ids, models = [ids[i] for i in good], models[good]
             up = {name: rows[good] for name, rows in (up or {}).items()}
             masks = masks if masks is None or len(masks) == 1 else masks[good]
+            came = None if came is None else came[good]
         same_mask = same_mask or masks is None
         if masks is None:
             masks = torch.ones((1, len(self.model)), dtype=torch.bool, device=models.device)
@@ -187,9 +208,9 @@ class Server:
             parameters=self.parameters,
             same_mask=same_mask,
             up=up or {},
+            came=came,
         )
-        decision, state = decide(self.rule, self.state, view)
-        model = combine(view, decision, self.rule.name)
+        decision, model, state = aggregate(self.rule, self.state, view)
         following = replace(self, model=model, round=self.round + 1, state=state)
         arrived = set(ids)
         outcome = Outcome(
@@ -199,6 +220,7 @@ class Server:
             stand_ins=dict(decision.stand_ins),
             shares=decision.a,
             own=view.weights[view.present],
+            parts={client: share for client, share in shares.items() if client in arrived and share < 1},
         )
         return following, outcome
 
@@ -210,6 +232,11 @@ class Server:
         if not asked or asked[0] < 0 or asked[-1] >= clients:
             raise SafariError(f"cohort must hold ids from 0 to {clients - 1}, got {asked}")
         return asked
+
+    def _check_came(self, came: Tensor | None, count: int) -> None:
+        shape = torch.Size((count, len(self.model)))
+        if came is not None and not _is_mask(came, shape):
+            raise SafariError(f"came must be a tensor of bools of shape {[*shape]}, got {_form(came)}")
 
     def _stack_masks(self, masks: Sequence[Vector | None]) -> Tensor | None:
         """One row a client; None where no client cut anything."""
@@ -239,6 +266,10 @@ class Server:
                 f"masks must be a tensor of bools of shape {[*shape]}, a row for each id, or with one row "
                 f"for all, got {_form(masks)}"
             )
+
+
+def _shares_that_came(ids: Sequence[int], came: Tensor) -> dict[int, float]:
+    return dict(zip(ids, came.double().mean(1).tolist(), strict=True))
 
 
 def _start_vector(model: Vector) -> Tensor:

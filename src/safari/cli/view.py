@@ -29,18 +29,17 @@ def view(folders: tuple[Path, ...], host: str, port: int | None, token: str | No
     """
     from safari.cli.finish import explained
     from safari.runs import RunFolder
-    from safari.view.hub import Hub
-    from safari.view.server import build, is_loopback, listen, serve
+    from safari.view.monitor import Monitor
+    from safari.view.server import address_of, build, is_loopback, listen, serve
 
     runs = [RunFolder.open(folder) for folder in folders or [_newest(Path("runs"))]]
     local = is_loopback(host)
     if not local and token is None:
         token = secrets.token_urlsafe(24)
     names = frozenset({"localhost", "127.0.0.1", "::1", host}) if local else None
-    app = build(Hub(runs, explained(runs)), token, names)
+    app = build(Monitor(runs, explained(runs)), token, names)
     with listen(host, port) as where:
-        shown = f"[{host}]" if ":" in host else host
-        address = f"http://{shown}:{where.getsockname()[1]}/" + (f"?token={token}" if token else "")
+        address = address_of(host, where.getsockname()[1], token)
 
         def opened() -> None:
             click.echo(f"watching {', '.join(str(run.path) for run in runs)}", err=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
 from torch import nn
 
-from safari.config import Arm, Config
+from safari.config import Arm, Config, Plug, Pruning
 from safari.data import AUGMENTATIONS, Data, divide, hold_out, label_counts
 from safari.engine.checks import (
     check_augmentation,
@@ -68,6 +69,17 @@ def assemble(config: Config, seed: int, data: Data, parts: Parts | None = None) 
         problems.attempt(partial(_start_rule, arm, world))
     problems.raise_if_any()
     return world
+
+
+def check_rest(config: Config, seed: int, data: Data, problems: Problems) -> None:
+    """Note what is wrong with the division of the data, the model and the links, where another part is missing."""
+    plain = replace(config, arms=(Arm("drop", Plug("drop")),), pruning=Pruning(), policy=Plug("static"))
+    for changes in (
+        {"uplink": Plug("perfect"), "downlink": Plug("perfect"), "client": Plug("fedavg")},
+        {"client": Plug("fedavg"), "downlink": Plug("perfect")},
+        {"client": Plug("fedavg"), "uplink": Plug("perfect")},
+    ):
+        problems.attempt(partial(assemble, replace(plain, **changes), seed, data))
 
 
 def notes_of(world: World) -> list[str]:

@@ -15,7 +15,7 @@ from safari.config import Config, Plug
 from safari.data import DATASETS, PARTITIONS, Data, as_data
 from safari.engine.device import device_of
 from safari.errors import ConfigError, PruneError, SafariError
-from safari.hosting import build, factory_of, hosted, made
+from safari.hosting import build, factory_of, made
 from safari.links import LINKS, Link, link_of
 from safari.models import MODELS
 from safari.plugins import resolve
@@ -152,11 +152,4 @@ def _pruner(config: Config, task: Task | None) -> Pruner:
         raise ConfigError(f"pruning.pruner: {error}") from error
     if task is not None:
         pruner = for_task(pruner, task)
-    if not is_own("pruner", name):
-        return pruner
-    score = pruner.score
-    return Pruner(
-        lambda module, batch, rng: hosted(f"pruning.pruner: {name}", lambda: score(module, batch, rng)),
-        pruner.needs_data,
-        pruner.iterations,
-    )
+    return pruner

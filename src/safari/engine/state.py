@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from safari.aggregation import Compensation, Server, rule_defaults, to_tensors, with_tensors
+from safari.aggregation import Compensation, Server, is_known, rule_defaults, to_tensors, with_tensors
 from safari.config import Config
 from safari.engine.average import AVERAGE, begin_average, saved_average
 from safari.engine.world import World
@@ -140,8 +140,9 @@ def refuse_changes(saved: Saved | About, config: Config, trial: Trial) -> None:
     if not isinstance(known, Mapping):
         raise RunError(f"{trial.checkpoint} does not say which config it was made under")
     before = dict(known)
-    if before.get("rule") != now["rule"]:
-        # What another rule, or other options, leave to defaults is no news.
+    if before.get("rule") != now["rule"] or not is_known(now["rule"]["name"]):
+        # What another rule, or other options, leave to defaults is no news; nor can it be told of a user's
+        # rule that is not loaded, because a run is only looked at.
         before.pop("defaults", None)
     changes = _changes(before, now)
     if changes:

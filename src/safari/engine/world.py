@@ -19,6 +19,7 @@ from safari.links import Link, Setting
 from safari.models import Layout, prunable_parameters
 from safari.pruning import (
     POLICIES,
+    PRUNERS,
     Batch,
     Budget,
     MaskPolicy,
@@ -118,9 +119,12 @@ class World:
 
     def _score_mask(self, x: Tensor, t: int, support: Tensor | None, client: int, pruner: Pruner) -> Tensor:
         batch, draws = self.pruning_batch(client, t), torch_generator(self.seed, "pruner")
-        return compute_mask(
-            self.fresh_module(), self.layout, x, pruner, self.budget(t), batch, draws, support=support
+        make = partial(
+            compute_mask, self.fresh_module(), self.layout, x, pruner, self.budget(t), batch, draws, support
         )
+        name = self.config.pruning.pruner
+        own = pruner is self.pruner and name not in PRUNERS
+        return hosted(f"pruning.pruner: {name}", make) if own else make()
 
     def client_mask(self, masks: Masks, x: Tensor, client: int, t: int) -> tuple[Tensor, Tensor | None]:
         """A client's mask in round t, and what it reports to the policy (None: nothing)."""
@@ -166,7 +170,7 @@ class World:
     def down(self, server: Server) -> Mapping[str, Tensor]:
         """What travels with the broadcast beside the model."""
         half = self.client.server
-        return {} if half is None else half.down(half_state(server.step_state))
+        return {} if half is None else half.down(half_state(server))
 
     def fresh_module(self) -> nn.Module:
         """The scratch module without what the last client's training counted in it.

@@ -9,6 +9,7 @@ from typing import Any
 from flwr.app import ConfigRecord, Context
 
 from safari.errors import SafariError, one_of
+from safari.flower.text import visible
 from safari.pruning import PRUNERS
 from safari.wire import VALUE_MODES
 
@@ -83,8 +84,9 @@ class ClientInfo:
         """The client_info in a reply; SafariError names what is wrong with it."""
         check_protocol(record, "the client")
         client = record.get("client")
-        if not isinstance(client, str) or not 0 < len(client) <= 200:
-            raise SafariError(f"{SAFARI}.client must be a text of 1 to 200 characters, got {client!r}")
+        if not isinstance(client, str) or not 0 < len(client) <= 200 or not client.isprintable():
+            got = visible(repr(client), 60)
+            raise SafariError(f"{SAFARI}.client must be a printable text of 1 to 200 characters, got {got}")
         return cls(client)
 
 

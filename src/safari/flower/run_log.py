@@ -22,6 +22,7 @@ from safari.errors import RunError
 from safari.flower.broadcast import Broadcast
 from safari.flower.collect import Collected
 from safari.flower.roster import Roster
+from safari.flower.rule_state import grown
 from safari.models import Layout
 from safari.runs import RunFolder, Saved, Trial, read_checkpoint, seeds_of, summarise
 from safari.runs.measure import Facts, MaskCount, record_of
@@ -66,7 +67,8 @@ class RunLog:
         if self.trial.checkpoint.exists():
             found = self._found(read_checkpoint(self.trial.checkpoint), server)
         there = RunFolder.open(self.run.path)
-        wanted = replace(there.config, rounds=self.run.config.rounds) if there.trials() else self.run.config
+        now = self.run.config
+        wanted = replace(there.config, rounds=now.rounds, clients=now.clients) if there.trials() else now
         self.run.trial(self.trial.arm, self.trial.seed).load()
         if there.config != wanted:
             self.run.write("config.toml", to_toml(wanted))
@@ -78,13 +80,22 @@ class RunLog:
             raise RunError(
                 f"{self.trial.checkpoint} is of another model: names, shapes or kinds of its tensors differ"
             )
-        refuse_changes(saved, self.run.config, self.trial)
         try:
             known = Roster.from_json(saved.facts["roster"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RunError(f"{self.trial.checkpoint} holds no readable roster: {error!r}") from error
+        clients = self.run.config.clients
+        if clients < known.clients:
+            raise RunError(
+                f"{self.trial.checkpoint}: clients was {known.clients} and is {clients}: a run's clients can "
+                "become more, not fewer"
+            )
+        refuse_changes(saved, replace(self.run.config, clients=known.clients), self.trial)
         found = saved_average(saved, self.run.config, self.trial, server.model.device)
-        return with_tensors(server, saved.round, saved.tensors), known, found
+        server = with_tensors(server, saved.round, saved.tensors)
+        if clients > known.clients:
+            server, known = grown(server, clients), replace(known, clients=clients)
+        return server, known, found
 
     def write(self, record: Mapping[str, Any], seconds: Mapping[str, float]) -> None:
         """Add a round's line."""
@@ -172,7 +183,8 @@ def _refuse_another(there: RunFolder, config: Config, trial: Trial) -> None:
         raise RunError(
             f"{there.path} holds a run of seed {there.config.seed}; seed is {trial.seed}: choose another run"
         )
-    before, now = meaning(there.config, trial.arm), meaning(config, trial.arm)
+    now = meaning(config, trial.arm)
+    before = meaning(there.config, trial.arm)
     changed = [name for name in now if before[name] != now[name]]
     if changed and not trial.checkpoint.exists():
         raise RunError(

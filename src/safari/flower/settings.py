@@ -25,7 +25,7 @@ _EFFECTIVE: dict[str, tuple[str, ...]] = {
     "wire": ("values", "bits", "step", "ratio", "feedback"),
     "aggregation": ("weights", "average"),
     "evaluation": ("last", "target"),
-    "checkpoint": ("every",),
+    "checkpoint": ("every", "keep"),
 }
 # Where to say what the others are about.
 _INSTEAD = {

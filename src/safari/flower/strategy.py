@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from safari.aggregation import Compensation, Server, rule_of
 from safari.config import Config
 from safari.engine.average import begin_average, next_average
-from safari.errors import ConfigError, SafariError
+from safari.errors import ConfigError, RunError, SafariError
 from safari.flower.arrays import dense_record, dense_vector, others_of
 from safari.flower.broadcast import Broadcast, broadcast
 from safari.flower.chain import Downloads
@@ -30,7 +30,9 @@ from safari.flower.exchange import exchange, wait_for_nodes
 from safari.flower.reply import mean_metrics, read_metrics
 from safari.flower.residual import NEVER
 from safari.flower.roster import Roster
+from safari.flower.rule_state import vacated
 from safari.flower.run_log import RunLog, round_record, with_scores
+from safari.flower.selection import Selection, select
 from safari.flower.settings import check_arguments, settings
 from safari.models import Layout
 from safari.seeds import generator
@@ -102,7 +104,10 @@ class SafariStrategy(Strategy):
         self._sent: Broadcast | None = None
         self._downloads = Downloads(download) if download in VALUE_MODES else None
         self._messages: list[Message] = []
-        self._absent: tuple[int, ...] = ()
+        self._chosen = Selection((), (), ())
+        self._online: frozenset[int] = frozenset()
+        # Of a run that is resumed: no client that it knows has answered yet.
+        self._among_strangers = False
         self._timeout = math.inf
         self._started = False
         self._resumed = False
@@ -179,21 +184,29 @@ class SafariStrategy(Strategy):
         else:
             online = wait_for_nodes(grid, self.min_nodes, math.inf)
         self._started = True
-        nodes, self._absent = self._choose(online)
+        chosen = select(
+            self.roster,
+            online,
+            self.server.round,
+            cohort=self.config.cohort,
+            patience=self.patience,
+            rng=generator(self.config.seed, "cohort", self.server.round),
+        )
         if self._downloads is not None:
             self._server, self._downloads = self._downloads.publish(self.server, self.layout, self.config)
         self._sent = self._broadcast()
         self._messages, sizes = [], []
-        for (frames, heard), group in self._by_news(nodes).items():
+        for (frames, heard), group in self._by_news(chosen.nodes).items():
             content = self._sent.content(config, server_round, frames, heard)
             self._messages += self._to(group, content, MessageType.TRAIN)
             sizes += [self._sent.size if frames is None else sum(map(len, frames))] * len(group)
         self._sent = replace(self._sent, size=sum(sizes) // len(sizes) if sizes else self._sent.size)
+        self._chosen, self._online = chosen, frozenset(online)
         _log.info(
             "configure_train: asking %s nodes, %s bytes each; %s clients are not connected",
-            len(nodes),
+            len(chosen.nodes),
             self._sent.size,
-            len(self._absent),
+            len(chosen.absent),
         )
         return self._messages
 
@@ -206,13 +219,17 @@ class SafariStrategy(Strategy):
         sent, before = self._sent, self.server.model
         request = Request(
             {m.metadata.message_id: m.metadata.dst_node_id for m in self._messages},
-            self._absent,
+            self._chosen.absent,
             self._timeout,
+            self._online,
+            self._chosen.spare,
+            self.patience,
         )
         weighted = self.config.aggregation.weights == "samples"
         collected = collect(self.roster, request, replies, sent, by_name=self.by_name, weighted=weighted)
+        self._refuse_strangers(collected)
+        server = vacated(self.server, collected.roster.changed_seats(self.roster))
         self.roster, self._messages, self._sent = collected.roster, [], None
-        server = self.server
         if weighted:
             shares = server.weights.new_tensor(self.roster.shares())
             server = replace(server, weights=shares)
@@ -287,7 +304,7 @@ class SafariStrategy(Strategy):
         log = RunLog.open(self.run, self.config, self.layout)
         with log.run.writing():
             self._server, self.roster, self._average = log.load(self.server, self.roster, self._average)
-            self._resumed = self.server.round > 0
+            self._resumed = self._among_strangers = self.server.round > 0
             if self._resumed:
                 _log.info("Going on after round %s of %s", self.server.round, self.run)
             try:
@@ -302,18 +319,6 @@ class SafariStrategy(Strategy):
             self._others = others_of(initial, self.layout)
         self._server = Server.start(vector, self.config.clients, self.rule, parameters=self.layout.parameters)
         self._average = begin_average(self._server.model, self.config)
-
-    def _choose(self, online: list[int]) -> tuple[list[int], tuple[int, ...]]:
-        """The nodes to ask, and the clients that would have been asked, had they been there."""
-        seats = self.roster.seats(online)
-        absent = self.roster.absent(online, self.server.round, self.patience)
-        cohort = self.config.cohort
-        everybody = sorted({*seats.values(), *absent})
-        if cohort and cohort < len(everybody):
-            rng = generator(self.config.seed, "cohort", self.server.round)
-            drawn = set(rng.choice(everybody, cohort, replace=False).tolist())
-            return [n for n in seats if seats[n] in drawn], tuple(s for s in absent if s in drawn)
-        return online, tuple(absent)
 
     def _broadcast(self) -> Broadcast:
         x, t = self.server.model, self.server.round
@@ -339,6 +344,18 @@ class SafariStrategy(Strategy):
                 heard = self.roster.heard.get(name, NEVER)
             groups.setdefault((frames, heard), []).append(node)
         return groups
+
+    def _refuse_strangers(self, collected: Collected) -> None:
+        """RunError where a run goes on with others than its own clients: every round would be lost."""
+        if self._among_strangers and not collected.replies and collected.turned_away:
+            known = ", ".join(map(repr, islice(self.roster.names, _MOST_TOLD)))
+            others = ", ".join(map(repr, collected.turned_away[:_MOST_TOLD]))
+            raise RunError(
+                f"{self.run} is a run of the clients {known}, of whom none has answered. {others} have, and "
+                "there is no seat for them. Names last where nodes have a safari-id or a partition-id. "
+                "Choose another run, raise clients, or give the seats away with patience=0"
+            )
+        self._among_strangers = self._among_strangers and not collected.replies
 
     def _note_downloads(self, collected: Collected) -> None:
         if self._downloads is not None:

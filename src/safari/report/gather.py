@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,9 @@ from numpy.typing import NDArray
 
 from safari.config import Config
 from safari.errors import RunError
-from safari.runs import RunFolder, Trial, read_checkpoint, read_lines
+from safari.runs import RunFolder, Trial, model_size, read_lines
+from safari.runs.files import is_there
+from safari.runs.similarity import matrix_in_checkpoint
 from safari.runs.summary import SCORES
 
 Floats = NDArray[np.float64]
@@ -105,7 +106,7 @@ def read_run(run: RunFolder, name: str | None = None) -> RunData:
     for trial in run.trials():
         by_arm.setdefault(trial.arm, []).append(trial)
     arms = [_read_arm(arm, trials, run.config.clients) for arm, trials in by_arm.items()]
-    clients = _optional_json(run.path / "clients.json")
+    clients = run.read("clients.json")
     return RunData(
         name=run.config.name if name is None else name,
         config=run.config,
@@ -166,14 +167,14 @@ def _read_arm(name: str, trials: Sequence[Trial], clients: int) -> ArmData:
         if data.length:
             read.append(data)
             first, status = first or trial, status if codes is None else codes
-    similarity, size = _from_checkpoint(first)
+    similarity, size = _from_checkpoint(first, clients)
     return ArmData(name, tuple(read), status, similarity, size)
 
 
 def _read_trial(trial: Trial, clients: int, *, with_status: bool) -> tuple[TrialData, Codes | None]:
     rows: list[list[float]] = []
     codes: list[Codes] = []
-    for number, record in enumerate(read_lines(trial.rounds), 1):
+    for number, record in enumerate(read_lines(trial.rounds, trial.root), 1):
         try:
             rows.append(_row(record))
             if with_status:
@@ -204,28 +205,13 @@ def _status(record: Mapping[str, Any], clients: int) -> Codes:
     return out
 
 
-def _from_checkpoint(trial: Trial | None) -> tuple[Floats | None, int | None]:
-    if trial is None or not trial.checkpoint.exists():
+def _from_checkpoint(trial: Trial | None, clients: int) -> tuple[Floats | None, int | None]:
+    """The similarity matrix, and how many numbers the model has."""
+    if trial is None or not is_there(trial.checkpoint, trial.root):
         return None, None
-    tensors = read_checkpoint(trial.checkpoint).tensors
-    matrix, model = tensors.get("rule.similarity"), tensors.get("model")
-    if matrix is not None and (matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]):
-        matrix = None
-    similarity = None if matrix is None else matrix.double().numpy()
-    return similarity, None if model is None else model.numel()
-
-
-def _optional_json(path: Path) -> dict[str, Any]:
-    """A JSON object that a run's folder may hold; empty where it is not there."""
-    if not path.exists():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} is not readable JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise RunError(f"{path} must hold a JSON object, got {type(value).__name__}")
-    return value
+    matrix = matrix_in_checkpoint(trial.checkpoint, clients, trial.root)
+    size = model_size(trial.checkpoint, trial.root)
+    return None if matrix is None else matrix.astype(np.float64), size
 
 
 def _label_counts(path: Path, value: object) -> NDArray[np.int64] | None:

@@ -1,6 +1,6 @@
 """A run's folder: config, records, checkpoints, summary; safe against crashes and second writers."""
 
-from safari.runs.checkpoint import Saved, read_checkpoint
+from safari.runs.checkpoint import Saved, model_size, read_checkpoint
 from safari.runs.folder import RunFolder, Trial, read_lines, seeds_of
 from safari.runs.summary import done_records, spread, summarise, summarise_trial
 
@@ -9,6 +9,7 @@ __all__ = [
     "Saved",
     "Trial",
     "done_records",
+    "model_size",
     "read_checkpoint",
     "read_lines",
     "seeds_of",

@@ -80,7 +80,7 @@ def to_bytes(saved: Saved, seed: int) -> bytes:
 
 def read_about(path: Path, root: Path | None = None) -> About:
     """What a checkpoint says of itself, without reading its tensors; RunError when it cannot be read."""
-    with _opened(path, root) as (handle, about):
+    with opened(path, root) as (handle, about):
         del handle
         return about
 
@@ -93,7 +93,7 @@ def read_checkpoint(path: Path, root: Path | None = None, *, seed: int | None = 
         root: the run's folder, below which no link is followed; the file's own by default.
         seed: the seed that it must be of; None: any.
     """
-    with _opened(path, root) as (handle, about):
+    with opened(path, root) as (handle, about):
         tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
         if seed is not None and about.seed not in (None, seed):
             raise RunError(f"{path} is of seed {about.seed}, not of seed {seed}")
@@ -102,6 +102,16 @@ def read_checkpoint(path: Path, root: Path | None = None, *, seed: int | None = 
             if about.digest != _digest(head, tensors):
                 raise RunError(f"{path} is damaged: its digest is not that of its contents")
         return Saved(about.round, tensors, about.facts)
+
+
+def model_size(path: Path, root: Path | None = None) -> int | None:
+    """How many numbers the model of a checkpoint has, without reading it; None where that cannot be said."""
+    try:
+        with opened(path, root) as (handle, _):
+            (size,) = handle.get_slice("model").get_shape()
+            return int(size)
+    except (RunError, FileNotFoundError):
+        return None
 
 
 def _digest(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
@@ -117,7 +127,8 @@ def _digest(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
 
 
 @contextmanager
-def _opened(path: Path, root: Path | None) -> Iterator[tuple[Any, About]]:
+def opened(path: Path, root: Path | None = None) -> Iterator[tuple[Any, About]]:
+    """A checkpoint's open safetensors file, its digest not checked; RunError where it cannot be read."""
     try:
         with open_plain(path, root) as plain, safe_open(_same_file(plain.fileno(), path), "pt") as handle:
             yield handle, _about(path, json.loads((handle.metadata() or {}).get("safari", "{}")))

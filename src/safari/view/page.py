@@ -15,7 +15,7 @@ from typing import Any
 
 from safari.runs import RunFolder
 from safari.runs.files import making, write_atomically
-from safari.view.hub import Hub
+from safari.view.monitor import Monitor
 
 FILE = "report.html"
 
@@ -38,9 +38,9 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 
-# What one file may weigh: details and pictures beyond this stay with `safari view`.
+# What one file may weigh: details and snapshots beyond this stay with `safari view`.
 MOST_DETAIL_CELLS = 4_000_000
-MOST_PICTURE_NUMBERS = 1_000_000
+MOST_SNAPSHOT_NUMBERS = 1_000_000
 
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./([a-z]+)\.js";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:const|let|class|function|async function) )", re.MULTILINE)
@@ -116,35 +116,35 @@ def frozen_page(runs: Sequence[RunFolder], rules: Mapping[str, str] | None = Non
 
 def freeze(runs: Sequence[RunFolder], rules: Mapping[str, str] | None = None) -> dict[str, Any]:
     """All that the page would have been told, as far as it fits into one file."""
-    hub = Hub(runs, rules)
-    while hub.poll():
+    monitor = Monitor(runs, rules)
+    while monitor.poll():
         pass
-    trials, _ = hub.since({})
-    pictures: dict[str, dict[str, Any]] = {}
+    trials, _ = monitor.since({})
+    snapshots: dict[str, dict[str, Any]] = {}
     for key, trial in trials.items():
-        found = _pictures(hub, key)
-        pictures[key] = {str(round): picture for round, picture in found.items()}
-        if len(found) < len(trial["pictures"]):
-            trial["pictures_note"] = (
-                f"This file holds {len(found)} of {len(trial['pictures'])} pictures; safari view shows all."
+        found = _snapshots(monitor, key)
+        snapshots[key] = {str(round): snapshot for round, snapshot in found.items()}
+        if len(found) < len(trial["snapshots"]):
+            trial["snapshots_note"] = (
+                f"This file holds {len(found)} of {len(trial['snapshots'])} snapshots; safari view shows all."
             )
-            trial["pictures"] = list(found)
+            trial["snapshots"] = list(found)
     return {
-        "runs": hub.describe(),
+        "runs": monitor.describe(),
         "trials": trials,
-        "table": hub.table(),
-        "details": _details(hub, trials),
-        "pictures": pictures,
+        "table": monitor.table(),
+        "details": _details(monitor, trials),
+        "snapshots": snapshots,
     }
 
 
-def _details(hub: Hub, trials: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _details(monitor: Monitor, trials: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Of every trial, the first seeds first, until the file would become too large."""
     found: dict[str, Any] = {}
     cells = 0
     first_seeds = sorted(trials, key=lambda key: (trials[key]["seed"], trials[key]["run"]))
     for key in first_seeds:
-        detail = hub.detail(key)
+        detail = monitor.detail(key)
         cells += detail["length"] * (detail["clients"] + len(detail["layers"]))
         if cells > MOST_DETAIL_CELLS and found:
             break
@@ -152,16 +152,16 @@ def _details(hub: Hub, trials: Mapping[str, Mapping[str, Any]]) -> dict[str, Any
     return found
 
 
-def _pictures(hub: Hub, key: str) -> dict[int, Any]:
-    """The pictures of a trial, evenly thinned out, the first and the last among them."""
-    rounds = hub.picture_rounds(key)
+def _snapshots(monitor: Monitor, key: str) -> dict[int, Any]:
+    """The snapshots of a trial, evenly thinned out, the first and the last among them."""
+    rounds = monitor.snapshot_rounds(key)
     if not rounds:
         return {}
-    last = hub.picture(key, rounds[-1])
-    fitting = max(2, MOST_PICTURE_NUMBERS // last["clients"] ** 2)
+    last = monitor.snapshot(key, rounds[-1])
+    fitting = max(2, MOST_SNAPSHOT_NUMBERS // last["clients"] ** 2)
     if len(rounds) > fitting:
         rounds = [rounds[round(k * (len(rounds) - 1) / (fitting - 1))] for k in range(fitting)]
-    return {number: hub.picture(key, number) for number in rounds}
+    return {number: monitor.snapshot(key, number) for number in rounds}
 
 
 def _digest(text: str) -> str:

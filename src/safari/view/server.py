@@ -1,177 +1,43 @@
-"""The page over HTTP: a few fixed addresses, events as they happen, and nobody else let in."""
+"""The page over HTTP: where it listens, and a server with limits."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import ipaddress
-import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
-from safari.errors import MissingExtraError, RunError, SafariError
-from safari.view.hub import Cursors, Hub
-from safari.view.page import FILES, HEADERS, live_page, read_file
+from safari.errors import MissingExtraError, SafariError
+from safari.view.limits import DEFAULT_LIMITS, ConnectionLimiter, Limits, Reporter
+from safari.view.monitor import Monitor
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import Response
 
-# Seconds between two looks at the disk, and between two signs of life to a page that has no news.
-EVERY = 0.5
-ALIVE = 15.0
-COOKIE = "safari-view"
+USUAL_PORT = 8100
+# Connections taken from the queue at a time: few, so that old ones are closed before descriptors run out.
+ACCEPTED_AT_ONCE = 32
+QUEUE = 512
 
 
-def build(hub: Hub, token: str | None = None, hosts: frozenset[str] | None = None) -> Starlette:  # noqa: C901
-    """The application. `token`: whoever lacks it is refused. `hosts`: the names it answers to; None: all."""
-    try:
-        from starlette.applications import Starlette
-        from starlette.responses import (
-            JSONResponse,
-            PlainTextResponse,
-            RedirectResponse,
-            Response,
-            StreamingResponse,
-        )
-        from starlette.routing import Route
-    except ImportError as error:
-        raise MissingExtraError("starlette and uvicorn", "view", "live pages") from error
+def build(monitor: Monitor, token: str | None = None, hosts: frozenset[str] | None = None) -> Starlette:
+    """The web application.
 
-    news = News(hub)
-
-    def guarded(
-        answer: Callable[[Request], Awaitable[Response]],
-    ) -> Callable[[Request], Awaitable[Response]]:
-        async def guard(request: Request) -> Response:
-            response = _refuse(request) or await answer(request)
-            for name, value in HEADERS.items():
-                response.headers[name] = value
-            return response
-
-        return guard
-
-    def _refuse(request: Request) -> Response | None:
-        # A name that leads here by way of somebody else's DNS must not read the runs (rebinding).
-        if hosts is not None and _host(request.headers.get("host", "")) not in hosts:
-            return PlainTextResponse("this page answers to its own address only\n", 403)
-        if token is None or _same(request.cookies.get(COOKIE, ""), token):
-            return None
-        if not _same(request.query_params.get("token", ""), token):
-            return PlainTextResponse("a token is needed: use the address that safari view printed\n", 403)
-        # Out of the address, so that it is not copied along with a link or left in a history.
-        response = RedirectResponse("/", 303)
-        response.set_cookie(COOKIE, token, httponly=True, samesite="strict")
-        return response
-
-    async def page(request: Request) -> Response:
-        return Response(live_page(), media_type="text/html; charset=utf-8")
-
-    async def file(request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in FILES:
-            return PlainTextResponse("not found\n", 404)
-        return Response(read_file(name), media_type=FILES[name])
-
-    async def detail(request: Request) -> Response:
-        return await _json(hub.detail, request.query_params.get("trial", ""))
-
-    async def picture(request: Request) -> Response:
-        text = request.query_params.get("round", "")
-        round = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else -1
-        return await _json(hub.picture, request.query_params.get("trial", ""), round)
-
-    async def _json(make: Callable[..., Any], *arguments: Any) -> Response:
-        try:
-            return JSONResponse(await asyncio.to_thread(make, *arguments))
-        except RunError as error:
-            return PlainTextResponse(f"{error}\n", 404)
-
-    async def events(request: Request) -> Response:
-        return StreamingResponse(news.stream(), media_type="text/event-stream")
-
-    @contextlib.asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        task = asyncio.create_task(news.watch())
-        try:
-            yield
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-
-    paths = {"/": page, "/static/{name}": file, "/api/events": events}
-    paths |= {"/api/detail": detail, "/api/similarity": picture}
-    routes = [Route(path, guarded(answer)) for path, answer in paths.items()]
-    return Starlette(routes=routes, lifespan=lifespan)
-
-
-class News:
-    """One look at the disk for all pages; each page gets what it lacks, as fast as it can take it."""
-
-    def __init__(self, hub: Hub):
-        self._hub = hub
-        self._changed = asyncio.Condition()
-
-    async def watch(self) -> None:
-        """Look again and again; at once while there is more to read."""
-        state: Any = None
-        while True:
-            changed = await asyncio.to_thread(self._hub.poll)
-            now = await asyncio.to_thread(self._hub.describe)
-            if changed or now != state:
-                state = now
-                self._hub.version += not changed
-                async with self._changed:
-                    self._changed.notify_all()
-            if not changed:
-                await asyncio.sleep(EVERY)
-
-    async def stream(self) -> AsyncIterator[str]:
-        """What happened so far, then whatever happens."""
-        have: Cursors = {}
-        told: dict[str, Any] | None = None
-        while True:
-            version = self._hub.version
-            about = await asyncio.to_thread(self._hub.describe)
-            trials, have = await asyncio.to_thread(self._hub.since, have)
-            if about != told:
-                yield _event("runs", about)
-            if trials:
-                yield _event("trials", trials)
-            if trials or about != told:
-                yield _event("table", await asyncio.to_thread(self._hub.table))
-            told = about
-            async with self._changed:
-                while self._hub.version == version:
-                    try:
-                        await asyncio.wait_for(self._changed.wait(), ALIVE)
-                    except TimeoutError:
-                        break
-            if self._hub.version == version:
-                yield ": still here\n\n"
-
-
-def _event(kind: str, value: Any) -> str:
-    return f"event: {kind}\ndata: {json.dumps(value, allow_nan=False)}\n\n"
-
-
-def _same(given: str, token: str) -> bool:
-    return hmac.compare_digest(given.encode(), token.encode())
-
-
-def _host(header: str) -> str:
-    """The host of a Host header, without its port.
-
-    >>> _host("localhost:8100"), _host("[::1]:8100"), _host("127.0.0.1")
-    ('localhost', '::1', '127.0.0.1')
+    Parameters
+    ----------
+    monitor: the runs it shows.
+    token: a secret without which nobody is let in; None: everybody is.
+    hosts: the names it answers to; None: any.
     """
-    if header.startswith("["):
-        return header[1:].partition("]")[0]
-    return header.partition(":")[0].lower()
+    try:
+        from safari.view.app import build_app
+    except ImportError as error:
+        raise _missing() from error
+    return build_app(monitor, token, hosts)
 
 
 def is_loopback(host: str) -> bool:
@@ -189,13 +55,13 @@ def is_loopback(host: str) -> bool:
 def listen(host: str, port: int | None) -> socket.socket:
     """A socket to serve on; port None: the usual one, or any that is free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    wanted = [8100, 0] if port is None else [port]
+    wanted = [USUAL_PORT, 0] if port is None else [port]
     for number in wanted:
         found = socket.socket(family, socket.SOCK_STREAM)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             found.bind((host, number))
-            found.listen(128)
+            found.listen(QUEUE)
         except OSError as error:
             found.close()
             if number == wanted[-1]:
@@ -207,25 +73,91 @@ def listen(host: str, port: int | None) -> socket.socket:
     raise SafariError(f"cannot serve on {host}")
 
 
+def address_of(host: str, port: int, token: str | None) -> str:
+    """The address to open in a browser.
+
+    >>> address_of("127.0.0.1", 8100, None), address_of("::1", 80, "a&b #1")
+    ('http://127.0.0.1:8100/', 'http://[::1]:80/?token=a%26b%20%231')
+    """
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}/" + (f"?token={quote(token, safe='')}" if token else "")
+
+
+class PageServer:
+    """A server for one application on one socket, until it is stopped.
+
+    Parameters
+    ----------
+    app: the application (`build`).
+    where: a socket that listens.
+    limits: how many connections it carries, and how long each may take.
+    report: where errors are written, a line each, every kind at most once a minute.
+    """
+
+    def __init__(
+        self,
+        app: Starlette,
+        where: socket.socket,
+        limits: Limits = DEFAULT_LIMITS,
+        report: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
+    ):
+        try:
+            import uvicorn
+        except ImportError as error:
+            raise _missing() from error
+        self._where, self._report = where, Reporter(report)
+        self._limiter = ConnectionLimiter(app, limits, self._report)
+        config = uvicorn.Config(
+            self._limiter,
+            http=self._limiter.protocol(),
+            ws="none",
+            loop="asyncio",
+            lifespan="on",
+            backlog=ACCEPTED_AT_ONCE,
+            # Everything worth a line is reported by the limiter and the loop's handler, without a flood.
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            # The limiter finds a connection by its peer: no header may name another.
+            proxy_headers=False,
+            # Pages hold their stream open for good: do not wait for them when stopped.
+            timeout_graceful_shutdown=1,
+        )
+        self._server = uvicorn.Server(config)
+
+    async def run(self, opened: Callable[[], None]) -> None:
+        """Serve; `opened` is called once the page can be asked for."""
+        asyncio.get_running_loop().set_exception_handler(self._loop_error)
+        sweeping = asyncio.create_task(self._limiter.sweep())
+        serving = asyncio.create_task(self._server.serve(sockets=[self._where]))
+        try:
+            while not self._server.started and not serving.done():
+                await asyncio.sleep(0.02)
+            if self._server.started:
+                # uvicorn has set the queue to the number that it takes at a time.
+                self._where.listen(QUEUE)
+                opened()
+            await serving
+        finally:
+            sweeping.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await sweeping
+
+    def stop(self) -> None:
+        """End `run`; may be called from any thread."""
+        self._server.should_exit = True
+
+    def _loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        kind = type(error).__name__ if error is not None else str(context.get("message"))
+        self._report(kind, f"{context.get('message')}: {kind}: {error}")
+
+
 def serve(app: Starlette, where: socket.socket, opened: Callable[[], None]) -> None:
-    """Serve until stopped; `opened` is called once the page can be asked for."""
-    try:
-        import uvicorn
-    except ImportError as error:
-        raise MissingExtraError("starlette and uvicorn", "view", "live pages") from error
+    """Serve until interrupted; `opened` is called once the page can be asked for."""
+    asyncio.run(PageServer(app, where).run(opened))
 
-    # Pages hold their stream open for good: do not wait for them when stopped.
-    config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=1, server_header=False
-    )
-    server = uvicorn.Server(config)
 
-    async def run() -> None:
-        serving = asyncio.create_task(server.serve(sockets=[where]))
-        while not server.started and not serving.done():
-            await asyncio.sleep(0.02)
-        if server.started:
-            opened()
-        await serving
-
-    asyncio.run(run())
+def _missing() -> MissingExtraError:
+    return MissingExtraError("starlette and uvicorn", "view", "live pages")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from safari.errors import RunError
 from safari.runs import Trial
 from safari.runs.summary import SCORES
-from safari.view.pack import pack
-from safari.view.pictures import Pictures
-from safari.view.tail import Tail
+from safari.view.arrays import encode_array
+from safari.view.follow import LineFollower
+from safari.view.snapshots import LAST_ROUND, SimilaritySnapshots
 
 # What became of a client in a round.
 NOT_ASKED, ARRIVED, LOST, STOOD_IN, REFUSED = range(5)
@@ -28,6 +28,8 @@ COLUMNS = ("round", *NUMBERS, *(f"average_{name}" for name in SCORES), "bytes_up
 # Seconds of a round are called what the engine calls them; nobody has so many parts.
 MOST_PARTS = 24
 MOST_LAYERS = 2000
+# Beyond this number clients are counted, but not shown one by one: there are not so many pixels.
+MOST_CLIENTS = 5_000
 
 
 @dataclass(frozen=True)
@@ -37,17 +39,26 @@ class Cursor:
     generation: int = 0
     rounds: int = 0
     seconds: int = 0
-    pictures: int = 0
+    snapshots: int = 0
     problems: int = 0
 
 
+def drawn_clients(clients: int) -> int:
+    """How many of the clients are shown one by one: all or none."""
+    return clients if clients <= MOST_CLIENTS else 0
+
+
 class TrialLog:
-    """A trial's records so far. `status`, `whom` and `crowd` hold a number for each round and client."""
+    """A trial's records so far. `status`, `whom` and `crowd` hold a number for each round and client.
+
+    trial: whose records. clients: how many clients the config has.
+    """
 
     def __init__(self, trial: Trial, clients: int):
-        self.trial, self.clients = trial, clients
-        self._rounds, self._seconds = Tail(trial.rounds), Tail(trial.timings)
-        self.pictures = Pictures(trial, clients)
+        self.trial, self.clients, self.drawn = trial, clients, drawn_clients(clients)
+        self._rounds = LineFollower(trial.rounds, trial.root)
+        self._seconds = LineFollower(trial.timings, trial.root)
+        self.snapshots = SimilaritySnapshots(trial, clients)
         self._clear()
 
     def _clear(self) -> None:
@@ -60,7 +71,7 @@ class TrialLog:
     @property
     def generation(self) -> int:
         """Grows when anything was cut back."""
-        return self._rounds.generation + self._seconds.generation + self.pictures.generation
+        return self._rounds.generation + self._seconds.generation + self.snapshots.generation
 
     @property
     def length(self) -> int:
@@ -71,7 +82,7 @@ class TrialLog:
     def problems(self) -> list[str]:
         """A line for each that was skipped, and how many more."""
         found, more = [], 0
-        for skipped in (self._rounds.skipped, self._seconds.skipped, self.pictures.skipped):
+        for skipped in (self._rounds.skipped, self._seconds.skipped, self.snapshots.skipped):
             found += skipped.problems
             more += skipped.count - len(skipped.problems)
         return [*found, *([f"{more} more lines were skipped"] if more else [])]
@@ -90,14 +101,14 @@ class TrialLog:
             self._add(number, record)
         for number, parts in timings:
             self._add_seconds(number, parts)
-        self.pictures.poll()
+        self.snapshots.poll()
         return self.cursor != before
 
     @property
     def cursor(self) -> Cursor:
         """All of it."""
         seconds, problems = len(self.seconds["round"]), len(self.problems)
-        return Cursor(self.generation, self.length, seconds, len(self.pictures.rounds), problems)
+        return Cursor(self.generation, self.length, seconds, len(self.snapshots.rounds), problems)
 
     def since(self, have: Cursor | None) -> dict[str, Any]:
         """What somebody lacks who has got so much (None: all of it, but no details)."""
@@ -109,27 +120,27 @@ class TrialLog:
             "columns": {name: values[start.rounds :] for name, values in self.columns.items()},
             "seconds_from": start.seconds,
             "seconds": {name: values[start.seconds :] for name, values in self.seconds.items()},
-            "pictures": self.pictures.rounds[start.pictures :],
-            "pictures_from": start.pictures,
-            "pictures_note": self.pictures.note,
+            "snapshots": self.snapshots.rounds[start.snapshots :],
+            "snapshots_from": start.snapshots,
+            "snapshots_note": self.snapshots.note,
             "problems": self.problems,
             "detail": None if fresh or start.rounds == self.length else self.detail(start.rounds),
         }
 
     def detail(self, start: int = 0) -> dict[str, Any]:
         """Every client and every layer from round number `start` (counted from 0) on."""
-        m, layers = self.clients, len(self.layers)
+        m, layers = self.drawn, len(self.layers)
         return {
             "generation": self.generation,
             "from": start,
             "length": self.length - start,
             "clients": m,
             "layers": self.layers,
-            "status": pack(np.frombuffer(bytes(self.status), np.uint8)[start * m :], "u1"),
-            "whom": pack(np.array(self.whom, np.uint16)[start * m :], "u2"),
-            "crowd": pack(np.array(self.crowd, np.uint16)[start * m :], "u2"),
-            "support": pack(np.array(self.support, np.float32)[start * layers :], "f4"),
-            "churn": pack(np.array(self.churn, np.float32)[start * layers :], "f4"),
+            "status": encode_array(np.frombuffer(bytes(self.status), np.uint8)[start * m :], "u1"),
+            "whom": encode_array(np.array(self.whom, np.uint16)[start * m :], "u2"),
+            "crowd": encode_array(np.array(self.crowd, np.uint16)[start * m :], "u2"),
+            "support": encode_array(np.array(self.support, np.float32)[start * layers :], "f4"),
+            "churn": encode_array(np.array(self.churn, np.float32)[start * layers :], "f4"),
         }
 
     def _add(self, number: int, record: Mapping[str, Any]) -> None:
@@ -157,27 +168,29 @@ class TrialLog:
     def _read(self, record: Mapping[str, Any]) -> tuple[Any, ...]:
         """A record checked as a whole, before anything of it is kept."""
         round, rounds = record["round"], self.columns["round"]
-        if not isinstance(round, int) or round < 1 or (rounds and round <= (rounds[-1] or 0)):
-            raise RunError(f"round {round!r} after {rounds[-1] if rounds else 'none'}")
-        status = np.full(self.clients, NOT_ASKED, np.uint8)
-        whom, crowd = np.zeros(self.clients, np.uint16), np.zeros(self.clients, np.uint16)
+        if not _is_round(round) or (rounds and round <= (rounds[-1] or 0)):
+            raise RunError(_wrong_round(round, rounds))
         arrived, missing = self._ids(record["arrived"]), self._ids(record["missing"])
-        status[arrived], status[missing] = ARRIVED, LOST
         stand_ins = {int(client): who for client, who in record["stand_ins"].items() if who}
-        lost = self._ids(list(stand_ins))
         self._ids([client for who in stand_ins.values() for client in who])
-        status[lost] = STOOD_IN
-        whom[lost] = [who[0] + 1 for who in stand_ins.values()]
-        crowd[lost] = [len(who) for who in stand_ins.values()]
         refused = [int(client) for client in record["refused"]]
-        status[[client for client in refused if 0 <= client < self.clients]] = REFUSED
+        refused = [client for client in refused if 0 <= client < self.clients]
+        lost = self._ids(list(stand_ins))
+        status = np.full(self.drawn, NOT_ASKED, np.uint8)
+        whom, crowd = np.zeros(self.drawn, np.uint16), np.zeros(self.drawn, np.uint16)
+        if self.drawn:
+            status[arrived], status[missing] = ARRIVED, LOST
+            status[lost] = STOOD_IN
+            whom[lost] = [who[0] + 1 for who in stand_ins.values()]
+            crowd[lost] = [len(who) for who in stand_ins.values()]
+            status[refused] = REFUSED
         row: dict[str, float | None] = {name: _number(record.get(name)) for name in NUMBERS}
         average = record.get("average") or {}
         row |= {f"average_{name}": _number(average.get(name)) for name in SCORES}
         sizes = record.get("bytes") or {}
         row |= {f"bytes_{way}": _number(sizes.get(way)) for way in ("up", "down")}
-        stood_in = int((status == STOOD_IN).sum())
-        counts = (len(arrived), len(missing), stood_in, len(refused))
+        stood_in = len(stand_ins.keys() - set(refused))
+        counts = (len(arrived), len(missing), stood_in, len(record["refused"]))
         row |= {"round": round, **dict(zip(COUNTS, counts, strict=True))}
         return row, status.tobytes(), whom.tobytes(), crowd.tobytes(), self._layer_rows(record)
 
@@ -204,29 +217,40 @@ class TrialLog:
 
     def _add_seconds(self, number: int, parts: Mapping[str, Any]) -> None:
         rounds = self.seconds["round"]
-        round = parts.get("round")
-        if not isinstance(round, int) or (rounds and round <= (rounds[-1] or 0)):
-            self._seconds.skipped.note(number, f"round {round!r} after {rounds[-1] if rounds else 'none'}")
+        round: Any = parts.get("round")
+        if not _is_round(round) or (rounds and round <= (rounds[-1] or 0)):
+            self._seconds.skipped.note(number, _wrong_round(round, rounds))
             return
-        for name in parts:
+        try:
+            values = {str(name): _number(value) for name, value in parts.items()}
+        except (TypeError, OverflowError) as error:
+            self._seconds.skipped.note(number, f"not the seconds of a round ({error})")
+            return
+        for name in values:
             if name not in self.seconds and len(self.seconds) <= MOST_PARTS:
-                self.seconds[str(name)] = [None] * len(rounds)
-        for name, values in self.seconds.items():
-            values.append(round if name == "round" else _number(parts.get(name), strict=False))
+                self.seconds[name] = [None] * len(rounds)
+        for name, column in self.seconds.items():
+            column.append(values.get(name))
 
 
-def _again(tail: Tail) -> Tail:
-    return Tail(tail.path, tail.generation)
+def _again(follower: LineFollower) -> LineFollower:
+    return LineFollower(follower.path, follower.root, follower.generation)
 
 
-def _number(value: Any, *, strict: bool = True) -> float | None:
-    """A finite number or None; TypeError for anything else (or None for it, when that does not matter)."""
+def _is_round(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= LAST_ROUND
+
+
+def _wrong_round(value: Any, rounds: Sequence[float | None]) -> str:
+    return f"round {value!r:.40} after {rounds[-1] if rounds else 'none'}"
+
+
+def _number(value: Any) -> float | None:
+    """A finite number or None; TypeError for anything else, OverflowError for what is no float."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        if strict:
-            raise TypeError(f"expected a number, got {type(value).__name__}")
-        return None
+        raise TypeError(f"expected a number, got {type(value).__name__}")
     return float(value) if math.isfinite(value) else None
 
 

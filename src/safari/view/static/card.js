@@ -80,13 +80,22 @@ export class Card {
     this.waiting = true;
     requestAnimationFrame(() => {
       this.waiting = false;
-      this.draw();
+      this.tryToDraw();
     });
   }
 
-  draw() {
+  // One chart that fails says so, and leaves the others alone.
+  tryToDraw() {
+    try {
+      this.draw(this.chart.empty());
+    } catch (error) {
+      console.error(error);
+      this.draw(`This chart cannot be drawn: ${error}`);
+    }
+  }
+
+  draw(nothing) {
     const { chart } = this;
-    const nothing = chart.empty();
     this.stage.hidden = nothing !== null;
     this.menu.hidden = nothing !== null;
     this.blank.textContent = nothing ?? "";

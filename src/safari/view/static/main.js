@@ -47,7 +47,7 @@ class Page {
     const wanted = this.state.get("trial");
     if (wanted && this.store.trials.has(wanted)) return wanted;
     const trials = this.store.arms().flatMap((arm) => arm.trials);
-    const busy = trials.find((t) => t.pictures.length) ?? trials.find((t) => t.columns.stood_in?.some((n) => n > 0));
+    const busy = trials.find((t) => t.snapshots.length) ?? trials.find((t) => t.columns.stood_in?.some((n) => n > 0));
     return (busy ?? trials.at(-1))?.key ?? null;
   }
 
@@ -75,18 +75,18 @@ class Page {
   // The clients in their order, with their groups: by similarity where it is known, else by labels.
   findClients() {
     const trial = this.trial();
-    const count = this.run()?.clients ?? 0;
+    const count = this.run()?.drawn_clients ?? 0;
     const numbers = Array.from({ length: count }, (_, k) => k);
     const plain = { order: numbers, groups: numbers.map(() => 0), by: "number" };
     if (!trial) return plain;
-    const last = trial.pictures.at(-1);
-    const picture = last ? this.store.picture(trial.key, last) : null;
-    const key = `${trial.key}|${trial.generation}|${picture?.round}|${this.run().label_counts !== null}`;
-    // While the newest picture is on its way, the order of the one before stays.
-    const stale = this.grouped?.trial === trial.key && last && !picture && this.grouped.by === "similarity";
+    const last = trial.snapshots.at(-1);
+    const snapshot = last ? this.store.snapshot(trial.key, last) : null;
+    const key = `${trial.key}|${trial.generation}|${snapshot?.round}|${this.run().label_counts !== null}`;
+    // While the newest snapshot is on its way, the order of the one before stays.
+    const stale = this.grouped?.trial === trial.key && last && !snapshot && this.grouped.by === "similarity";
     if (!stale && this.grouped?.key !== key) {
       let found = plain;
-      if (picture?.clients === count) found = { ...clusterBySimilarity(picture), by: "similarity" };
+      if (snapshot?.clients === count) found = { ...clusterBySimilarity(snapshot), by: "similarity" };
       else if (this.run().label_counts) found = { ...clusterByLabels(this.run().label_counts), by: "labels" };
       this.grouped = { key, trial: trial.key, ...found };
     }

@@ -20,7 +20,7 @@ export function drawHead(page, node) {
 function standing(page, run, number) {
   const trials = [...page.store.trials.values()].filter((t) => t.run === number);
   const done = trials.reduce((sum, t) => sum + Math.min(run.rounds, t.columns.round.length), 0);
-  const all = run.rounds * run.seeds.length * run.arms.length;
+  const all = run.rounds * run.seeds.count * run.arms.length;
   let words = `${run.state}, ${plural(run.rounds, "round")}`;
   if (run.state !== "finished") {
     const left = remaining(run, trials, all - done);
@@ -170,10 +170,11 @@ function environment(runs) {
   return scroll("Versions and hardware", el("table", {}, el("thead", {}, head), el("tbody", {}, rows)));
 }
 
-// Records that could not be read.
+// What could not be read.
 export function drawNotes(page, node) {
-  const { runs, trials } = page.store;
+  const { runs, trials, troubles } = page.store;
   const lines = runs.flatMap((run) => run.problems.map((problem) => `${run.name}: ${problem}`));
+  lines.push(...troubles.map((text) => `This page could not take some news: ${text}`));
   for (const trial of trials.values()) {
     for (const problem of trial.problems ?? []) lines.push(`${runs[trial.run]?.name}, ${trial.arm}, seed ${trial.seed}: ${problem}`);
   }

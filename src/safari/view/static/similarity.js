@@ -6,6 +6,7 @@ import { STOOD_IN } from "./strip.js";
 import { clientColours, colours } from "./theme.js";
 
 const MOST_IN_A_RING = 40;
+const MOST_IN_A_TABLE = 1000;
 const LAST = 50;
 
 export class SimilarityMap extends HeatMap {
@@ -13,12 +14,12 @@ export class SimilarityMap extends HeatMap {
     super(page, { id: "similarity", title: "Similarity", unit: "less alike → more alike", square: true });
   }
 
-  picture() {
-    return this.page.remember("picture", () => this.findPicture());
+  snapshot() {
+    return this.page.remember("snapshot", () => this.findSnapshot());
   }
 
-  findPicture() {
-    const found = this.page.store.picture(this.page.selected(), this.page.round());
+  findSnapshot() {
+    const found = this.page.store.snapshot(this.page.selected(), this.page.round());
     // The last one stays while the next is on its way.
     if (found) this.shown = { key: this.page.selected(), found };
     return this.shown?.key === this.page.selected() ? this.shown.found : null;
@@ -26,25 +27,25 @@ export class SimilarityMap extends HeatMap {
 
   empty() {
     const trial = this.page.trial();
-    if (!trial?.pictures.length) return trial?.note ?? "No rounds yet.";
-    if (this.picture()) return null;
-    return lastUpTo(trial.pictures, this.page.round()) < 0 ? `The first picture is of round ${trial.pictures[0]}.` : "…";
+    if (!trial?.snapshots.length) return trial?.note ?? "No rounds yet.";
+    if (this.snapshot()) return null;
+    return lastUpTo(trial.snapshots, this.page.round()) < 0 ? `The first snapshot is of round ${trial.snapshots[0]}.` : "…";
   }
 
   caption() {
     const trial = this.page.trial();
-    const at = trial ? trial.pictures[lastUpTo(trial.pictures, this.page.round())] : undefined;
+    const at = trial ? trial.snapshots[lastUpTo(trial.snapshots, this.page.round())] : undefined;
     const how = { similarity: "ordered by group", labels: "ordered by label", number: "in the order of their numbers" }[this.page.clients().by];
     return `How alike the server takes each pair of clients to be, after round ${at}; clients ${how}. ${trial?.note ?? ""}`;
   }
 
   size() {
-    return { rows: this.picture().clients, columns: this.picture().clients };
+    return { rows: this.snapshot().clients, columns: this.snapshot().clients };
   }
 
   // Without the furthest hundredths: one outlier would take all the colours.
   domain() {
-    const { matrix } = this.picture();
+    const { matrix } = this.snapshot();
     if (this.known?.matrix !== matrix) {
       const values = Float32Array.from(matrix).filter(Number.isFinite).sort();
       const at = (share) => values[Math.round(share * (values.length - 1))] ?? 0;
@@ -56,7 +57,7 @@ export class SimilarityMap extends HeatMap {
 
   value(i, j) {
     const { order } = this.page.clients();
-    const { clients, matrix } = this.picture();
+    const { clients, matrix } = this.snapshot();
     return i === j ? NaN : matrix[order[i] * clients + order[j]];
   }
 
@@ -87,7 +88,7 @@ export class SimilarityMap extends HeatMap {
   }
 
   csv() {
-    const { clients, matrix } = this.picture();
+    const { clients, matrix } = this.snapshot();
     const names = Array.from({ length: clients }, (_, k) => k);
     const cell = (i, j) => (i === j || !Number.isFinite(matrix[i * clients + j]) ? "" : Number(exact(matrix[i * clients + j])));
     return [["client", ...names], ...names.map((i) => [i, ...names.map((j) => cell(i, j))])];
@@ -126,6 +127,7 @@ export class StandIns extends HeatMap {
 
   empty() {
     if (!this.detail()?.length) return this.page.trial()?.lacksDetail ? "Left out of this file to keep it small: safari view shows it." : "No rounds yet.";
+    if (!this.detail().clients || this.detail().clients > MOST_IN_A_TABLE) return "Too many clients to show them one by one.";
     return this.counts().most ? null : "Nobody stood in for anybody in these rounds.";
   }
 

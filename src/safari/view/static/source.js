@@ -17,7 +17,7 @@ async function unpackDetail(raw) {
   return { ...raw, ...Object.fromEntries(names.map((name, k) => [name, arrays[k]])) };
 }
 
-async function unpackPicture(raw) {
+async function unpackSnapshot(raw) {
   return { ...raw, matrix: await unpack(raw.matrix) };
 }
 
@@ -32,12 +32,9 @@ export class LiveSource {
     // One after the other, also where unpacking takes a while.
     let queue = Promise.resolve();
     const take = (kind) => (event) => {
-      queue = queue.then(async () => {
-        const value = JSON.parse(event.data);
-        if (kind === "trials") {
-          for (const news of Object.values(value)) if (news.detail) news.detail = await unpackDetail(news.detail);
-        }
-        this.tell(kind, value);
+      queue = queue.then(() => this.receive(kind, event.data)).catch((error) => {
+        console.error(error);
+        this.tell("trouble", `${kind}: ${error}`);
       });
     };
     for (const kind of ["runs", "trials", "table"]) events.addEventListener(kind, take(kind));
@@ -49,14 +46,22 @@ export class LiveSource {
     });
   }
 
+  async receive(kind, text) {
+    const value = JSON.parse(text);
+    if (kind === "trials") {
+      for (const news of Object.values(value)) if (news.detail) news.detail = await unpackDetail(news.detail);
+    }
+    this.tell(kind, value);
+  }
+
   async detail(trial) {
     const found = await this.ask("detail", { trial });
     return found && unpackDetail(found);
   }
 
-  async picture(trial, round) {
+  async snapshot(trial, round) {
     const found = await this.ask("similarity", { trial, round });
-    return found && unpackPicture(found);
+    return found && unpackSnapshot(found);
   }
 
   async ask(what, query) {
@@ -81,8 +86,8 @@ export class FrozenSource {
     return found ? unpackDetail(found) : null;
   }
 
-  async picture(trial, round) {
-    const found = this.data.pictures[trial]?.[round];
-    return found ? unpackPicture(found) : null;
+  async snapshot(trial, round) {
+    const found = this.data.snapshots[trial]?.[round];
+    return found ? unpackSnapshot(found) : null;
   }
 }

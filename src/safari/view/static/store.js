@@ -2,12 +2,13 @@
 
 import { deviation, lastUpTo, mean } from "./numbers.js";
 
-const MOST_PICTURES_KEPT = 64;
+const MOST_SNAPSHOTS_KEPT = 64;
+const MOST_TROUBLES = 20;
 
 export class Store {
   constructor() {
-    Object.assign(this, { runs: [], trials: new Map(), table: null, version: 0, source: null, frozen: false });
-    this.pictures = new Map();
+    Object.assign(this, { runs: [], trials: new Map(), table: null, version: 0, source: null, frozen: false, troubles: [] });
+    this.snapshots = new Map();
     this.loading = new Set();
     this.series = new Map();
     this.listeners = [];
@@ -28,6 +29,7 @@ export class Store {
     else if (kind === "table") this.table = value;
     else if (kind === "frozen") this.frozen = true;
     else if (kind === "connection") this.connected = value;
+    else if (kind === "trouble") this.troubles = [...new Set([...this.troubles, value])].slice(-MOST_TROUBLES);
     else for (const [key, news] of Object.entries(value)) this.grow(key, news);
     this.changed();
   }
@@ -36,15 +38,15 @@ export class Store {
     let trial = this.trials.get(key);
     if (!trial || trial.generation !== news.generation || news.from === 0) {
       const { run, arm, seed, generation } = news;
-      trial = { key, run, arm, seed, generation, columns: {}, seconds: {}, pictures: [], detail: null };
+      trial = { key, run, arm, seed, generation, columns: {}, seconds: {}, snapshots: [], detail: null };
       this.trials.set(key, trial);
-      this.pictures.forEach((_, name) => name.startsWith(`${key}@`) && this.pictures.delete(name));
+      this.snapshots.forEach((_, name) => name.startsWith(`${key}@`) && this.snapshots.delete(name));
     }
     extend(trial.columns, news.columns, news.from);
     extend(trial.seconds, news.seconds, news.seconds_from);
-    trial.pictures.length = Math.min(trial.pictures.length, news.pictures_from);
-    trial.pictures.push(...news.pictures);
-    trial.note = news.pictures_note;
+    trial.snapshots.length = Math.min(trial.snapshots.length, news.snapshots_from);
+    trial.snapshots.push(...news.snapshots);
+    trial.note = news.snapshots_note;
     trial.problems = news.problems;
     if (trial.detail && news.detail) trial.detail = joined(trial.detail, news.detail);
   }
@@ -63,20 +65,20 @@ export class Store {
   }
 
   // The similarity matrix that was the newest at a round; an older one while that is on its way.
-  picture(key, round) {
+  snapshot(key, round) {
     const trial = this.trials.get(key);
-    const at = trial ? lastUpTo(trial.pictures, round) : -1;
+    const at = trial ? lastUpTo(trial.snapshots, round) : -1;
     if (at < 0) return null;
-    const name = `${key}@${trial.pictures[at]}`;
-    if (!this.pictures.has(name)) {
+    const name = `${key}@${trial.snapshots[at]}`;
+    if (!this.snapshots.has(name)) {
       this.load(name, async () => {
-        const found = await this.source.picture(key, trial.pictures[at]);
+        const found = await this.source.snapshot(key, trial.snapshots[at]);
         if (!found) return;
-        this.pictures.set(name, found);
-        if (this.pictures.size > MOST_PICTURES_KEPT) this.pictures.delete(this.pictures.keys().next().value);
+        this.snapshots.set(name, found);
+        if (this.snapshots.size > MOST_SNAPSHOTS_KEPT) this.snapshots.delete(this.snapshots.keys().next().value);
       });
     }
-    return this.pictures.get(name) ?? null;
+    return this.snapshots.get(name) ?? null;
   }
 
   async load(name, work) {
@@ -97,7 +99,7 @@ export class Store {
       for (const own of run.arms) {
         const { name } = own;
         const trials = [...this.trials.values()]
-          .filter((t) => t.run === number && t.arm === name && run.seeds.includes(t.seed))
+          .filter((t) => t.run === number && t.arm === name && t.seed >= run.seeds.first && t.seed < run.seeds.first + run.seeds.count)
           .sort((a, b) => a.seed - b.seed);
         out.push({ id: `${number}/${name}`, label: several ? `${run.name}/${name}` : name, own, trials, index: out.length });
       }

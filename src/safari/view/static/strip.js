@@ -20,7 +20,7 @@ export class ArrivalStrip extends RoundChart {
   }
 
   empty() {
-    if (this.detail()?.length) return null;
+    if (this.detail()?.length) return this.detail().clients ? null : "Too many clients to show them one by one.";
     return this.page.trial()?.lacksDetail ? "Left out of this file to keep it small: safari view shows it." : "No rounds yet.";
   }
 

@@ -3,31 +3,44 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, time
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from safari.config import Config
-from safari.errors import RunError, SafariError
+from safari.errors import RunError
 from safari.report import cells, explain, rows_of
 from safari.report.gather import run_names
 from safari.report.track import shareable
-from safari.runs import RunFolder, Trial, seeds_of, summarise_trial
+from safari.runs import RunFolder, Trial, model_size, seeds_of, summarise_trial
 from safari.runs.summary import SCORES, over_seeds
 from safari.toml import to_toml
-from safari.view.pack import pack
-from safari.view.pictures import model_size
-from safari.view.trial import Cursor, TrialLog
+from safari.view.arrays import encode_array
+from safari.view.follow import without_folder
+from safari.view.trial import Cursor, TrialLog, drawn_clients
 
 Cursors = dict[str, Cursor]
-# More is not what this package writes.
-_LARGEST_JSON = 8 * 2**20
+# Arms × seeds that are followed: each holds some memory and is looked at twice a second.
+MOST_TRIALS = 2000
+CONFIG = "the newest config.toml"
+# What a page can count up to without rounding.
+_LARGEST_COUNT = 2**53
 
 
-class Hub:
-    """Follows runs; every method may be called from any thread."""
+class Monitor:
+    """Follows runs. Every method may be called from any thread, and none fails because of what a file holds:
+    what cannot be read is left out and named among the run's problems.
+
+    Parameters
+    ----------
+    runs: the runs to show.
+    rules: what each rule does, in a line, by the rule's name.
+    """
 
     def __init__(self, runs: Sequence[RunFolder], rules: Mapping[str, str] | None = None):
         self._lock = Lock()
@@ -36,18 +49,22 @@ class Hub:
         self._runs = list(runs)
         self._configs = [_stamp(run) for run in runs]
         self._logs: dict[str, TrialLog] = {}
-        self._problems: dict[int, str] = {}
+        # By run and part, so that a part that can be read again is no longer named.
+        self._failed: dict[tuple[int, str], str] = {}
         self.version = 0
 
     def poll(self) -> bool:
         """Read what is new on the disk; True when anything is."""
         with self._lock:
+            before = dict(self._failed)
             changed = False
             for number in range(len(self._runs)):
                 changed |= self._reread_config(number)
-                for arm in self._runs[number].config.arms:
-                    for seed in seeds_of(self._runs[number].config):
-                        changed |= self._poll_trial(number, arm.name, seed)
+                for trial in self._trials(number):
+                    key = f"{number}/{trial.arm}/{trial.seed}"
+                    part = f"{trial.arm}, seed {trial.seed}"
+                    changed |= self._attempt(number, part, partial(self._poll_trial, key, trial), False)
+            changed |= self._failed != before
             self.version += changed
             return changed
 
@@ -63,7 +80,7 @@ class Hub:
             for key, log in self._logs.items():
                 now[key] = log.cursor
                 if have.get(key) != log.cursor:
-                    place = {"run": int(key.partition("/")[0]), "arm": log.trial.arm, "seed": log.trial.seed}
+                    place = {"run": _run_of(key), "arm": log.trial.arm, "seed": log.trial.seed}
                     news[key] = place | log.since(have.get(key))
             return news, now
 
@@ -72,36 +89,58 @@ class Hub:
         with self._lock:
             return self._log(key).detail()
 
-    def picture(self, key: str, round: int) -> dict[str, Any]:
+    def snapshot(self, key: str, round: int) -> dict[str, Any]:
         """The similarity matrix of a trial after a round."""
         with self._lock:
-            matrix = self._log(key).pictures.read(round)
-        return {"round": round, "clients": len(matrix), "matrix": pack(matrix, "f4")}
+            matrix = self._log(key).snapshots.read(round)
+        return {"round": round, "clients": len(matrix), "matrix": encode_array(matrix, "f4")}
 
-    def picture_rounds(self, key: str) -> list[int]:
+    def snapshot_rounds(self, key: str) -> list[int]:
         """The rounds of a trial that have one."""
         with self._lock:
-            return self._log(key).pictures.rounds
+            return self._log(key).snapshots.rounds
 
     def table(self) -> dict[str, Any]:
         """The table of results, as texts."""
         with self._lock:
-            summaries = {name: self._summary(number) for number, name in enumerate(self._names)}
+            found = {
+                name: self._attempt(number, "the table", partial(self._summary, number), None)
+                for number, name in enumerate(self._names)
+            }
+            summaries = {name: summary for name, summary in found.items() if summary is not None}
         header, body = cells(rows_of(summaries))
         return {"header": header, "rows": body, "note": explain(summaries)}
+
+    def _attempt(self, number: int, part: str, work: Callable[[], Any], otherwise: Any) -> Any:
+        """Do it; where it fails, name the part among the run's problems and go on with `otherwise`.
+
+        A run's files may hold anything, and one that was not thought of must not end the page.
+        """
+        try:
+            result = work()
+        except Exception as error:
+            words = without_folder(error, self._runs[number].path)
+            self._failed[number, part] = f"{part} cannot be shown ({type(error).__name__}: {words})"[:300]
+            return otherwise
+        self._failed.pop((number, part), None)
+        return result
 
     def _log(self, key: str) -> TrialLog:
         if key not in self._logs:
             raise RunError(f"there is no trial {key!r} here")
         return self._logs[key]
 
-    def _poll_trial(self, number: int, arm: str, seed: int) -> bool:
-        run, key = self._runs[number], f"{number}/{arm}/{seed}"
+    def _trials(self, number: int) -> list[Trial]:
+        trials: list[Trial] = self._attempt(number, "the trials", self._runs[number].trials, [])
+        if len(trials) > MOST_TRIALS:
+            self._failed[number, "more trials"] = (
+                f"{len(trials)} arms and seeds have begun; the first {MOST_TRIALS} are shown"
+            )
+        return trials[:MOST_TRIALS]
+
+    def _poll_trial(self, key: str, trial: Trial) -> bool:
         if key not in self._logs:
-            trial = Trial(arm, seed, run.path / "trials" / arm / f"seed-{seed}")
-            if not trial.rounds.exists():
-                return False
-            self._logs[key] = TrialLog(trial, run.config.clients)
+            self._logs[key] = TrialLog(trial, self._runs[_run_of(key)].config.clients)
         return self._logs[key].poll()
 
     def _reread_config(self, number: int) -> bool:
@@ -110,48 +149,43 @@ class Hub:
         if stamp == self._configs[number]:
             return False
         self._configs[number] = stamp
-        try:
-            self._runs[number] = RunFolder.open(run.path)
-            self._problems.pop(number, None)
-        except SafariError as error:
-            self._problems[number] = f"config.toml cannot be read any more: {error}"
-            return True
+        self._runs[number] = self._attempt(number, CONFIG, lambda: RunFolder.open(run.path), run)
         if self._runs[number].config.clients != run.config.clients:
-            self._logs = {k: log for k, log in self._logs.items() if not k.startswith(f"{number}/")}
+            self._logs = {k: log for k, log in self._logs.items() if _run_of(k) != number}
         return True
 
     def _describe(self, number: int) -> dict[str, Any]:
         run, problems = self._runs[number], list[str]()
         config = shareable(run.config)
         clients, environment, model = (
-            _read_json(run.path / name, problems)
-            for name in ("clients.json", "environment.json", "model.json")
+            _read_json(run, name, problems) for name in ("clients.json", "environment.json", "model.json")
         )
-        if number in self._problems:
-            problems.append(self._problems[number])
-        return {
+        found = {
             "name": self._names[number],
             "rounds": config.rounds,
             "clients": config.clients,
-            "seeds": list(seeds_of(config)),
-            "target": config.evaluation.target,
+            "drawn_clients": drawn_clients(config.clients),
+            "seeds": {"first": config.seed, "count": config.seeds},
+            "target": _finite(config.evaluation.target),
             "arms": [_arm(arm, self._rules) for arm in config.arms],
             "setting": setting(config),
-            "fields": _flat(config.to_dict()),
-            "toml": to_toml(config),
+            "fields": self._attempt(number, "the table of fields", lambda: _flat(config.to_dict()), []),
+            "toml": self._attempt(number, "the text of the config", lambda: to_toml(config), ""),
             "environment": [[str(key), str(value)] for key, value in environment.items()],
-            "label_counts": _counts(clients.get("label_counts"), config.clients),
+            "label_counts": _counts(clients.get("label_counts"), drawn_clients(config.clients)),
             "numbers": self._numbers(number, model),
             "state": self._state(number),
-            "problems": problems,
         }
+        problems += [text for (whose, _), text in self._failed.items() if whose == number]
+        return found | {"problems": problems}
 
     def _numbers(self, number: int, model: Mapping[str, Any]) -> int | None:
-        size = model.get("numbers")
-        if isinstance(size, int):
-            return size
-        logs = (log for key, log in self._logs.items() if key.startswith(f"{number}/"))
-        return next((size for log in logs if (size := model_size(log.trial)) is not None), None)
+        size: Any = model.get("numbers")
+        if _whole(size):
+            return int(size)
+        logs = (log for key, log in self._logs.items() if _run_of(key) == number)
+        sizes = (model_size(log.trial.checkpoint, log.trial.root) for log in logs)
+        return next((size for size in sizes if size is not None), None)
 
     def _state(self, number: int) -> str:
         """finished, running or stopped."""
@@ -162,14 +196,14 @@ class Hub:
         return "running" if _has_writer(run.path) else "stopped"
 
     def _logs_of(self, number: int) -> dict[tuple[str, int], TrialLog]:
-        """The logs of what a run's config asks for now."""
+        """The logs of what a run's config asks for now, by arm and seed."""
         config = self._runs[number].config
-        keys = {
-            (arm.name, seed): f"{number}/{arm.name}/{seed}"
-            for arm in config.arms
-            for seed in seeds_of(config)
+        arms, seeds = {arm.name for arm in config.arms}, seeds_of(config)
+        return {
+            (log.trial.arm, log.trial.seed): log
+            for key, log in self._logs.items()
+            if _run_of(key) == number and log.trial.arm in arms and log.trial.seed in seeds
         }
-        return {place: self._logs[key] for place, key in keys.items() if key in self._logs}
 
     def _summary(self, number: int) -> dict[str, Any]:
         config, logs = self._runs[number].config, self._logs_of(number)
@@ -177,7 +211,7 @@ class Hub:
         for arm in config.arms:
             seeds = {
                 str(seed): summarise_trial(_records(log), config)
-                for (name, seed), log in logs.items()
+                for (name, seed), log in sorted(logs.items(), key=lambda item: item[0][1])
                 if name == arm.name
             }
             arms[arm.name] = over_seeds(list(seeds.values())) | {"seeds": seeds}
@@ -187,6 +221,10 @@ class Hub:
             "target": config.evaluation.target,
             "arms": arms,
         }
+
+
+def _run_of(key: str) -> int:
+    return int(key.partition("/")[0])
 
 
 def setting(config: Config) -> str:
@@ -228,9 +266,15 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> list[list[str]]:
         if isinstance(value, Mapping):
             rows += _flat(value, f"{prefix}{key}.")
         else:
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            rows.append([f"{prefix}{key}", text])
+            rows.append([f"{prefix}{key}", _text(value)])
     return rows
+
+
+def _text(value: Any) -> str:
+    # TOML has dates, and JSON has none.
+    if isinstance(value, str | date | time):
+        return str(value)
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _records(log: TrialLog) -> list[dict[str, Any]]:
@@ -254,25 +298,25 @@ def _counts(value: Any, clients: int) -> list[list[int]] | None:
     if not isinstance(value, list) or len(value) != clients or not value:
         return None
     widths = {len(row) if isinstance(row, list) else 0 for row in value}
-    if len(widths) != 1 or 0 in widths or not all(type(n) is int for row in value for n in row):
+    if len(widths) != 1 or 0 in widths or not all(_whole(n) for row in value for n in row):
         return None
     return value
 
 
-def _read_json(path: Path, problems: list[str]) -> dict[str, Any]:
+def _whole(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _LARGEST_COUNT
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _read_json(run: RunFolder, name: str, problems: list[str]) -> dict[str, Any]:
     try:
-        if not path.exists():
-            return {}
-        if path.stat().st_size > _LARGEST_JSON:
-            raise ValueError(f"larger than {_LARGEST_JSON} bytes")
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        problems.append(f"{path.name} cannot be read: {error}")
+        return run.read(name)
+    except RunError as error:
+        problems.append(without_folder(error, run.path))
         return {}
-    if not isinstance(value, dict):
-        problems.append(f"{path.name} must hold a JSON object, got {type(value).__name__}")
-        return {}
-    return value
 
 
 def _stamp(run: RunFolder) -> tuple[int, int]:

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 KINDS = {"u1": "<u1", "u2": "<u2", "f4": "<f4"}
 
 
-def pack(values: Any, kind: str) -> dict[str, Any]:
+def encode_array(values: Any, kind: str) -> dict[str, Any]:
     """`{"kind", "length", "data"}`; `kind` is u1, u2 or f4, always little-endian.
 
-    >>> pack([1, 2, 3], "u2")["length"], unpack(pack([1, 2, 3], "u2")).tolist()
+    >>> encode_array([1, 2, 3], "u2")["length"], decode_array(encode_array([1, 2, 3], "u2")).tolist()
     (3, [1, 2, 3])
     """
     array = np.ascontiguousarray(values, dtype=KINDS[kind])
@@ -24,7 +24,7 @@ def pack(values: Any, kind: str) -> dict[str, Any]:
     return {"kind": kind, "length": int(array.size), "data": data}
 
 
-def unpack(packed: dict[str, Any]) -> NDArray[Any]:
+def decode_array(packed: dict[str, Any]) -> NDArray[Any]:
     """The array again."""
     raw = zlib.decompress(base64.b64decode(packed["data"]))
     return np.frombuffer(raw, dtype=KINDS[packed["kind"]])

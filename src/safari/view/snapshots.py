@@ -1,27 +1,31 @@
-"""The similarity matrices of a trial: found by round, read when asked for."""
+"""Snapshots of a trial's similarity matrix: located by round, read on request."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from safari.errors import RunError
 from safari.runs import Trial
-from safari.runs.similarity import MATRICES, MOST_CLIENTS, from_line, matrix_of
-from safari.view.tail import Skipped
+from safari.runs.files import LONGEST_LINE, open_plain
+from safari.runs.similarity import MOST_CLIENTS, from_line, matrix_in_checkpoint
+from safari.view.follow import Skipped, without_folder
 
 # What the page can draw and a request can carry.
 MOST_DRAWN = 1000
+LAST_ROUND = 10**9
 _ROUND = re.compile(rb'^\{"round": (\d{1,9}), "clients": (\d{1,6}), "pairs": "')
 
 
-class Pictures:
-    """Where each picture lies in its file. Without a file, the last checkpoint is the one picture."""
+class SimilaritySnapshots:
+    """Where each snapshot lies in its file. Without a file, the last checkpoint is the only snapshot.
+
+    trial: whose they are. clients: how many rows and columns a matrix of the checkpoint must have.
+    """
 
     def __init__(self, trial: Trial, clients: int):
         self._trial, self._clients = trial, clients
@@ -30,28 +34,33 @@ class Pictures:
         self._offset = 0
         self._checkpoint: tuple[int, int] | None = None
         self._from_checkpoint: int | None = None
+        self._unreadable = ""
         self.generation = 0
 
     @property
     def rounds(self) -> list[int]:
-        """The rounds with a picture, ascending."""
+        """The rounds with a snapshot, ascending."""
         if not self._places and self._from_checkpoint is not None:
             return [self._from_checkpoint]
         return list(self._places)
 
     @property
     def note(self) -> str:
-        """Why there is no picture, or only one; empty where there are some."""
+        """Why there is no snapshot, or only one; empty where there are some."""
         if self._places:
             return ""
         if self._from_checkpoint is not None:
-            return "Only the last checkpoint is known: this run kept no pictures of earlier rounds."
-        return "This rule keeps no similarity matrix, or none was written yet."
+            return "Only the last checkpoint is known: this run kept no snapshots of earlier rounds."
+        return self._unreadable or "This rule keeps no similarity matrix, or none was written yet."
 
     def poll(self) -> None:
         """Look for more; a folder that goes away meanwhile has no more."""
-        with contextlib.suppress(OSError):
+        try:
             self._poll()
+        except RunError as error:
+            self.skipped.note_file(without_folder(error, self._trial.root))
+        except OSError:
+            pass
 
     def _poll(self) -> None:
         path = self._trial.similarity
@@ -71,26 +80,32 @@ class Pictures:
         if round in self._places:
             offset, length = self._places[round]
             try:
-                with self._trial.similarity.open("rb") as handle:
+                with self._open() as handle:
                     handle.seek(offset)
                     return from_line(json.loads(handle.read(length)))
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, RecursionError) as error:
                 raise RunError(f"similarity.jsonl has changed: {error}") from error
         if round == self._from_checkpoint and not self._places:
-            return _checkpoint_matrix(self._trial, self._clients)
+            matrix = self._matrix_in_checkpoint()
+            if matrix is not None:
+                return matrix
         raise RunError(f"there is no similarity matrix of round {round}")
 
+    def _open(self) -> BinaryIO:
+        return open_plain(self._trial.similarity, self._trial.root)
+
+    def _matrix_in_checkpoint(self) -> NDArray[np.float32] | None:
+        return matrix_in_checkpoint(self._trial.checkpoint, self._clients, self._trial.root)
+
     def _scan(self) -> None:
-        with self._trial.similarity.open("rb") as handle:
+        with self._open() as handle:
             handle.seek(self._offset)
-            for raw in handle:
-                if not raw.endswith(b"\n"):
-                    break
+            while (raw := handle.readline(LONGEST_LINE)).endswith(b"\n"):
                 self._note(raw)
                 self._offset += len(raw)
 
     def _note(self, raw: bytes) -> None:
-        # Only the beginning: decoding hundreds of matrices before anybody asks would take seconds.
+        # Only the beginning: decoding hundreds of matrices before they are asked for would take seconds.
         head = _ROUND.match(raw)
         round = int(head[1]) if head else 0
         last = next(reversed(self._places), 0)
@@ -107,46 +122,14 @@ class Pictures:
         seen = about.st_mtime_ns, about.st_size
         if seen == self._checkpoint:
             return
-        self._checkpoint = seen
+        self._checkpoint, self._unreadable = seen, ""
+        found = None
         try:
-            _checkpoint_matrix(self._trial, self._clients)
-            found = _checkpoint_round(self._trial) if self._clients <= MOST_DRAWN else None
-        except RunError:
-            found = None
+            if self._clients <= MOST_DRAWN and self._matrix_in_checkpoint() is not None:
+                found = self._trial.about().round
+        except RunError as error:
+            words = without_folder(error, self._trial.root)
+            self._unreadable = f"The checkpoint's similarity matrix is left out: {words}."
         if found != self._from_checkpoint:
             self.generation += self._from_checkpoint is not None
             self._from_checkpoint = found
-
-
-def model_size(trial: Trial) -> int | None:
-    """How many numbers the model of a checkpoint has, without reading it; None where that cannot be said."""
-    try:
-        with safe_open(trial.checkpoint, framework="np") as handle:
-            (size,) = handle.get_slice("model").get_shape()
-        return int(size)
-    except (SafetensorError, OSError, ValueError, TypeError):
-        return None
-
-
-def _checkpoint_matrix(trial: Trial, clients: int) -> NDArray[np.float32]:
-    try:
-        with safe_open(trial.checkpoint, framework="np") as handle:
-            names = set(handle.keys())
-            found = {name: handle.get_tensor(f"rule.{name}") for name in MATRICES if f"rule.{name}" in names}
-    except (SafetensorError, OSError, ValueError, TypeError) as error:
-        raise RunError(f"{trial.checkpoint.name} cannot be read: {error}") from error
-    matrix = matrix_of(found, clients)
-    if matrix is None:
-        raise RunError(f"{trial.checkpoint.name} holds no similarity matrix of {clients} clients")
-    out = np.array(matrix)
-    np.fill_diagonal(out, np.nan)
-    return out
-
-
-def _checkpoint_round(trial: Trial) -> int | None:
-    try:
-        with safe_open(trial.checkpoint, framework="np") as handle:
-            round = json.loads((handle.metadata() or {}).get("safari", "{}")).get("round")
-    except (SafetensorError, OSError, ValueError, AttributeError):
-        return None
-    return round if isinstance(round, int) else None

@@ -1,0 +1,156 @@
+"""Limits on connections, so that a flood of half-open requests cannot make the page unreachable.
+
+uvicorn waits for ever for the rest of a request, and accepts connections until the process has no file
+descriptors left. Here a connection that has not sent a whole request within some seconds is closed; when too
+many are pending, the oldest is closed, so that whoever sends a request at once is always served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Message, Receive, Send], Awaitable[None]]
+Peer = tuple[Any, ...]
+
+SWEEP_EVERY = 1.0
+REPORT_EVERY = 60.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one server carries.
+
+    pending: connections without a whole request; beyond this number the oldest one is closed.
+    active: requests that are being answered; beyond this number the answer is 503.
+    request_seconds: how long a client may take to send a request.
+    send_seconds: how long a client may take to make room for more of an answer.
+    """
+
+    pending: int = 64
+    active: int = 128
+    request_seconds: float = 10.0
+    send_seconds: float = 30.0
+
+
+DEFAULT_LIMITS = Limits()
+
+
+class Reporter:
+    """Passes messages on, each kind at most once a minute: whoever causes errors must not fill a terminal."""
+
+    def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic):
+        self._write, self._clock = write, clock
+        self._last: dict[str, float] = {}
+
+    def __call__(self, kind: str, text: str) -> None:
+        """Write `text`, unless something of the same `kind` was written within the last minute."""
+        now = self._clock()
+        if now - self._last.get(kind, -REPORT_EVERY) >= REPORT_EVERY:
+            self._last[kind] = now
+            self._write(f"{text} (reported at most once a minute)")
+
+
+class ConnectionLimiter:
+    """An ASGI application around another, told of connections by the protocol class it makes."""
+
+    def __init__(self, app: Application, limits: Limits, report: Callable[[str, str], None]):
+        self._app, self._limits, self._report = app, limits, report
+        # In the order in which they began to wait: the oldest first.
+        self._pending: dict[Peer, tuple[asyncio.Transport, float]] = {}
+        self._active: set[Peer] = set()
+
+    def protocol(self) -> type[asyncio.Protocol]:
+        """uvicorn's HTTP protocol, which tells this limiter when connections open and close.
+
+        The one on h11, wherever httptools is installed or not: it bounds the size of a request's head.
+        """
+        from uvicorn.protocols.http.h11_impl import H11Protocol
+
+        limiter = self
+
+        class LimitedProtocol(H11Protocol):
+            def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+                super().connection_made(transport)
+                limiter.opened(transport)
+
+            def connection_lost(self, exc: Exception | None) -> None:
+                limiter.closed(self.transport)
+                super().connection_lost(exc)
+
+        return LimitedProtocol
+
+    def opened(self, transport: asyncio.Transport) -> None:
+        """A connection was accepted."""
+        self._wait(_peer(transport), transport)
+        if len(self._pending) > self._limits.pending:
+            oldest, _ = self._pending.pop(next(iter(self._pending)))
+            oldest.abort()
+
+    def closed(self, transport: asyncio.Transport) -> None:
+        """A connection has ended."""
+        peer = _peer(transport)
+        if self._pending.get(peer, (None,))[0] is transport:
+            del self._pending[peer]
+
+    async def sweep(self) -> None:
+        """Close what has waited too long, again and again."""
+        while True:
+            await asyncio.sleep(SWEEP_EVERY)
+            limit = time.monotonic() - self._limits.request_seconds
+            for transport in [transport for transport, since in self._pending.values() if since < limit]:
+                transport.abort()
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer a request, if there is room for it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        peer = tuple(scope["client"] or ())
+        transport, _ = self._pending.pop(peer, (None, 0.0))
+        if transport is None:
+            return
+        if len(self._active) >= self._limits.active:
+            await _refuse(send)
+            self._wait(peer, transport)
+            return
+        self._active.add(peer)
+        try:
+            await self._app(scope, receive, self._timed(send, transport))
+        except Exception as error:
+            kind = type(error).__name__
+            self._report(f"request {kind}", f"a request failed: {kind}: {error}")
+        finally:
+            self._active.discard(peer)
+            self._wait(peer, transport)
+
+    def _wait(self, peer: Peer, transport: asyncio.Transport) -> None:
+        """The connection has a whole request to send from now on."""
+        if not transport.is_closing():
+            self._pending[peer] = transport, time.monotonic()
+
+    def _timed(self, send: Send, transport: asyncio.Transport) -> Send:
+        async def timed(message: Message) -> None:
+            try:
+                async with asyncio.timeout(self._limits.send_seconds):
+                    await send(message)
+            except TimeoutError:
+                transport.abort()
+
+        return timed
+
+
+def _peer(transport: asyncio.BaseTransport) -> Peer:
+    return tuple((transport.get_extra_info("peername") or ())[:2])
+
+
+async def _refuse(send: Send) -> None:
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": 503, "headers": headers})
+    await send({"type": "http.response.body", "body": b"too many requests at once: try again\n"})

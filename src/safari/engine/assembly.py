@@ -74,12 +74,10 @@ def assemble(config: Config, seed: int, data: Data, parts: Parts | None = None) 
 def check_rest(config: Config, seed: int, data: Data, problems: Problems) -> None:
     """Note what is wrong with the division of the data, the model and the links, where another part is missing."""
     plain = replace(config, arms=(Arm("drop", Plug("drop")),), pruning=Pruning(), policy=Plug("static"))
-    for changes in (
-        {"uplink": Plug("perfect"), "downlink": Plug("perfect"), "client": Plug("fedavg")},
-        {"client": Plug("fedavg"), "downlink": Plug("perfect")},
-        {"client": Plug("fedavg"), "uplink": Plug("perfect")},
-    ):
-        problems.attempt(partial(assemble, replace(plain, **changes), seed, data))
+    fedavg, perfect = Plug("fedavg"), Plug("perfect")
+    for up, down in ((perfect, perfect), (config.uplink, perfect), (perfect, config.downlink)):
+        made = replace(plain, client=fedavg, uplink=up, downlink=down)
+        problems.attempt(partial(assemble, made, seed, data))
 
 
 def notes_of(world: World) -> list[str]:

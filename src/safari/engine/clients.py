@@ -64,14 +64,15 @@ class Uploads:
             nothing = x.new_empty((0, len(x)))
             masks = nothing.bool() if shared is None else shared[None]
             return Arrived([], nothing, masks, x.new_empty(0), {}, None)
-        models, masks, losses, ups, votes = zip(*(self.found[i] for i in ids), strict=True)
+        found = [self.found[i] for i in ids]
+        votes = [vote for *_, vote in found if vote is not None]
         return Arrived(
             ids,
-            torch.stack(models),
-            torch.stack(masks) if shared is None else shared[None],
-            x.new_tensor(losses, dtype=torch.float64),
-            {name: torch.cat([up[name] for up in ups]) for name in ups[0]},
-            None if votes[0] is None else rounded(torch.stack(votes)),
+            torch.stack([model for model, *_ in found]),
+            torch.stack([mask for _, mask, *_ in found]) if shared is None else shared[None],
+            x.new_tensor([loss for _, _, loss, *_ in found], dtype=torch.float64),
+            {name: torch.cat([up[name] for *_, up, _ in found]) for name in found[0][3]},
+            rounded(torch.stack(votes)) if votes else None,
         )
 
 

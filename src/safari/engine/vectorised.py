@@ -258,8 +258,8 @@ class Vectorised:
         world = self.world
         picks = self._pruning_draws(group, t)
         together = len({len(pick) for pick in picks}) == 1 and self.stack.way != "loop"
-        known = stacked_score(world.pruner.score) is not None and world.pruner.iterations == 1
-        if not together or not (masks.needs_gradient or known):
+        score = gradient_score if masks.needs_gradient else stacked_score(world.pruner.score)
+        if not together or score is None or (world.pruner.iterations > 1 and not masks.needs_gradient):
             each = [world.client_mask(masks, x, client, t) for client in group]
             votes = [x.new_empty(0) if vote is None else vote for _, vote in each]
             return torch.stack([mask for mask, _ in each]), torch.stack(votes)
@@ -267,7 +267,6 @@ class Vectorised:
         x_each = world.data.train_x[pick].to(world.device)
         y_each = world.data.train_y[pick].to(world.device)
         flat = Flat(world.layout, len(group))
-        score = gradient_score if masks.needs_gradient else stacked_score(world.pruner.score)
         scoring = score_clients(score, self.stack.eval, flat, world.device, world.task)
         if self._records_graphs:
             scoring = self._recorded_scoring(scoring, (int(masks.needs_gradient), len(group), len(pick)))

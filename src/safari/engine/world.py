@@ -169,8 +169,7 @@ class World:
 
     def down(self, server: Server) -> Mapping[str, Tensor]:
         """What travels with the broadcast beside the model."""
-        half = self.client.server
-        return {} if half is None else half.down(half_state(server))
+        return {}
 
     def fresh_module(self) -> nn.Module:
         """The scratch module without what the last client's training counted in it.

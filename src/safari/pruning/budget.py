@@ -64,7 +64,7 @@ def kept_count(total: int, sparsity: float, field: str = "sparsity") -> int:
     >>> kept_count(15, 0.9)  # floats would say round(1.4999999999999998) = 1
     2
     """
-    if not isinstance(sparsity, Real | Tensor) or isinstance(sparsity, bool):
+    if not _is_number(sparsity):
         raise PruneError(f"{field} must be a number, at least 0 and below 1, got {sparsity!r}")
     if not 0 <= sparsity < 1:  # NaN fails this too
         raise PruneError(f"{field} must be at least 0 and below 1, got {sparsity}")
@@ -79,6 +79,10 @@ def kept_count(total: int, sparsity: float, field: str = "sparsity") -> int:
             f"got {sparsity}"
         )
     return kept
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real | Tensor) and not isinstance(value, bool)
 
 
 def _largest_sparsity(total: int) -> str:

@@ -107,6 +107,11 @@ def train_local(
     return Trained(model, float(torch.stack(losses).mean()) if losses else float("nan"), state, up)
 
 
+def no_gradient(at: Tensor) -> Tensor:
+    """After the last step there is no mini-batch to take a gradient of."""
+    raise ValueError("there is no mini-batch after the last step")
+
+
 class _Steps:
     """A client algorithm around the steps of an ordinary module: a stack of one client."""
 
@@ -140,7 +145,9 @@ class _Steps:
         if self._algorithm.direction is not None:
             gradient = self._gradient()
             with torch.no_grad():
-                found, self._state = self._algorithm.direction(gradient, self._local(x, y))
+                found, self._state = self._algorithm.direction(
+                    gradient, self._local(partial(self._gradient_at, x, y))
+                )
                 found = found.masked_fill(~self._mask, 0.0)
             parameters = dict(self._module.named_parameters())
             for entry in self._entries():
@@ -150,8 +157,9 @@ class _Steps:
 
     def finish(self) -> tuple[Tensor, State, State]:
         """What is sent as the model, the state that stays, and what travels beside the model."""
-        model, state, up = self._layout.read(self._module), self._state, {}
-        local = self._local(None, None)
+        model, state = self._layout.read(self._module), self._state
+        up: State = {}
+        local = self._local(no_gradient)
         if self._algorithm.send is not None:
             sent = self._algorithm.send(local)[0].masked_fill(~self._mask[0], 0.0)
             model = torch.cat([sent, model[self._layout.parameters :]])
@@ -159,12 +167,12 @@ class _Steps:
             state, up = self._algorithm.finish(local)
         return model, state, up
 
-    def _local(self, x: Tensor | None, y: Tensor | None) -> LocalRound:
+    def _local(self, gradient: Callable[[Tensor], Tensor]) -> LocalRound:
         model = self._layout.read(self._module)[None, : self._layout.parameters]
         side = self._side
         return LocalRound(
             model, self._start, self._mask, self._state, side.down, side.known, self._done, self._count,
-            self._lr, partial(self._gradient_at, x, y),
+            self._lr, gradient,
         )  # fmt: skip
 
     def _entries(self) -> list[Entry]:

@@ -17,6 +17,7 @@ from safari.pruning import Batch
 from safari.tasks import Task, classification
 from safari.training import ClientAlgorithm, ClientSide, Known, LocalRound
 from safari.training.algorithm import State
+from safari.training.local import no_gradient
 
 # (outputs, labels) of all clients, sample after sample -> the loss of each sample.
 StackedLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -158,8 +159,9 @@ class _Local:
         """The state that stays, and what travels beside the model; what is sent as the model is in place."""
         local = None
         if self._algorithm.finish or self._algorithm.send:
-            local = self._round(_no_gradient)
-        state, up = self._state, {}
+            local = self._round(no_gradient)
+        state: State = self._state
+        up: State = {}
         if local is not None and self._algorithm.finish is not None:
             state, up = self._algorithm.finish(local)
         if local is not None and self._algorithm.send is not None:
@@ -185,10 +187,6 @@ class _Local:
         return self._rows(found).masked_fill(~self._mask, 0.0)
 
 
-def _no_gradient(at: Tensor) -> Tensor:
-    raise ValueError("there is no mini-batch after the last step")
-
-
 def _stacked_loss(flat: Flat, task: Task, algorithm: ClientAlgorithm, known: Known) -> StackedLoss:
     """`(outputs, labels) -> float[clients · n]`, the training loss of every sample."""
     own = algorithm.loss
@@ -196,8 +194,8 @@ def _stacked_loss(flat: Flat, task: Task, algorithm: ClientAlgorithm, known: Kno
         return task.loss
 
     def loss(outputs: Tensor, labels: Tensor) -> Tensor:
-        stacked = (t.unflatten(0, (flat.clients, -1)) for t in (outputs, labels))
-        return own(*stacked, known, task).flatten()
+        outputs, labels = (t.unflatten(0, (flat.clients, -1)) for t in (outputs, labels))
+        return own(outputs, labels, known, task).flatten()
 
     return loss
 

@@ -12,11 +12,11 @@ from safari.training.algorithm import ClientAlgorithm, Known, needs_classes, per
 def calibrated(*, strength: float = 0.5, smoothing: float = 0.001) -> ClientAlgorithm:
     """Logits of labels that a client hardly has are lowered in its loss: z_y + strength · log(q_y + ε).
 
-    q_y is the share of label y in the client's own data, ε is `smoothing`. A client then learns to tell its labels apart
-    without learning that there are no others: the pull of its local steps towards its own labels is gone from
-    the loss. FedLC lowers a logit by τ · n_y^(-1/4), which has no value for a label that a client does not
-    have. The model itself is tested as it is. Nothing is kept and nothing travels beside the model, so a lost
-    message changes nothing.
+    q_y is the share of label y in the client's own data, ε is `smoothing`. A client then learns to tell its labels
+    apart without learning that there are no others: the pull of its local steps towards its own labels is gone from
+    the loss. FedLC lowers a logit by τ · n_y^(-1/4), which has no value for a label that a client does not have. The
+    model itself is tested as it is. Nothing is kept and nothing travels beside the model, so a lost message changes
+    nothing.
 
     `strength`: 0 is plain cross-entropy, 1 the full prior. `smoothing`: the share of a label that never
     occurs.

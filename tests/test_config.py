@@ -142,7 +142,7 @@ LIMITS = [
     ("pruning.begin", -1, "pruning.begin must be at least 0, got -1"),
     ("pruning.end", -1, "pruning.end must be at least 0, got -1"),
     ("local.factor", 2, "local.factor must be at most 1.0, got 2"),
-    ("local.schedule", "x", "local.schedule must be one of constant, cosine, steps; got 'x'"),
+    (
         "local.schedule",
         "step",
         "local.schedule must be one of constant, cosine, steps; got 'step' (did you mean 'steps'?)",

@@ -47,8 +47,11 @@ def hosted(where: str, call: Callable[[], T]) -> T:
 
 
 def name_field(kind: str, field: str) -> str:
-    """Where a config names the plug-in of a table; an arm's `name` is its own, what it plugs in is the rule."""
-    return field if kind == "rule" else f"{field}.name"
+    """Where a config names the plug-in of a table.
+
+    An arm's `name` is its own, what it plugs in is the rule; a step may be a bare name.
+    """
+    return field if kind in ("rule", "step") else f"{field}.name"
 
 
 def factory_of(

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from safari.aggregation import RULES
 from safari.config import Arm, Config, Plug, Pruning
 from safari.data import AUGMENTATIONS, Data, divide, hold_out, label_counts
 from safari.engine.checks import (
@@ -67,6 +68,8 @@ def assemble(config: Config, seed: int, data: Data, parts: Parts | None = None) 
         problems.attempt(lambda: _try_masks(world))
     for arm in config.arms:
         problems.attempt(partial(_start_rule, arm, world))
+    if any(is_own("step", plug.name) for plug in config.aggregation.steps):
+        problems.attempt(lambda: rehearse(world, RULES["drop"]()))
     problems.raise_if_any()
     return world
 
@@ -125,6 +128,7 @@ def _world(built: Parts, seed: int, data: Data, shares: list[np.ndarray], module
         uplink=built.uplink,
         downlink=built.downlink,
         rules=built.rules,
+        server_steps=tuple(built.steps),
     )
 
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from safari.aggregation import Outcome, Server
-from safari.engine.average import next_average
 from safari.engine.codec import RoundCodec
 from safari.engine.diagnosis import Everyone, diagnose, due
 from safari.engine.state import State
@@ -45,10 +44,9 @@ def close_round(
     to test a model and to train whoever was missing.
     """
     t, x = state.round, state.server.model
-    average = next_average(state.average, server.model, t, world.config)
     watch.lap("aggregate")
     scores = test(server.model)
-    average_scores = None if average is None else test(average)
+    average_scores = None if server.average is None else test(server.average)
     watch.lap("evaluate")
     diagnosis = None
     if due(world, t):
@@ -70,7 +68,7 @@ def close_round(
         kept=_kept(state, mask),
     )
     uplink, downlink = links
-    after = State(server, uplink, downlink, policy, clients, mask, codec.residual, average)
+    after = State(server, uplink, downlink, policy, clients, mask, codec.residual)
     return after, record_of(world.layout, facts), watch.seconds
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 from torch import nn
 
 from safari import aggregation
-from safari.aggregation import RULES, Compensation
+from safari.aggregation import RULES, STEPS, Compensation, ServerStep
+from safari.aggregation.steps import steps_of
 from safari.config import Config, Plug
 from safari.data import DATASETS, PARTITIONS, Data, as_data
 from safari.engine.device import device_of
@@ -36,6 +37,7 @@ KINDS: dict[str, tuple[Mapping[str, Any], str]] = {
     "client": (CLIENTS, "client.name"),
     "link": (LINKS, "uplink.name, downlink.name"),
     "rule": (RULES, "arms"),
+    "step": (STEPS, "aggregation.steps"),
 }
 # What a factory is given by position; all else are its options.
 POSITIONAL = {"partition": ("labels", "clients", "rng"), "model": ("shape", "classes")}
@@ -57,6 +59,7 @@ class Parts:
     uplink: Link
     downlink: Link
     rules: Mapping[str, Compensation]
+    steps: Sequence[ServerStep]
 
 
 class Problems:
@@ -99,6 +102,8 @@ def parts_of(config: Config) -> Parts:
         plug: Plug = getattr(config, direction)
         found[direction] = attempt(partial(link_of, direction, plug.name, plug.options, config.clients))
     rules = {arm.name: attempt(partial(rule_of, arm.rule)) for arm in config.arms}
+    plugs = [(plug.name, plug.options) for plug in config.aggregation.steps]
+    found["steps"] = attempt(lambda: steps_of(plugs, config.aggregation.average))
     attempt(lambda: device_of(config))
     if found["client"] is not None and task is not None:
         attempt(lambda: found["client"].check(task))

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from safari.aggregation import Compensation, Server
+from safari.aggregation import Compensation, Server, ServerStep
 from safari.config import Config
 from safari.data import Augmentation, Data
 from safari.engine.checks import checked_masks
+from safari.engine.half import half_state, half_step
 from safari.hosting import hosted
 from safari.links import Link, Setting
 from safari.models import Layout, prunable_parameters
@@ -60,6 +61,7 @@ class World:
     uplink: Link
     downlink: Link
     rules: Mapping[str, Compensation]
+    server_steps: Sequence[ServerStep] = ()
 
     def setting(self, direction: str) -> Setting:
         """What a link may know."""
@@ -165,11 +167,19 @@ class World:
             rule,
             weights=self.client_weights,
             parameters=self.layout.parameters,
+            steps=[*self._server_half, *self.server_steps],
         )
+
+    @cached_property
+    def _server_half(self) -> list[ServerStep]:
+        """The server's half of the client algorithm, as the first link of the chain after the weighted sum."""
+        half = self.client.server
+        return [] if half is None else [half_step(half, len(self.parts), self.layout.parameters)]
 
     def down(self, server: Server) -> Mapping[str, Tensor]:
         """What travels with the broadcast beside the model."""
-        return {}
+        half = self.client.server
+        return {} if half is None else half.down(half_state(server.step_state))
 
     def fresh_module(self) -> nn.Module:
         """The scratch module without what the last client's training counted in it.
@@ -216,7 +226,7 @@ class World:
         `tester`: what runs the module in a way of its own.
         """
         evaluation = self.config.evaluation
-        if (t + 1) % evaluation.every and t + 1 != self.config.rounds:
+        if not evaluation.is_due(t + 1, self.config.rounds):
             return None
         self.layout.write(self.module, model)
         module = self.fresh_module()

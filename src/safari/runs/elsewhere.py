@@ -1,4 +1,4 @@
-"""What the config of a run on Flower does not decide: the clients' own app does, and no record may claim it."""
+"""What a Flower run's config does not decide: the clients' own app does, and no record may claim it."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ EFFECTIVE: Mapping[str, tuple[str, ...]] = {
     "cohort": (),
     "pruning": ("pruner", "sparsity"),
     "wire": ("values", "bits", "step", "ratio", "feedback"),
-    "aggregation": ("weights", "average"),
+    "aggregation": ("weights", "average", "steps"),
     "evaluation": ("last", "target"),
     "checkpoint": ("every", "keep"),
 }

@@ -507,3 +507,5 @@ class _Watch:
 def _keep(place: dict[int, MetricRecord], number: int, metrics: MetricRecord | None) -> None:
     if metrics is not None:
         place[number] = metrics
+        # As Flower's own strategies do.
+        _log.info("\t└──> MetricRecord: %s", metrics)

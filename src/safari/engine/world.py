@@ -28,7 +28,7 @@ from safari.engine.checks import check_augmentation, check_draws, check_output, 
 from safari.engine.device import device_of, placed
 from safari.engine.guests import check_arrays, checked_link, checked_rule, hosted, named, rehearse
 from safari.errors import ConfigError, PruneError, SafariError
-from safari.links import LINKS, Link, Setting
+from safari.links import LINKS, Link, Setting, check_length
 from safari.models import MODELS, Layout
 from safari.plugins import check_call, check_options, named_arguments, resolve
 from safari.pruning import PRUNERS, Batch, Pruner, as_pruner, compute_mask, kept_count
@@ -384,6 +384,7 @@ def _start_link(config: Config, direction: str, seed: int, counts: np.ndarray) -
     plug, link = getattr(config, direction), _link(config, direction)
     setting = Setting(len(counts), counts, generator(seed, direction))
     state = _made("link", direction, plug, lambda: link.init(setting))
+    check_length(direction, link, state, config.rounds)
     if _is_own("link", plug.name):
         check_arrays(f"{direction}.name: {plug.name}", "init", state)
         link.apply(state, 0, generator(seed, direction, 0))

@@ -3,6 +3,7 @@
 from safari.engine.experiment import (
     ENGINES,
     Watcher,
+    as_config,
     check,
     engine_of,
     finished,
@@ -20,6 +21,7 @@ __all__ = [
     "Problems",
     "Watcher",
     "World",
+    "as_config",
     "assemble",
     "check",
     "check_names",

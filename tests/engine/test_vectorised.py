@@ -25,13 +25,13 @@ import safari
 from engine.kit import StopAfter, play, records, world_of
 from engine.own_parts import PLUGINS
 from safari.cli import cli
-from safari.report.progress import Progress
 from safari.config import parse
 from safari.engine import device as device_room
 from safari.engine import world as world_room
 from safari.engine.parts import rule_of
 from safari.engine.state import initial
 from safari.engine.vectorised import Vectorised
+from safari.report.progress import Progress
 from safari.runs import RunFolder
 from safari.toml import to_toml
 

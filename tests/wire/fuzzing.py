@@ -60,7 +60,7 @@ def seeds_of(vector, mask, reference, predicted, layout, limit):
                 shared = Shared(
                     layout,
                     reference if relative else None,
-                    {"known": mask, "flips": predicted, "coded": None}[mask_mode],
+                    {"known": mask, "coded": None}.get(mask_mode, predicted),
                 )
                 choices = {"values": values, "mask_mode": mask_mode, "lossy": lossy()}
                 name = f"{values} {mask_mode}{' relative' if relative else ''}"

@@ -18,9 +18,9 @@ from safari.wire.bits import pack_fields, rice_encode, varint
 from safari.wire.huffman import LEVELS, MOST_BYTES, encode_rows, listed_code, paired_code, sparse_code
 from safari.wire.symbols import alphabet, pair
 
-ABSOLUTE, DIFFERENCE, BF16, FP16, INT8, QSGD, STEP = range(7)
-KNOWN, FLIPS, CODED = range(3)
-MAX_CODE = {ABSOLUTE: 0, DIFFERENCE: 3, BF16: 0, FP16: 0, INT8: 4, QSGD: 4, STEP: 4}
+ABSOLUTE, DIFFERENCE, BF16, FP16, INT8, QSGD, STEP, NONE = range(8)
+KNOWN, FLIPS, CODED, SWAPS = range(4)
+MAX_CODE = {ABSOLUTE: 0, DIFFERENCE: 3, BF16: 0, FP16: 0, INT8: 4, QSGD: 4, STEP: 4, NONE: 0}
 IDENTITY = Identity("fuzz", 3, bytes(8))
 SIZES = (0, 1, 2, 127, 128, 16383, 16384, 2**21, 2**31, 2**32 - 1, 2**35 - 1)
 BOMB = zlib.compress(bytes(1 << 24), 9)[2:-4]
@@ -55,8 +55,8 @@ def build(rng: random.Random, shared: Shared, packet: bool) -> Message:
     """A valid message with random choices; `shared` has a reference and a predicted mask."""
     layout = shared.layout
     draw = np.random.default_rng(rng.getrandbits(32))
-    mode, mask_mode = rng.randrange(7), rng.randrange(3)
-    relative = mode == DIFFERENCE or (mode != ABSOLUTE and rng.random() < 0.5)
+    mode, mask_mode = rng.randrange(NONE if packet else NONE + 1), rng.randrange(4)
+    relative = mode == DIFFERENCE or (mode not in (ABSOLUTE, NONE) and rng.random() < 0.5)
     identity = IDENTITY if rng.random() < 0.2 else None
     first, span = 0, layout.d
     if packet and layout.d:
@@ -81,7 +81,12 @@ def build(rng: random.Random, shared: Shared, packet: bool) -> Message:
         bits = random_bits(rng, draw, prunable)
         keep[:prunable] ^= bits
         sizes = np.diff(edges[edges <= prunable])
-        fields += bitmap(rng, bits, sizes)
+        if mask_mode == SWAPS:
+            held = shared.mask_bits[first : first + prunable]
+            bits = np.concatenate([bits[held], bits[~held]])
+            cut = [np.count_nonzero(~piece) for piece in np.split(held, np.cumsum(sizes)[:-1])]
+            sizes = np.array([np.count_nonzero(held), *cut])
+        fields += bitmap(rng, bits, sizes[sizes > 0])
     code, numbers = values(rng, draw, mode, int(keep.sum()), edges.size - 1, keep, shared, first)
     flags = mask_mode << 4 | relative << 6 | (identity is not None) << 7
     if packet:
@@ -153,6 +158,8 @@ def values(rng, draw, mode, n, entries, keep, shared, first):
     """(code, fields) of section 5 for `n` numbers."""
     code = rng.randint(0, MAX_CODE[mode])
     fields = []
+    if mode == NONE:
+        return code, fields
     if mode >= INT8:
         scales = draw.integers(0, 0x7F80, 1 if mode == STEP else entries).astype("<u2")
         fields.append(("scales", scales.tobytes()))

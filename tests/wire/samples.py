@@ -10,7 +10,7 @@ from safari.wire.symbols import unchained
 
 EXACT_MODES = ("absolute", "difference")
 LOSSY_MODES = ("bf16", "fp16", "int8", "qsgd", "step")
-MASK_MODES = ("known", "flips", "coded")
+MASK_MODES = ("known", "flips", "coded", "swaps")
 
 EXTREMES = np.array(
     [

@@ -6,9 +6,11 @@ from safari.wire.frame import Decoded, Info, decode, encode
 from safari.wire.identity import Identity, IdentityError, Label
 from safari.wire.inspection import EntryDensity, Inspection, inspect
 from safari.wire.layout import WireLayout
+from safari.wire.masks import decode_mask, encode_mask
 from safari.wire.packet import Merged, Part, covered, decode_packet, merge, packet_label, packets
 from safari.wire.shared import Shared, SharedKnowledgeError, reference_digest
 from safari.wire.values import VALUE_MODES, Lossy
+from safari.wire.votes import Votes, decode_votes, encode_votes
 
 __all__ = [
     "VALUE_MODES",
@@ -26,13 +28,18 @@ __all__ = [
     "Part",
     "Shared",
     "SharedKnowledgeError",
+    "Votes",
     "WireLayout",
     "bounds",
     "costs",
     "covered",
     "decode",
+    "decode_mask",
     "decode_packet",
+    "decode_votes",
     "encode",
+    "encode_mask",
+    "encode_votes",
     "inspect",
     "merge",
     "packet_label",

@@ -12,7 +12,16 @@ from safari.wire.budget import room_bits
 from safari.wire.identity import Identity, Label, check_identity, read_label
 from safari.wire.layout import LAYOUT_DIGEST_BYTES, Bools, Floats, WireLayout
 from safari.wire.shared import DIGEST_BYTES, Shared, SharedKnowledgeError, as_shared
-from safari.wire.values import EXACT, MAX_CODE, VALUE_MODES, Coded, Lossy, Quantised, encode_values, quantise
+from safari.wire.values import (
+    CODINGS,
+    MAX_CODE,
+    VALUE_MODES,
+    Coded,
+    Lossy,
+    Quantised,
+    encode_values,
+    quantise,
+)
 
 MAGIC = b"SAF\x02"
 CHECK_AT = 14
@@ -62,7 +71,9 @@ def encode(
         mask: `bool[d]`, True where a number is kept; numbers that are not prunable must be kept.
         layout: The layout, or everything both ends hold as one `Shared`.
         values: A value mode, or "auto": the shorter of the exact ones.
-        mask_mode: "known", "flips", "coded", or "auto": the shortest.
+        mask_mode: "known", "flips", "coded" or "swaps"; "auto": the shortest of the first three; "best": of
+            all, for masks that exchange some weights for others. (Sizes under "auto" stay what they were
+            before there were swaps.)
         reference: A model that both ends hold; part of `Shared` where that is given.
         predicted_mask: A mask that both ends hold; part of `Shared` where that is given.
         receiver_reference: The digest of the reference that the receiver is known to hold. Where it differs
@@ -111,6 +122,8 @@ def decode(
     info = read_info(reader)
     check_identity(info.identity, expect, BODY_AT)
     check_shared(info, shared)
+    if info.modes.values == "none":
+        raise WireError("the frame must hold numbers, this one holds a mask alone", 4)
     keep, wire = decode_body(reader, whole(layout), info.modes, shared)
     return Decoded(layout.from_wire(wire), layout.from_wire(keep), info)
 
@@ -135,7 +148,7 @@ def choose(
     room = None
     if values == "step" and lossy.ratio:
         room = room_bits(shared.layout.d, lossy.ratio) - model.mask_bits(mask_mode)
-    mask_mode, mask_part = _choose_mask(model, part, mask_mode)
+    mask_mode, mask_part = choose_mask(model, part, mask_mode)
     usable = shared.reference is not None and receiver_reference in (None, shared.reference_digest)
     tried: dict[str, tuple[Coded, Quantised | None]] = {}
     for mode in candidates(values, usable):
@@ -157,22 +170,26 @@ def candidates(values: str, usable: bool) -> tuple[str, ...]:
     return ("absolute",) if values == "difference" and not usable else (values,)
 
 
-def _choose_mask(model: Model, part: Range, mode: str) -> tuple[str, bytes]:
-    if mode not in ("auto", *MASK_MODES):
-        raise SafariError(one_of("mask_mode", mode, ["auto", *MASK_MODES]))
-    if mode == "auto" and model.shared.mask_bits is None:
+def choose_mask(model: Model, part: Range, mode: str) -> tuple[str, bytes]:
+    """The mask mode that `mode` stands for, and the mask in it."""
+    if mode not in ("auto", "best", *MASK_MODES):
+        raise SafariError(one_of("mask_mode", mode, ["auto", "best", *MASK_MODES]))
+    asked = mode
+    if mode in ("auto", "best") and model.shared.mask_bits is None:
         mode = "coded"
-    if mode in ("auto", "known"):
+    if mode in ("auto", "best", "known"):
         flips = model.flipped.size
         if not flips:
             return "known", b""
         if mode == "known":
             raise SafariError(f"mask_mode 'known' needs mask equal to predicted_mask, {flips} bits differ")
-    if mode != "auto":
+    if mode not in ("auto", "best"):
         return mode, model.mask_bytes(part, mode)
     about = {name: model.mask_bits(name) for name in ("flips", "coded")}
     # Bitmaps with a pattern fall below their entropy, but hardly to a quarter of it.
     worth = [name for name, bits in about.items() if bits <= 4 * min(about.values())]
+    if asked == "best" and "flips" in worth:
+        worth.append("swaps")
     tried = {name: model.mask_bytes(part, name) for name in worth}
     best = min(tried, key=lambda name: len(tried[name]))
     return best, tried[best]
@@ -181,16 +198,16 @@ def _choose_mask(model: Model, part: Range, mode: str) -> tuple[str, bytes]:
 def mode_byte(modes: Modes) -> int:
     """Value mode, mask mode and the two flags in one byte."""
     flags = (RELATIVE if modes.relative else 0) | (IDENTIFIED if modes.identified else 0)
-    return VALUE_MODES.index(modes.values) | MASK_MODES.index(modes.mask) << 4 | flags
+    return CODINGS.index(modes.values) | MASK_MODES.index(modes.mask) << 4 | flags
 
 
 def parse_modes(byte: int, code: int, at: int) -> Modes:
     """The inverse of `mode_byte`, with every field checked; `at` is where the byte stands."""
     number, mask, relative = byte & 15, byte >> 4 & 3, bool(byte & RELATIVE)
-    if number >= len(VALUE_MODES) or mask >= len(MASK_MODES):
+    if number >= len(CODINGS):
         raise WireError(f"modes byte {byte:#04x} is not one of version 2", at)
-    values = VALUE_MODES[number]
-    if values in EXACT and relative != (values == "difference"):
+    values = CODINGS[number]
+    if values in ("absolute", "difference", "none") and relative != (values == "difference"):
         raise WireError(f"{values} mode must{'' if values == 'difference' else ' not'} be relative", at)
     if code > MAX_CODE[values]:
         raise WireError(f"code of {values} mode must be at most {MAX_CODE[values]}, got {code}", at)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from safari.errors import WireError
-from safari.wire.bitmap import decode_bitmap
 from safari.wire.bits import CHUNK, Bytes8, Reader, binary_bits, order0_bits
-from safari.wire.body import Modes, Range, kept_by_entry, whole
+from safari.wire.body import Modes, Range, decode_changes, held_bits, kept_by_entry, whole
 from safari.wire.frame import BODY_AT, MAGIC, Info, check_shared, read_info
 from safari.wire.identity import Identity, check_identity
 from safari.wire.layout import Bools, Floats, Ints, WireLayout
@@ -126,12 +125,14 @@ def _weigh(brief: Inspection, reader: Reader, part: Range, shared: Shared) -> In
     keep = np.ones(part.span, np.bool_)
     keep[: part.prunable] = False
     bits = keep[: part.prunable]
+    sizes = decode_changes(reader, part, modes.mask, shared, bits)
     if modes.mask != "known":
-        decode_bitmap(reader, part.segments, bits)
-        pieces = np.split(bits, part.bounds[1:-1][part.bounds[1:-1] < part.prunable])
+        held = held_bits(part, shared) if modes.mask == "swaps" else None
+        coded = bits if held is None else np.concatenate([bits[held], bits[~held]])
+        pieces = np.split(coded, np.cumsum(sizes)[:-1])
         mask_bound = sum(binary_bits(int(np.count_nonzero(piece)), piece.size) for piece in pieces) / 8
-    if modes.mask != "coded" and shared.mask_bits is not None:
-        bits ^= shared.mask_bits[part.first : part.first + part.prunable]
+    if modes.mask != "coded":
+        bits ^= held_bits(part, shared)
     marks.append(reader.at)
     counts = kept_by_entry(keep, part)
     kept = int(counts.sum())
@@ -141,7 +142,8 @@ def _weigh(brief: Inspection, reader: Reader, part: Range, shared: Shared) -> In
         reader.take(scales, "scales")
     marks.append(reader.at)
     paired = modes.values in INTEGER and modes.code == NIBBLES
-    row = decode_symbols(reader, (kept + 1) >> 1 if paired else kept)
+    rows = (kept + 1) >> 1 if paired else kept
+    row = decode_symbols(reader, 0 if modes.values == "none" else rows)
     marks.append(reader.at)
     head = marks[0]
     names = ["mask", "scales", "symbols"]

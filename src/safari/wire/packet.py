@@ -129,6 +129,8 @@ def decode_packet(
     check_size(len(data), shared.layout.d, len(shared.layout.sizes))
     modes, part = read_packet_head(reader, shared, expect)
     check_size(len(data), part.span, part.entries.stop - part.entries.start)
+    if modes.values == "none":
+        raise WireError("the packet must hold numbers, this one holds a mask alone", 1)
     keep, vector = decode_body(reader, part, modes, shared)
     return Part(shared.layout, part.first, vector, keep, modes, expect)
 
@@ -250,7 +252,7 @@ def _weights(model: Model, choice: Choice) -> npt.NDArray[np.float64]:
     out[0] = 0
     out[1 + model.coordinates] += len(choice.values) / max(model.coordinates.size, 1)
     prunable = out[1 : layout.prunable_total + 1]
-    if choice.modes.mask == "flips":
+    if choice.modes.mask in ("flips", "swaps"):
         prunable[model.flips] += len(choice.mask) / max(int(model.flips.sum()), 1)
     elif choice.modes.mask == "coded":
         prunable += len(choice.mask) / max(layout.prunable_total, 1)

@@ -53,11 +53,13 @@ from safari.wire.symbols import (
 )
 
 VALUE_MODES = ("absolute", "difference", "bf16", "fp16", "int8", "qsgd", "step")
+# By their number on the wire; "none" is a mask without numbers.
+CODINGS = (*VALUE_MODES, "none")
 EXACT = frozenset({"absolute", "difference"})
 INTEGER = frozenset({"int8", "qsgd", "step"})
-MAX_CODE = {"absolute": 0, "difference": 3, "bf16": 0, "fp16": 0, "int8": 4, "qsgd": 4, "step": 4}
+MAX_CODE = {"absolute": 0, "difference": 3, "bf16": 0, "fp16": 0, "int8": 4, "qsgd": 4, "step": 4, "none": 0}
 # Modes in which every number has as many raw bits beside its symbol.
-RAW_BITS = {"absolute": 24, "bf16": 8, "fp16": 8}
+RAW_BITS = {"absolute": 24, "bf16": 8, "fp16": 8, "none": 0}
 # Symbols 1 to 255 of the difference mode turn with the exponent of the reference; 0 means no change.
 RING = 255
 
@@ -143,7 +145,8 @@ class ValueReader:
         self._scales = _read_scales(mode, reader, counts.size) if mode in INTEGER else None
         self._paired = mode in INTEGER and code == NIBBLES
         self._at = reader.at
-        self._row = decode_symbols(reader, (n + 1) >> 1 if self._paired else n)
+        rows = (n + 1) >> 1 if self._paired else n
+        self._row = decode_symbols(reader, 0 if mode == "none" else rows)
         at = reader.at
         self._fields = Fields(reader.take(reader.left, "raw bits"), at, "raw bits")
         if mode in RAW_BITS:
@@ -154,6 +157,8 @@ class ValueReader:
 
     def take(self, count: int, base: Floats | None) -> Floats:
         """The next `count` numbers; `base` is what the reference holds there, if they are relative."""
+        if self._mode == "none":
+            return np.zeros(count, np.float32)
         symbols = self._symbols(count)
         if self._mode == "absolute":
             raw = self._fields.take(count, RAW_BITS["absolute"])

@@ -16,6 +16,7 @@ from wire.samples import (
     EXTREMES,
     LOSSY_MODES,
     MASK_MODES,
+    NEW_MODES,
     lossy,
     small_layout,
     small_model,
@@ -31,6 +32,9 @@ AS_PACKETS = {
     "calm-step-coded",
     "two-sizes-absolute-coded",
     "named-difference-flips",
+    "calm-sign-flips-relative",
+    "calm-threshold-flips-relative",
+    "calm-unbiased-flips-relative",
 }
 # What the vectors state whose names begin so.
 IDENTITIES = {"named": Identity("Gerät 7", 300, bytes(range(8)))}
@@ -56,7 +60,7 @@ def cases():
     for name in ("blanks", "stripes"):
         numbers, kept, base = wide_model(wide, name == "stripes")
         yield f"{name}-step-coded", numbers, kept, "step", Shared(wide, base), "coded"
-    for values in LOSSY_MODES:
+    for values in (*LOSSY_MODES, *NEW_MODES):
         yield f"calm-{values}-coded", vector, mask, values, Shared(layout), "coded"
         shared = Shared(layout, reference, predicted)
         yield f"calm-{values}-flips-relative", vector, mask, values, shared, "flips"

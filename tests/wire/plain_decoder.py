@@ -307,10 +307,34 @@ def as_bits(number):
         return 0x7F800000 if number > 0 else 0xFF800000
 
 
+def sparse(source, kept, inside, base):
+    each = [sum(low <= i < high for i in kept) for low, high in inside]
+    sent = bitmap(source, [count for count in each if count])
+    inner = source.byte()
+    assert inner & 15 not in (7, 9)
+    chosen = [i for i, bit in enumerate(sent) if bit]
+    own = None if base is None else [base[i] for i in chosen]
+    numbers = values(source, inner & 15, inner >> 4, [kept[i] for i in chosen], inside, own)
+    out = [0] * len(kept) if base is None else list(base)
+    for i, number in zip(chosen, numbers, strict=True):
+        out[i] = number
+    return out
+
+
+def signs(source, kept, inside, base):
+    scales = [as_float(source.field(16) << 16) for _ in inside]
+    out = []
+    for i, place in enumerate(kept):
+        scale = next(x for x, (low, high) in zip(scales, inside, strict=True) if low <= place < high)
+        number = -scale if source.field(1) else scale
+        out.append(as_bits(number if base is None else as_float(base[i]) + number))
+    return out
+
+
 def values(source, mode, code, kept, inside, base):
     n = len(kept)
-    if mode == 7:
-        return [0] * n
+    if mode in OTHERS:
+        return OTHERS[mode](source, kept, inside, base)
     scales = []
     if mode in (4, 5):
         scales = [as_float(source.field(16) << 16) for _ in inside]
@@ -355,3 +379,6 @@ def values(source, mode, code, kept, inside, base):
             number = (-abs(whole) if negative else abs(whole)) * scale
         out.append(as_bits(number if base is None else as_float(base[i]) + number))
     return out
+
+
+OTHERS = {7: lambda source, kept, inside, base: [0] * len(kept), 8: signs, 9: sparse}

@@ -1,16 +1,21 @@
 """A sparse model as few bytes: frames, packets, and what they cost. Never imports torch."""
 
+from safari.modes import ValueMode
 from safari.wire.account import Bounds, Cost, bounds, costs, plain_costs
 from safari.wire.feedback import settle, with_residual
-from safari.wire.frame import Decoded, Info, decode, encode
+from safari.wire.frame import Decoded, Info, decode, encode, roundtrip
 from safari.wire.identity import Identity, IdentityError, Label
 from safari.wire.inspection import EntryDensity, Inspection, inspect
 from safari.wire.layout import WireLayout
 from safari.wire.masks import decode_mask, encode_mask
 from safari.wire.packet import Merged, Part, covered, decode_packet, merge, packet_label, packets
+from safari.wire.rounding import Lossy
+from safari.wire.rounding.levels import adaquant_levels
 from safari.wire.shared import Shared, SharedKnowledgeError, reference_digest
-from safari.wire.values import VALUE_MODES, Lossy
 from safari.wire.votes import Votes, decode_votes, encode_votes
+
+# The modes in which a frame can be asked for by name, "auto" apart.
+VALUE_MODES = tuple(mode for mode in ValueMode if mode is not ValueMode.AUTO)
 
 __all__ = [
     "VALUE_MODES",
@@ -28,8 +33,10 @@ __all__ = [
     "Part",
     "Shared",
     "SharedKnowledgeError",
+    "ValueMode",
     "Votes",
     "WireLayout",
+    "adaquant_levels",
     "bounds",
     "costs",
     "covered",
@@ -46,6 +53,7 @@ __all__ = [
     "packets",
     "plain_costs",
     "reference_digest",
+    "roundtrip",
     "settle",
     "with_residual",
 ]

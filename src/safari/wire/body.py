@@ -13,9 +13,10 @@ from safari.errors import SafariError, WireError
 from safari.wire.bitmap import decode_bitmap, encode_bitmap
 from safari.wire.bits import CHUNK, Reader
 from safari.wire.budget import coded_bits
+from safari.wire.kept import Kept
 from safari.wire.layout import Bools, Floats, Ints, WireLayout
 from safari.wire.shared import Shared, check_mask, check_vector
-from safari.wire.values import Kept, ValueReader
+from safari.wire.values import value_reader
 
 MASK_MODES = ("known", "flips", "coded", "swaps")
 # How many coordinates are counted at a time to find out which to decode together.
@@ -197,7 +198,8 @@ def decode_body(reader: Reader, part: Range, modes: Modes, shared: Shared) -> tu
     reference = None
     if modes.relative and shared.wire_reference is not None:
         reference = shared.wire_reference[part.first : part.end]
-    values = ValueReader(modes.values, modes.code, reader, kept_by_entry(keep, part))
+    counts = kept_by_entry(keep, part)
+    values = value_reader(modes.values, modes.code, modes.relative, reader, counts)
     vector = np.zeros(part.span, np.float32)
     for window in _windows(keep):
         places = np.flatnonzero(keep[window])

@@ -12,7 +12,7 @@ from safari.wire.frame import decode, encode
 from safari.wire.identity import Identity
 from safari.wire.layout import Floats, Ints, WireLayout
 from safari.wire.masks import decode_mask, encode_mask
-from safari.wire.values import Lossy
+from safari.wire.rounding import Lossy
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,11 +14,10 @@ from safari.config import Wire
 from safari.engine.lossy import encodable, seen
 from safari.engine.world import World
 from safari.models import Layout
+from safari.modes import ValueMode
 from safari.pruning import PRUNERS
 from safari.seeds import generator
 from safari.wire import Lossy, Shared, WireLayout, encode, inspect
-
-EXACT = ("auto", "absolute", "difference")
 
 
 def wire_layout(layout: Layout) -> WireLayout:
@@ -42,7 +41,7 @@ class Mail:
         self._world, self._x, self._t = world, x, t
         every = world.config.wire.every
         self.counts = every > 0 and (t % every == 0 or t + 1 == world.config.rounds)
-        self.lossy = world.config.wire.values not in EXACT
+        self.lossy = not ValueMode(world.config.wire.values).exact
         self.residual = residual if residual is None else residual.clone()
         self._up: list[int] = []
         self._modes: Counter[str] = Counter()
@@ -122,4 +121,6 @@ class Mail:
         return self._world.mask(self._x, 0, self._t, other)
 
     def _choices(self, wire: Wire, client: int) -> Lossy:
-        return Lossy(wire.bits, wire.step, generator(self._world.seed, "wire", client, self._t), wire.ratio)
+        rng = generator(self._world.seed, "wire", client, self._t)
+        more = {"fraction": wire.fraction, "threshold": wire.threshold}
+        return Lossy(wire.bits, wire.step, rng, wire.ratio, **more)

@@ -1,9 +1,9 @@
-"""What a lossy upload costs the simulator: rounded on tensors, by `roundtrip` in numpy, or through real bytes.
+"""What a lossy upload costs the simulator: rounded on tensors, by `roundtrip` in numpy, or through bytes.
 
     python benchmarks/wire_roundtrip.py --json results/wire/roundtrip.json
 
-ResNet-20 at 80% and dense, ten clients with one mask, changes as Adam makes them. Medians over the repetitions of
-the processor seconds for all ten clients, on one thread (torch is told so).
+ResNet-20 at 80% and dense, ten clients with one mask, changes as Adam makes them. Medians over the
+repetitions of the processor seconds for all ten clients, on one thread (torch is told so).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def measure(sparsity, repeat):
     for values in (*TENSOR_MODES, *OTHER_MODES):
         row = {"sparsity": sparsity, "values": values}
         if values in TENSOR_MODES:
-            choices = lambda: [lossy(c) for c in range(CLIENTS)]  # noqa: E731
+            choices = lambda: [lossy(c) for c in range(CLIENTS)]
             row["tensors"] = seconds(lambda: seen(*tensors, wire, values, choices(), tensors[1]), repeat)
         row["roundtrip"] = seconds(
             lambda: [roundtrip(v, mask, shared, values, lossy(c)) for c, v in enumerate(several)], repeat

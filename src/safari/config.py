@@ -168,6 +168,11 @@ class Evaluation:
     """When and how the global model is tested."""
 
     every: int = _f(1, "rounds between two evaluations; the last round is always evaluated", least=1)
+    pairs: bool = _f(
+        False,
+        "also evaluate the round before each evaluated one: averaging may alternate from round to round, and "
+        "an even `every` alone would see one phase of it",
+    )
     batch: int = _f(1000, "test samples in one forward pass", least=1)
     validation: float = _f(
         0.0,
@@ -178,6 +183,14 @@ class Evaluation:
     )
     last: int = _f(20, "final accuracy is the mean over the evaluations of so many last rounds", least=1)
     target: float = _f(0.85, "top-1 accuracy for 'rounds to target'", above=0.0, most=1.0)
+
+    def is_due(self, done: int, rounds: int) -> bool:
+        """Whether the model is tested after `done` of `rounds` rounds.
+
+        >>> [done for done in range(1, 12) if Evaluation(every=4, pairs=True).is_due(done, 11)]
+        [3, 4, 7, 8, 10, 11]
+        """
+        return any(after % self.every == 0 or after == rounds for after in (done, done + 1)[: 1 + self.pairs])
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from safari.errors import SafariError, WireError
 from safari.modes import ValueMode
 from safari.wire import (
-    VALUE_MODES,
     Lossy,
     Shared,
     adaquant_levels,
@@ -246,7 +245,8 @@ def test_other_inner_codings_are_refused(byte, problem):
 
 
 def test_modes_are_one_enum_of_plain_strings():
-    assert [str(mode) for mode in VALUE_MODES] == [
+    assert [str(mode) for mode in ValueMode] == [
+        "auto",
         "absolute",
         "difference",
         *LOSSY_MODES,

@@ -121,6 +121,4 @@ class Mail:
         return self._world.mask(self._x, 0, self._t, other)
 
     def _choices(self, wire: Wire, client: int) -> Lossy:
-        rng = generator(self._world.seed, "wire", client, self._t)
-        more = {"fraction": wire.fraction, "threshold": wire.threshold}
-        return Lossy(wire.bits, wire.step, rng, wire.ratio, **more)
+        return Lossy.of(wire, generator(self._world.seed, "wire", client, self._t))

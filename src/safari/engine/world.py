@@ -164,7 +164,7 @@ class World:
         `tester`: what runs the module in a way of its own.
         """
         evaluation = self.config.evaluation
-        if (t + 1) % evaluation.every and t + 1 != self.config.rounds:
+        if not evaluation.is_due(t + 1, self.config.rounds):
             return None
         self.layout.write(self.module, model)
         module = self.fresh_module()

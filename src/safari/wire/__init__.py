@@ -14,11 +14,7 @@ from safari.wire.rounding.levels import adaquant_levels
 from safari.wire.shared import Shared, SharedKnowledgeError, reference_digest
 from safari.wire.votes import Votes, decode_votes, encode_votes
 
-# The modes in which a frame can be asked for by name, "auto" apart.
-VALUE_MODES = tuple(mode for mode in ValueMode if mode is not ValueMode.AUTO)
-
 __all__ = [
-    "VALUE_MODES",
     "Bounds",
     "Cost",
     "Decoded",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -28,6 +29,30 @@ INNER = (
     ValueMode.QSGD,
     ValueMode.SIGN,
 )
+
+
+class LossyOptions(Protocol):
+    """Where the options of lossy modes can be read."""
+
+    @property
+    def bits(self) -> int:
+        """As in `Lossy`."""
+
+    @property
+    def step(self) -> float:
+        """As in `Lossy`."""
+
+    @property
+    def ratio(self) -> float:
+        """As in `Lossy`."""
+
+    @property
+    def fraction(self) -> float:
+        """As in `Lossy`."""
+
+    @property
+    def threshold(self) -> float:
+        """As in `Lossy`."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +81,18 @@ class Lossy:
     fraction: float = 0.05
     threshold: float = 0.005
     inner: str = ValueMode.AUTO
+
+    @classmethod
+    def of(cls, options: LossyOptions, rng: np.random.Generator | None) -> Lossy:
+        """The options of a config's section [wire], or of anything else that has them."""
+        return cls(
+            bits=options.bits,
+            step=options.step,
+            rng=rng,
+            ratio=options.ratio,
+            fraction=options.fraction,
+            threshold=options.threshold,
+        )
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 8:

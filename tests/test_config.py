@@ -139,6 +139,7 @@ LIMITS = [
     ("evaluation.target", 0, "evaluation.target must be above 0.0, got 0"),
     ("evaluation.target", 1.5, "evaluation.target must be at most 1.0, got 1.5"),
     ("checkpoint.every", 0, "checkpoint.every must be at least 1, got 0"),
+    ("checkpoint.keep", 0, "checkpoint.keep must be at least 1, got 0"),
     ("diagnostics.every", -1, "diagnostics.every must be at least 0, got -1"),
 ]
 

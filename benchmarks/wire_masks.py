@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from safari.engine.mail import wire_layout
+from safari.engine.codec import wire_layout
 from safari.models import Layout, resnet20
 from safari.wire import encode_mask, encode_votes
 

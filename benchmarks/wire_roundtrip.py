@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from safari.engine.codec import wire_layout
 from safari.engine.lossy import seen
-from safari.engine.mail import wire_layout
 from safari.models import Layout, resnet20
 from safari.wire import Lossy, Shared, decode, encode, roundtrip
 

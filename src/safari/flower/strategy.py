@@ -39,7 +39,7 @@ from safari.flower.selection import Selection, select
 from safari.flower.settings import check_arguments, settings
 from safari.models import Layout
 from safari.seeds import generator
-from safari.wire import VALUE_MODES
+from safari.wire import ValueMode
 
 _log = logging.getLogger("flwr")
 # Lines of a round in the log; the records hold all.
@@ -114,7 +114,7 @@ class SafariStrategy(Strategy):
         self._first = self.layout.read(self.module)
         self._server: Server | None = None
         self._handed_in: Tensor | None = None
-        self._downloads = Downloads(download) if download in VALUE_MODES else None
+        self._downloads = Downloads(download) if download in tuple(ValueMode) else None
         self._sent: Broadcast | None = None
         self._messages: list[Message] = []
         self._chosen = Selection((), (), ())

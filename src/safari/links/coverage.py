@@ -93,7 +93,7 @@ def coverage(layout: WireLayout, edges: Ints, delivered: Sequence[bool] | Bools)
 
 
 def _non_negative(rows: npt.NDArray[np.float64], shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Least squares of shares = rows · costs with costs of at least 0: every subset of the columns is tried."""
+    """Least squares of shares = rows · costs with costs of at least 0; every subset of columns is tried."""
     best, least = np.full(3, 1.0 / max(1.0, rows.sum())), np.inf
     for used in range(1, 8):
         columns = [i for i in range(3) if used >> i & 1 and rows[:, i].any()]

@@ -129,7 +129,8 @@ def round_record(
     """A round's record, as our engines write it, and beside it what only a real network has.
 
     `reasons` says why each of the missing is; `nodes` which node was which client; `ignored` names replies
-    that belong to nobody; `resumed` marks the first round of a process that found a checkpoint.
+    that belong to nobody; `resumed` marks the first round of a process that found a checkpoint; `evaluation`
+    says who was asked to test the new model, where anybody was.
     """
     masks = MaskCount(layout)
     arrived = [collected.replies[seat] for seat in outcome.arrived]
@@ -158,6 +159,7 @@ def round_record(
         "nodes": {str(seat): str(node) for seat, node in collected.nodes.items()},
         "ignored": list(collected.ignored),
         "resumed": resumed,
+        "evaluation": None,
     }
 
 

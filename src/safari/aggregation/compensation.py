@@ -57,10 +57,14 @@ class Round:
 
     @cached_property
     def kept(self) -> Tensor:
-        """A bool for each number of the model: did any arrival keep it? All False when nobody arrived."""
+        """A bool for each number of the model: did any arrival keep it? True as well where nothing arrived:
+        then nothing was cut."""
+        if not len(self.masks):
+            return self.masks.new_ones(self.masks.shape[1])
+        if self.came is not None:
+            return (self.masks & self.came).any(0) | ~self.came.any(0)
         # An expanded view is one mask; there is no need to read it once for every client.
-        shared = len(self.masks) > 0 and self.masks.stride(0) == 0
-        return self.masks[0] if shared else self.masks.any(0)
+        return self.masks[0] if self.masks.stride(0) == 0 else self.masks.any(0)
 
     @property
     def present(self) -> Tensor:
@@ -166,8 +170,7 @@ def with_rest(out: Tensor, round: Round, rest: float, part: slice = slice(None))
     """The sum with what is left to the old model, within what the arrivals kept."""
     if not rest:
         return out
-    x = round.global_model[part]
-    return out + rest * (x * round.kept[part] if len(round.arrived) else x)
+    return out + rest * (round.global_model[part] * round.kept[part])
 
 
 def _refuse_infinite(round: Round, decision: Decision, out: Tensor, name: str) -> None:

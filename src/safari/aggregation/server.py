@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from safari.aggregation.blocks import aggregate
-from safari.aggregation.checks import begin, describe, whole, whole_ids
+from safari.aggregation.checks import describe, first_state, whole, whole_ids
 from safari.aggregation.compensation import Compensation, Round, State
 from safari.aggregation.registry import RULES
+from safari.aggregation.steps import STEPS, ServerStep, advance, chain
+from safari.aggregation.steps.average import AVERAGE
 from safari.errors import SafariError, one_of
 
 Vector = Tensor | np.ndarray
@@ -61,6 +63,14 @@ class Server:
     parameters: int
     rule: Compensation
     state: State
+    steps: ServerStep | None = None
+    step_state: State = field(default_factory=dict)
+
+    @property
+    def average(self) -> Tensor | None:
+        """The running average of the models so far; None where no step keeps one (`steps.average`)."""
+        found = (t for name, t in self.step_state.items() if name.rpartition(".")[2] == AVERAGE)
+        return next(found, None)
 
     @classmethod
     def start(
@@ -71,11 +81,15 @@ class Server:
         *,
         weights: Sequence[float] | None = None,
         parameters: int | None = None,
+        steps: Sequence[str | ServerStep] = (),
     ) -> Server:
         """A server before its first round.
 
-        `weights`: one positive number a client (say, its sample count); equal by default. `parameters`:
-        how many numbers, from the front, are parameters (all by default): similarity looks at them alone.
+        `model`: the first global model. `clients`: how many there are. `rule`: what to do about the missing,
+        a name or a Compensation. `weights`: one positive number a client (say, its sample count); equal by
+        default. `parameters`: how many numbers, from the front, are parameters (all by default): similarity
+        looks at them alone. `steps`: what is done with the change that the weighted sum gave, in this order:
+        names or ServerSteps.
         """
         vector = _start_vector(model)
         if vector.ndim != 1 or not len(vector) or not bool(torch.isfinite(vector).all()):
@@ -92,13 +106,17 @@ class Server:
         if clients < 1:
             raise SafariError(f"clients must be at least 1, got {clients}")
         rule = _rule(rule)
+        links = _steps(steps)
+        following = chain(*links) if links else None
         return cls(
             model=vector,
             round=0,
             weights=_shares(weights, clients).to(vector.device),
             parameters=len(vector) if parameters is None else parameters,
             rule=rule,
-            state=begin(rule, clients, len(vector), vector.device),
+            state=first_state(rule, clients, len(vector), vector.device),
+            steps=following,
+            step_state=following.init(vector) if following else {},
         )
 
     def step(
@@ -196,7 +214,11 @@ class Server:
             came=came,
         )
         decision, model, state = aggregate(self.rule, self.state, view)
-        following = replace(self, model=model, round=self.round + 1, state=state)
+        step_state = self.step_state
+        if self.steps is not None:
+            updated = len(ids) > 0 or decision.b is not None
+            model, step_state = advance(self.steps, step_state, view, model, updated=updated)
+        following = replace(self, model=model, round=self.round + 1, state=state, step_state=step_state)
         arrived = set(ids)
         outcome = Outcome(
             arrived=tuple(ids),
@@ -272,6 +294,23 @@ def _rule(rule: object) -> Compensation:
         hint = f"; call it: rule={rule.__name__}()" if isfunction(rule) else ""
         raise SafariError(f"rule must be a name or a Compensation, got {describe(rule)}{hint}")
     return rule
+
+
+def _steps(steps: object) -> list[ServerStep]:
+    if isinstance(steps, str) or not isinstance(steps, Sequence):
+        raise SafariError(f"steps must be a list of names and ServerSteps, got {describe(steps)}")
+    return [_step(step) for step in steps]
+
+
+def _step(step: object) -> ServerStep:
+    if isinstance(step, str):
+        if step not in STEPS:
+            raise SafariError(one_of("steps", step, STEPS))
+        return replace(STEPS[step](), name=f"step {step}")
+    if not isinstance(step, ServerStep):
+        hint = f"; call it: steps=[{step.__name__}()]" if isfunction(step) else ""
+        raise SafariError(f"steps must hold names and ServerSteps, got {describe(step)}{hint}")
+    return step
 
 
 def _shares(weights: Sequence[float] | None, clients: int) -> Tensor:

@@ -33,9 +33,10 @@ from safari.plugins import first_line, known
 from safari.runs import RunFolder, Trial, done_records, seeds_of, summarise
 from safari.runs.code import keep_code, refuse_changed_code
 from safari.runs.measure import Record
+from safari.runs.versions import note_version
 from safari.toml import read_toml
 from safari.trust import Trust, contacts, is_of_a_run, needs, remember, trusting
-from safari.version import __version__
+from safari.version import __version__, code_version
 
 Round = tuple[State, Record, dict[str, float]]
 RoundFunction = Callable[[State], Round]
@@ -273,6 +274,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return {
         "safari": __version__,
+        "code": code_version(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
@@ -293,6 +295,8 @@ def _run_arms(run: RunFolder, world: World, engine: RoundFunction, watchers: Seq
         for record in done_records(trial, rounds):
             for watcher in watchers:
                 watcher.round(trial, record)
+        if state.round < rounds:
+            note_version(trial, state.round + 1)
         arms.append((trial, state))
     # Side by side: one round of each arm in turn.
     while arms := [(trial, state) for trial, state in arms if state.round < rounds]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from safari.aggregation import Compensation, Decision, Round
+from safari.aggregation import Compensation, Decision, Round, ServerStep
 from safari.errors import ConfigError, DataError, SafariError
 from safari.links import Link
 from safari.seeds import generator, torch_generator
@@ -109,6 +109,16 @@ def checked_rule(rule: Compensation, where: str) -> Compensation:
 
     checked = replace(rule, apply=apply, name=where)
     return checked if rule.learn is None else replace(checked, learn=learn, respond=respond)
+
+
+def checked_step(step: ServerStep, where: str) -> ServerStep:
+    """A user's server step by its name; the server looks at what it returns."""
+    return ServerStep(
+        init=lambda model: hosted(where, lambda: step.init(model)),
+        apply=lambda state, change, round: hosted(where, lambda: step.apply(state, change, round)),
+        observe=lambda state, model, round: hosted(where, lambda: step.observe(state, model, round)),
+        name=where,
+    )
 
 
 def rehearse(world: World, rule: Compensation) -> None:

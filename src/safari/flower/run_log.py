@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from safari.aggregation import Outcome, Server, to_tensors, with_tensors
+from safari.aggregation import Outcome, Server, to_tensors
 from safari.config import Config
-from safari.engine.average import AVERAGE, saved_average
 from safari.engine.experiment import environment
-from safari.engine.state import meaning, refuse_changes
+from safari.engine.state import meaning, refuse_changes, saved_server
 from safari.errors import RunError
 from safari.flower.broadcast import Broadcast
 from safari.flower.collect import Collected
@@ -56,14 +55,12 @@ class RunLog:
         # Asked for fewer rounds than are done, the run is as long as it is.
         return cls(RunFolder(path, replace(config, rounds=max(config.rounds, trial.done()))), trial, layout)
 
-    def load(
-        self, server: Server, roster: Roster, average: Tensor | None
-    ) -> tuple[Server, Roster, Tensor | None]:
-        """Server, roster and running average as of the last checkpoint; as they are where there is none.
+    def load(self, server: Server, roster: Roster) -> tuple[Server, Roster]:
+        """Server and roster as of the last checkpoint; as they are where there is none.
 
         Nothing in the folder changes before all of the checkpoint is found to fit.
         """
-        found = server, roster, average
+        found = server, roster
         if self.trial.checkpoint.exists():
             found = self._found(read_checkpoint(self.trial.checkpoint), server)
         there = RunFolder.open(self.run.path)
@@ -74,7 +71,7 @@ class RunLog:
             self.run.write("config.toml", to_toml(wanted))
         return found
 
-    def _found(self, saved: Saved, server: Server) -> tuple[Server, Roster, Tensor | None]:
+    def _found(self, saved: Saved, server: Server) -> tuple[Server, Roster]:
         model = saved.tensors.get("model")
         if saved.facts.get("layout") != self.layout.digest or model is None:
             raise RunError(
@@ -91,25 +88,23 @@ class RunLog:
                 "become more, not fewer"
             )
         refuse_changes(saved, replace(self.run.config, clients=known.clients), self.trial)
-        found = saved_average(saved, self.run.config, self.trial, server.model.device)
-        server = with_tensors(server, saved.round, saved.tensors)
+        server = saved_server(saved, server, self.run.config, self.trial)
         if clients > known.clients:
             server, known = grown(server, clients), replace(known, clients=clients)
-        return server, known, found
+        return server, known
 
     def write(self, record: Mapping[str, Any], seconds: Mapping[str, float]) -> None:
         """Add a round's line."""
         self.trial.append(record, seconds)
 
-    def save(self, server: Server, roster: Roster, average: Tensor | None) -> None:
+    def save(self, server: Server, roster: Roster) -> None:
         """Make a checkpoint of the round that is done."""
         facts = {
             "layout": self.layout.digest,
             "config": meaning(self.run.config, self.trial.arm),
             "roster": roster.to_json(),
         }
-        more = {} if average is None else {AVERAGE: average}
-        saved = Saved(server.round, to_tensors(server) | more, facts)
+        saved = Saved(server.round, to_tensors(server), facts)
         self.trial.save(saved, self.run.config.checkpoint.keep)
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ _EFFECTIVE: dict[str, tuple[str, ...]] = {
     "cohort": (),
     "pruning": ("pruner", "sparsity"),
     "wire": ("values", "bits", "step", "ratio", "feedback"),
-    "aggregation": ("weights", "average"),
+    "aggregation": ("weights", "average", "steps"),
     "evaluation": ("last", "target"),
     "checkpoint": ("every", "keep"),
 }

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from safari.aggregation import Compensation, Server
 from safari.config import Config
-from safari.engine.average import begin_average, next_average
-from safari.engine.world import rule_of
+from safari.engine.world import rule_of, steps_of
 from safari.errors import ConfigError, RunError, SafariError
 from safari.flower.arrays import dense_record, dense_vector, others_of, state_names
 from safari.flower.broadcast import Broadcast, broadcast
@@ -123,7 +122,6 @@ class SafariStrategy(Strategy):
         self._others = others_of(ArrayRecord(dict(self.module.state_dict())), self._names)
         self._first = self.layout.read(self.module)
         self._server: Server | None = None
-        self._average: Tensor | None = None
         self._handed_in: Tensor | None = None
         self._downloads = Downloads(download) if download in VALUE_MODES else None
         self._sent: Broadcast | None = None
@@ -156,7 +154,8 @@ class SafariStrategy(Strategy):
     @property
     def averaged(self) -> ArrayRecord | None:
         """The running average of the models likewise; None where `aggregation.average` asks for none."""
-        return None if self._average is None else self._dense(self._average)
+        average = None if self._server is None else self._server.average
+        return None if average is None else self._dense(average)
 
     def summary(self) -> None:
         """Log what the strategy was asked to do."""
@@ -202,7 +201,7 @@ class SafariStrategy(Strategy):
                     log.write(self._line, seconds)
                     done = self.server.round
                     if done % self.config.checkpoint.every == 0 or done == num_rounds:
-                        log.save(self.server, self.roster, self._average)
+                        log.save(self.server, self.roster)
                 arrived_ever = arrived_ever or not self._line["lost"]
                 self._count_lost()
             if self.server.round > first and not arrived_ever and self.give_up is not None:
@@ -268,7 +267,6 @@ class SafariStrategy(Strategy):
         masks = {seat: reply.mask for seat, reply in collected.replies.items()}
         came = {seat: r.came for seat, r in collected.replies.items() if r.came is not None}
         self._server, outcome = server.step(received, cohort, masks, came)
-        self._average = next_average(self._average, self.server.model, server.round, self.config)
         outcome = replace(outcome, refused={**collected.refused, **outcome.refused})
         self._line = round_record(
             self.layout, sent, collected, outcome, before.cpu(), self.server.model.cpu(), self._resumed
@@ -356,7 +354,7 @@ class SafariStrategy(Strategy):
                 return
             log = RunLog.open(self.run, self.config, self.layout)
             with log.run.writing():
-                self._server, self.roster, self._average = log.load(self.server, self.roster, self._average)
+                self._server, self.roster = log.load(self.server, self.roster)
                 self._resumed = self._among_strangers = self.server.round > 0
                 if self._resumed:
                     _log.info("Going on after round %s of %s", self.server.round, self.run)
@@ -374,8 +372,13 @@ class SafariStrategy(Strategy):
         if initial is not None and len(initial):
             vector = dense_vector(initial, self.layout)
             self._others |= others_of(initial, self._names)
-        self._server = Server.start(vector, self.config.clients, self.rule, parameters=self.layout.parameters)
-        self._average = begin_average(self._server.model, self.config)
+        self._server = Server.start(
+            vector,
+            self.config.clients,
+            self.rule,
+            parameters=self.layout.parameters,
+            steps=steps_of(self.config),
+        )
 
     def _take_over(self, arrays: ArrayRecord) -> None:
         """Go on with the model that a strategy around this one hands in; our own `start` hands in none."""

@@ -17,11 +17,11 @@ import torch
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from flower.deploy import Federation
 from flower.kit import NODES, Loopback, Net, good_app, lines_of, net, train_a_bit
 from safari.errors import ConfigError, SafariError
 from safari.flower import Datagrams, SafariStrategy, masked, masks_of, sparse, sparse_mod
 from safari.flower.datagrams import check_tls
+from safari.net.certificates import fetch_authority, fingerprint, make_certificates
 from safari.net.path import Conditions
 from safari.net.udp import Relay
 
@@ -210,7 +210,8 @@ def test_without_tls_no_secret_leaves():
 @contextmanager
 def tls_server(folder, speaks_tls: bool):
     """A port with or without TLS, under certificates of our own."""
-    Federation(folder, 0)._certificates()
+    if not (folder / "ca.crt").exists():
+        make_certificates(folder, ["127.0.0.1"])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "server.crt", folder / "server.key")
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -242,8 +243,7 @@ def test_the_control_channel_is_asked_for_its_certificate(tmp_path):
         check_tls(f"127.0.0.1:{port}", tmp_path / "ca.crt")
     # Certificates of another authority.
     stranger = tmp_path / "stranger"
-    stranger.mkdir()
-    Federation(stranger, 0)._certificates()
+    make_certificates(stranger, ["127.0.0.1"])
     with (
         tls_server(tmp_path, speaks_tls=True) as port,
         pytest.raises(SafariError, match="must speak TLS"),
@@ -255,6 +255,24 @@ def test_the_control_channel_is_asked_for_its_certificate(tmp_path):
         check_tls("nowhere", tmp_path / "ca.crt")
     with pytest.raises(SafariError, match=r"root_certificates .* cannot be read"):
         check_tls("127.0.0.1:1", tmp_path / "no such file")
+
+
+def test_an_authority_is_known_by_its_fingerprint(tmp_path):
+    ca = make_certificates(tmp_path, ["127.0.0.1"]).authority.read_bytes()
+    assert (tmp_path / "server.key").stat().st_mode & 0o777 == 0o600
+    with tls_server(tmp_path, speaks_tls=True) as port:
+        assert fetch_authority("127.0.0.1", port, fingerprint(ca).upper()) == ca
+    with (
+        tls_server(tmp_path, speaks_tls=True) as port,
+        pytest.raises(
+            SafariError, match="fingerprint must be of a certificate that 127"
+        ),
+    ):
+        fetch_authority("127.0.0.1", port, "00" * 32)
+    with pytest.raises(SafariError, match="no certificate can be had from 127"):
+        fetch_authority("127.0.0.1", 1, "00" * 32)
+    with pytest.raises(SafariError, match="the certificate cannot be read"):
+        fingerprint(b"nonsense")
 
 
 def test_an_insecure_control_channel_stops_the_strategy_before_anything_is_sent(tmp_path):

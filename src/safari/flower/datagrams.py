@@ -214,7 +214,7 @@ def check_tls(address: str, root_certificates: Path) -> None:
         context = ssl.create_default_context(cafile=str(root_certificates))
     except (OSError, ssl.SSLError) as error:
         raise SafariError(f"root_certificates {root_certificates} cannot be read: {error}") from error
-    context.set_alpn_protocols(["h2"])
+    context.set_alpn_protocols(["h2", "http/1.1"])
     host = host.strip("[]")
     try:
         with socket.create_connection((host, int(port)), _HANDSHAKE) as plain:

@@ -121,7 +121,7 @@ class Job:
         # The draws of our own engines, where a client is a number.
         client = int(self.client) if self.client.isdecimal() else self.client
         rng = generator(self.instructions.seed, "wire", client, self.instructions.round)
-        return Lossy(self.instructions.bits, self.instructions.step, rng, self.instructions.ratio)
+        return Lossy.of(self.instructions, rng)
 
     def _packets(self, vector: Tensor) -> list[bytes]:
         from safari.net.client import PACKET

@@ -41,7 +41,7 @@ from safari.flower.selection import Selection, select
 from safari.flower.settings import check_arguments, settings
 from safari.models import Layout
 from safari.seeds import generator
-from safari.wire import VALUE_MODES
+from safari.wire import ValueMode
 
 if TYPE_CHECKING:
     from safari.flower.datagrams import Datagrams
@@ -124,7 +124,7 @@ class SafariStrategy(Strategy):
         self._first = self.layout.read(self.module)
         self._server: Server | None = None
         self._handed_in: Tensor | None = None
-        self._downloads = Downloads(download) if download in VALUE_MODES else None
+        self._downloads = Downloads(download) if download in tuple(ValueMode) else None
         self._sent: Broadcast | None = None
         self._messages: list[Message] = []
         self._chosen = Selection((), (), ())

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from safari.errors import SafariError
+from safari.wire import Lossy
 from safari.wire.identity import Identity
 from safari.wire.layout import Bools, Floats, Ints, WireLayout
 from safari.wire.packet import covered_range, packets
 from safari.wire.shared import Shared
-from safari.wire.values import Lossy
 
 
 @dataclass(frozen=True)

@@ -224,8 +224,9 @@ def _habits(rng: np.random.Generator, alpha: float) -> Speaker:
 
 def _mixed(one: Speaker, other: Speaker, share: float) -> Speaker:
     def mix(a: Floats, b: Floats) -> Floats:
-        found = (1 - share) * a + share * b
-        return found / found.sum()
+        found: Floats = (1 - share) * a + share * b
+        found /= found.sum()
+        return found
 
     return Speaker(
         mix(one.templates, other.templates),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -16,7 +13,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from safari.runs import RunFolder, Trial
+from safari.runs import RoundRecord, RunFolder, Trial
 
 
 class Bars:
@@ -54,14 +51,14 @@ class Bars:
         """Print a line about the run."""
         self._console.print(f"note: {text}", highlight=False, markup=False, soft_wrap=True)
 
-    def round(self, trial: Trial, record: Mapping[str, Any]) -> None:
+    def round(self, trial: Trial, record: RoundRecord) -> None:
         """Move an arm's bar by a round."""
         task = self._tasks[trial.arm]
-        if record["refused"] and trial.arm not in self._warned:
+        if record.refused and trial.arm not in self._warned:
             self._warned.add(trial.arm)
-            client, reason = next(iter(record["refused"].items()))
+            client, reason = next(iter(record.refused.items()))
             self.note(
-                f"{trial.arm}, seed {trial.seed}, round {record['round']}: {len(record['refused'])} updates "
+                f"{trial.arm}, seed {trial.seed}, round {record.round}: {len(record.refused)} updates "
                 f"were refused (client {client}: {reason}); said once an arm, the table counts all"
             )
         if record["top1"] is None:
@@ -70,8 +67,8 @@ class Bars:
         score = f"top-1 {record['top1']:6.1%}  loss {_loss(record['loss'])}"
         self._progress.update(task, advance=1, score=score)
         tenth = max(1, self._rounds // 10)
-        if not self._live and (record["round"] % tenth == 0 or record["round"] == self._rounds):
-            place = f"{trial.arm}  seed {trial.seed}  round {record['round']}/{self._rounds}"
+        if not self._live and (record.round % tenth == 0 or record.round == self._rounds):
+            place = f"{trial.arm}  seed {trial.seed}  round {record.round}/{self._rounds}"
             self._console.print(f"{place}  {score}", highlight=False)
 
     def stop(self) -> None:

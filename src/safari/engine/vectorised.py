@@ -34,14 +34,15 @@ from safari.engine.stack.train import train_stacked
 from safari.engine.stack.trial import picture_format
 from safari.engine.state import State
 from safari.engine.world import World
-from safari.runs.measure import MaskCount, Record, Stopwatch
+from safari.runs.measure import MaskCount, Stopwatch
+from safari.runs.record import RoundRecord
 
 # Samples that try out a way of stacking: enough for batch norm's statistics, and an even number.
 _TRIAL_SAMPLES = 8
 
 T = TypeVar("T")
 
-Round = tuple[State, Record, dict[str, float]]
+Round = tuple[State, RoundRecord, dict[str, float]]
 # Waits for a group's training: the models, the mean losses, and the seconds from the first start to the end.
 Training = Callable[[], tuple[Tensor, Tensor, float]]
 

@@ -32,6 +32,7 @@ from safari.links import LINKS, Link, Setting
 from safari.models import MODELS, Layout
 from safari.plugins import check_call, check_options, named_arguments, resolve
 from safari.pruning import PRUNERS, Batch, Pruner, as_pruner, compute_mask, kept_count
+from safari.runs.metrics import RunMetrics
 from safari.seeds import derive, generator, torch_generator
 from safari.tasks import TASKS, Task
 from safari.training import draw_batches, evaluate
@@ -236,6 +237,7 @@ def assemble(config: Config, seed: int, data: Data) -> World:
     task = problems.attempt(partial(task_of, config))
     if task is not None:
         problems.attempt(partial(check_task, task, data))
+        problems.attempt(partial(RunMetrics.of, task))
     if module is not None:
         sizes = problems.attempt(partial(Layout.of, module))
         if sizes is not None:

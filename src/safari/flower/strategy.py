@@ -34,6 +34,7 @@ from safari.flower.roster import Roster
 from safari.flower.run_log import RunLog, round_record, with_scores
 from safari.flower.settings import check_arguments, settings
 from safari.models import Layout
+from safari.runs.record import RoundRecord
 from safari.seeds import generator
 from safari.wire import VALUE_MODES
 
@@ -103,7 +104,7 @@ class SafariStrategy(Strategy):
         self._timeout = math.inf
         self._started = False
         self._resumed = False
-        self._line: dict[str, Any] = {}
+        self._line = RoundRecord(round=1, arrived=(), missing=(), metrics={})
 
     @property
     def server(self) -> Server:

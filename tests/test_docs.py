@@ -39,6 +39,8 @@ from safari.plugins import options_of
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md"))]
+# Pages whose code needs an optional library, and the extra that brings it.
+NEEDS = {"flower.md": ("flwr", "flower"), "data.md": ("flwr_datasets", "hf")}
 LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"")
 FENCE = re.compile(r"^```(.*?)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
@@ -99,8 +101,9 @@ WITH_CODE = [page for page in PAGES if {"python", "console", "toml"} & {b.langua
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
 def test_every_block_of_a_page_does_what_it_says(page, page_module, tmp_path, monkeypatch, capsys):
-    if page.name == "flower.md":
-        pytest.importorskip("flwr", reason="needs the extra flower: pip install 'safari-fl[flower]'")
+    if page.name in NEEDS:
+        library, extra = NEEDS[page.name]
+        pytest.importorskip(library, reason=f"needs the extra {extra}: pip install 'safari-fl[{extra}]'")
     for block in blocks_of(page):
         place = f"{name_of(page)}, line {block.line}"
         if block.language == "toml" and "wrong" not in block.words:

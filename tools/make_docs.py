@@ -151,6 +151,8 @@ def _limited(kind: str, limits: Mapping[str, Any]) -> str:
 
 
 def _kind(name: str, hint: Any) -> str:
+    if hint == tuple[Plug, ...]:
+        return "a list of names and tables"
     return "a list of rules" if name == "arms" else spell(hint)
 
 

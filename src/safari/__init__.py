@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from safari.version import __version__
 
 if TYPE_CHECKING:
-    from safari.aggregation import Compensation, Decision, Outcome, Round, Server, stand_in
+    from safari.aggregation import Compensation, Decision, Outcome, Round, Server, ServerStep, stand_in
     from safari.config import Config, parse
     from safari.data import Data
     from safari.engine import resume, run
@@ -33,6 +33,7 @@ __all__ = [
     "Round",
     "SafariError",
     "Server",
+    "ServerStep",
     "__version__",
     "parse",
     "prune",
@@ -42,7 +43,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "aggregation": ("Compensation", "Decision", "Outcome", "Round", "Server", "stand_in"),
+    "aggregation": ("Compensation", "Decision", "Outcome", "Round", "Server", "ServerStep", "stand_in"),
     "config": ("Config", "parse"),
     "data": ("Data",),
     "engine": ("resume", "run"),

@@ -79,6 +79,11 @@ class Aggregation:
         least=0.0,
         below=1.0,
     )
+    steps: tuple[Plug, ...] = _f(
+        (),
+        "what the server does with the change that the weighted sum gave, in this order: steps by name, or "
+        'tables such as {name = "fedadam", lr = 0.01} (docs/algorithm.md)',
+    )
 
 
 @dataclass(frozen=True)
@@ -152,6 +157,11 @@ class Evaluation:
     """When and how the global model is tested."""
 
     every: int = _f(1, "rounds between two evaluations; the last round is always evaluated", least=1)
+    pairs: bool = _f(
+        False,
+        "also evaluate the round before each evaluated one: averaging may alternate from round to round, and "
+        "an even `every` alone would see one phase of it",
+    )
     batch: int = _f(1000, "test samples in one forward pass", least=1)
     validation: float = _f(
         0.0,
@@ -162,6 +172,14 @@ class Evaluation:
     )
     last: int = _f(20, "final accuracy is the mean over the evaluations of so many last rounds", least=1)
     target: float = _f(0.85, "top-1 accuracy for 'rounds to target'", above=0.0, most=1.0)
+
+    def is_due(self, done: int, rounds: int) -> bool:
+        """Whether the model is tested after `done` of `rounds` rounds.
+
+        >>> [done for done in range(1, 12) if Evaluation(every=4, pairs=True).is_due(done, 11)]
+        [3, 4, 7, 8, 10, 11]
+        """
+        return any(after % self.every == 0 or after == rounds for after in (done, done + 1)[: 1 + self.pairs])
 
 
 @dataclass(frozen=True)
@@ -218,7 +236,9 @@ class Config:
             'such as {name = "mine", rule = "file.py:rule", option = 1}'
         },
     )
-    data: Plug = _plug("digits", "the data set: digits, cifar10, or your own")
+    data: Plug = _plug(
+        "digits", "the data set: digits, cifar10, hf:NAME (the Hugging Face hub, or a path), or your own"
+    )
     partition: Plug = _plug(
         "groups",
         "who holds which samples: groups, iid, shards, dirichlet, natural, or one of Flower's (flwr-...)",
@@ -342,6 +362,8 @@ def _read(cls: type, table: Mapping[str, Any], prefix: str, problems: list[str])
                 values[name] = section(**_read(section, value, path + ".", problems))
         elif name == "arms":
             values[name] = _read_arms(value, problems)
+        elif hint == tuple[Plug, ...]:
+            values[name] = _read_plugs(path, value, problems)
         elif not fits(value, hint):
             problems.append(f"{path} must be {spell(hint)}, got {value!r}")
         else:
@@ -359,7 +381,24 @@ def _read_plug(path: str, table: Mapping[str, Any], default: Plug, problems: lis
         problems.append(f"{path}.name must be a text, got {name!r}")
         return default
     options = {key: value for key, value in table.items() if key != "name"}
+    head, colon, source = name.partition(":")
+    if path == "data" and head == "hf" and colon:
+        return Plug(head, {"source": source, **options})
     return Plug(name, options if "name" in table else {**default.options, **options})
+
+
+def _read_plugs(path: str, value: object, problems: list[str]) -> tuple[Plug, ...]:
+    if not isinstance(value, list | tuple):
+        problems.append(f"{path} must be a list of names and tables, got {value!r}")
+        return ()
+    plugs = []
+    for k, item in enumerate(value):
+        table = {"name": item} if isinstance(item, str) else item
+        if not isinstance(table, Mapping) or not isinstance(table.get("name"), str) or not table["name"]:
+            problems.append(f'{path}[{k}] must be a name or a table with "name", got {item!r}')
+            continue
+        plugs.append(Plug(table["name"], {key: v for key, v in table.items() if key != "name"}))
+    return tuple(plugs)
 
 
 def _read_arms(value: object, problems: list[str]) -> tuple[Arm, ...]:
@@ -415,5 +454,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {k: _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        bare = [item.name if isinstance(item, Plug) and not item.options else item for item in value]
+        return [_plain(item) for item in bare]
     return value

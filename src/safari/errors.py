@@ -22,6 +22,10 @@ class ConfigError(SafariError):
         super().__init__("\n".join(self.problems))
 
 
+class TrustError(ConfigError):
+    """A config from a folder names code, or an address, that nobody has approved."""
+
+
 class DataError(SafariError):
     """A data set is missing, truncated or corrupt."""
 

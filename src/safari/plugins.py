@@ -8,26 +8,24 @@ the function: built-in or yours, they are checked and documented in the same way
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import importlib
-import importlib.util
 import inspect
 import json
-import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from safari.errors import ConfigError, did_you_mean, one_of
+from safari.loading import MAIN, load, loaded
 
 T = TypeVar("T")
 
 # TOML's whole numbers have no end in Python; from here on they have no float.
 _BEYOND_FLOAT = 2**1023
+# What was loaded from installed packages, by kind and name.
+_from_entry_points: dict[tuple[str, str], Any] = {}
 
 
 @dataclass(frozen=True)
@@ -52,18 +50,41 @@ your own goes in as file.py:name or package.module:name
         return builtin[name]
     offered = {point.name: point for point in entry_points(group=f"safari.{kind}")}
     if name in offered:
-        return _load(field, f"entry point {name!r} ({offered[name].value})", offered[name].load)
+        found = _load(field, f"entry point {name!r} ({offered[name].value})", offered[name].load)
+        _from_entry_points[kind, name] = found
+        return found
     if ":" not in name:
         raise ConfigError(
             one_of(field, name, {*builtin, *offered})
             + "; your own goes in as file.py:name or package.module:name"
+            + (f", one of the Hugging Face hub as hf:{name}" if kind == "data" else "")
         )
     source, _, attribute = name.rpartition(":")
-    module = _import(field, source)
+    module = _load(field, source, lambda: load(source))
     if not hasattr(module, attribute):
         near = did_you_mean(attribute, vars(module))
         raise ConfigError(f"{field}: {source} has no {attribute!r}{near}")
-    return getattr(module, attribute)
+    found = getattr(module, attribute)
+    if source == MAIN and getattr(found, "__module__", None) != MAIN:
+        # A run that somebody sent must not choose among what the script has imported.
+        raise ConfigError(f"{field}: {source} does not define {attribute!r} itself")
+    return found
+
+
+def known(kind: str, name: str, builtin: Mapping[str, Any]) -> Any:
+    """The object behind a name as far as it is known without running anything; None where it is not.
+
+    A built-in, or what this process has imported before: looking at a run must never import what it names.
+
+    >>> known("rule", "drop", {"drop": 1}), known("rule", "evil.py:rule", {"drop": 1})
+    (1, None)
+    """
+    if name in builtin:
+        return builtin[name]
+    source, _, attribute = name.rpartition(":")
+    if not source:
+        return _from_entry_points.get((kind, name))
+    return getattr(loaded(source), attribute, None)
 
 
 def options_of(factory: Callable[..., Any]) -> list[Option]:
@@ -205,37 +226,11 @@ def first_line(thing: Any) -> str:
     return doc.split("\n", 1)[0]
 
 
-def _import(field: str, source: str) -> types.ModuleType:
-    if source.endswith(".py"):
-        return _load(field, source, lambda: _import_file(field, Path(source)))
-    return _load(field, source, lambda: importlib.import_module(source))
-
-
 def _load(field: str, source: str, load: Callable[[], T]) -> T:
-    """Run somebody else's code for the first time: whatever goes wrong in it has a name in the config."""
+    """Run a user's code for the first time: whatever goes wrong in it has a name in the config."""
     try:
         return load()
-    except ConfigError:
-        raise
+    except ConfigError as error:
+        raise type(error)([f"{field}: {problem}" for problem in error.problems]) from error
     except Exception as error:
         raise ConfigError(f"{field}: cannot import {source}: {type(error).__name__}: {error}") from error
-
-
-def _import_file(field: str, path: Path) -> types.ModuleType:
-    if not path.is_file():
-        raise ConfigError(f"{field}: no such file: {path} (paths are relative to the current folder)")
-    # One module a file, however often it is named, so that its objects are the same everywhere.
-    name = "safari_plugin_" + hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{field}: cannot import {path}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module

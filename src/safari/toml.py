@@ -14,6 +14,8 @@ from typing import Any
 from safari.config import Config
 from safari.errors import ConfigError
 
+# On the command line these may be names with commas between them.
+_LISTS = ("arms", "aggregation.steps")
 # A config is a few kilobytes; one with a probability for each of 100,000 clients has 2 MB.
 LARGEST = 64 * 2**20
 
@@ -59,7 +61,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
     try:
         return key, tomllib.loads(f"x = {value}")["x"]
     except (ValueError, RecursionError):
-        return key, value.split(",") if key == "arms" else value
+        return key, value.split(",") if key in _LISTS else value
 
 
 def to_toml(config: Config, *, comments: bool = False) -> str:

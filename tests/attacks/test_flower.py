@@ -177,6 +177,9 @@ ACCEPTED = {
     "metrics: a partition below 0",
     "metrics: lists",
     "metrics: two records",
+    # New names for a node that has had one.
+    "name 'xxxxxxxxxxxx' (200)",
+    "name '\\xb2' (1)",
 }
 
 

@@ -4,6 +4,8 @@ import builtins
 import os
 import pickle
 import struct
+import time
+import tracemalloc
 from contextlib import suppress
 
 import numpy as np
@@ -139,19 +141,102 @@ def test_an_array_that_claims_another_size_is_refused():
     assert refused(negative) == "an array's shape must be a tuple of sizes"
 
 
-def test_stand_ins_cannot_be_changed_or_misused():
+def test_names_are_only_what_arrays_need_them_for():
     # BUILD with a dictionary of slots would set attributes of a plain function.
-    assert refused(b"\x80\x02cnumpy\ndtype\nN}U\x05_callK\x01s\x86b.") == "refused to change a function"
-    assert refused(b"\x80\x02cnumpy\nndarray\n)R.") == "refused to build an array by its class"
+    assert refused(b"\x80\x02cnumpy\ndtype\nN}U\x05_callK\x01s\x86b.") == "refused to change Name"
+    assert refused(b"\x80\x02cnumpy\nndarray\n)R.") == "refused to call numpy.ndarray"
+    assert refused(b"\x80\x02K\x01)R.") == "refused to call int"
     assert refused(b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aU\x05utf-7\x86R.") == (
         "refused an encoding other than latin1"
     )
+    assert refused(b"\x80\x02(cnumpy\ndtype\no.") == "refused the instruction OBJ"
     np.testing.assert_array_equal(load_arrays(python_2_pickle(ARRAY, [0]), "f")["data"], ARRAY)
 
 
 @pytest.mark.parametrize("raw", [b"\x80\x02}r\xff\xff\xff\x7f.", b"}p2147483647\n."])
-def test_a_few_bytes_cannot_ask_for_gigabytes(raw):
-    assert refused(raw).startswith("memo index 2147483647 after ")
+def test_a_high_index_costs_nothing(raw):
+    assert load_arrays(raw, "f") == {}
+
+
+@pytest.mark.parametrize(
+    ("raw", "problem"),
+    [
+        # A tuple of a tuple of a tuple: as a key it was hashed by recursion, to the end of the C stack.
+        (b"\x80\x02})" + b"\x85" * 200_000 + b"K\x01s.", "expected names as keys, found tuple"),
+        (b"\x80\x02}U\x01a)" + b"\x85" * 200_000 + b"s.", "expected plain values, lists of them and arrays"),
+        (b"\x80\x02}U\x01a" + b"]" * 120_000 + b"a" * 119_999 + b"s.", "expected plain values, lists of"),
+        # The product of huge sizes takes as long as their digits are many, squared.
+        (
+            python_2_pickle(ARRAY, [0]).replace(
+                b"J\x02\x00\x00\x00", b"\x8b" + struct.pack("<i", 10_000) + b"\x7f" * 10_000
+            ),
+            "a whole number must have at most 64 bits",
+        ),
+        (
+            python_2_pickle(ARRAY, [0]).replace(b"\x86cnumpy\ndtype", b"\x86\x85cnumpy\ndtype"),
+            "an array's shape must be a tuple of sizes",
+        ),
+        # One long text, and many calls that each make another copy of it.
+        (
+            b"\x80\x02}U\x01ac_codecs\nencode\nq\x00X"
+            + struct.pack("<I", 100_000)
+            + b"x" * 100_000
+            + b"q\x01U\x06latin1q\x02\x87"
+            + b"h\x00h\x01h\x02\x86R" * 1000
+            + b".",
+            "its texts are longer together than the file",
+        ),
+        # The same text as a name, again and again.
+        (
+            b"\x80\x02}U"
+            + b"\x05abcdeq\x000T"
+            + struct.pack("<i", 100_000)
+            + b"x" * 100_000
+            + b"q\x000"
+            + b"h\x00K\x01s" * 1000
+            + b".",
+            "a name must have at most 200 letters, got 100000",
+        ),
+        (b"\x80\x02}" + b"K\x010" * 150_000 + b".", "at most 250000 instructions are read"),
+        (b"\x80\x02" + b"(" * 120_000 + b"t" * 120_000 + b".", "expected a dict, found tuple"),
+        (b"\x80\x02}(K\x01", "pickle exhausted before seeing STOP"),
+        (b"\x80\x02}(0.", "an instruction needs more values than there are"),
+        (b"\x80\x02}u.", "a group ends that did not begin"),
+        (b"\x80\x02h\x07.", "7"),
+    ],
+    ids=range(13),
+)
+def test_bombs_are_refused_for_what_their_bytes_cost(raw, problem):
+    start = time.thread_time()
+    assert refused(raw).startswith(problem)
+    assert time.thread_time() - start < 5
+
+
+def test_many_calls_for_one_text_take_no_more_memory_than_the_file():
+    raw = b"\x80\x02}U\x01ac_codecs\nencode\nq\x00X" + struct.pack("<I", 1_000_000) + b"x" * 1_000_000
+    raw += b"q\x01U\x06latin1q\x02\x87" + b"h\x00h\x01h\x02\x86R" * 1000 + b"."
+    tracemalloc.start()
+    try:
+        refused(raw)
+        assert tracemalloc.get_traced_memory()[1] < 6 * len(raw)
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_array_of_many_dimensions_is_refused():
+    raw = b"\x80\x02}U\x01acnumpy._core.multiarray\n_reconstruct\n)R(K\x01(" + b"K\x01" * 5
+    raw += b"tcnumpy\ndtype\nU\x02u1\x85R\x89U\x01xtbs."
+    assert refused(raw) == "an array must have at most 4 dimensions, got 5"
+
+
+def test_what_an_error_shows_of_the_file_is_short_and_printable():
+    raw = b"\x80\x02c" + b"\x1b[31m" + b"m" * 5000 + b"\nname\n."
+    shown = refused(raw)
+    assert shown.startswith("refused the name \\x1b[31mmmm")
+    assert len(shown) < 300
+
+
+def test_sizes_beyond_the_end_are_refused():
     assert "expected" in refused(b"\x80\x05\x96" + struct.pack("<Q", 1 << 40) + b"x.")
 
 

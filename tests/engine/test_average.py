@@ -135,7 +135,8 @@ def test_a_checkpoint_from_before_there_was_one_says_so(tmp_path: Path):
     trial.save(saved)
     file = tmp_path / "run/config.toml"
     safari.resume(tmp_path / "run")
-    file.write_text(file.read_text().replace("average = 0.0", "average = 0.9"))
+    text = file.read_text().replace("rounds = 2", "rounds = 3")
+    file.write_text(text.replace("average = 0.0", "average = 0.9"))
     with pytest.raises(safari.SafariError) as error:
         safari.resume(tmp_path / "run")
     assert str(error.value) == (

@@ -246,10 +246,11 @@ def test_epochs_count_passes_over_each_clients_own_data(unequal):
     assert world_of(unequal).steps(0) == 2
 
 
-def test_evaluation_every_so_often_and_always_at_the_end():
+@pytest.mark.parametrize(("pairs", "tested"), [(False, [3, 6, 8]), (True, [2, 3, 5, 6, 7, 8])])
+def test_evaluation_every_so_often_and_always_at_the_end(pairs, tested):
     every = records({**SMALL, "rounds": 8, "evaluation": {"every": 1}})
-    third = records({**SMALL, "rounds": 8, "evaluation": {"every": 3}})
-    assert [r["round"] for r in third if r["top1"] is not None] == [3, 6, 8]
+    third = records({**SMALL, "rounds": 8, "evaluation": {"every": 3, "pairs": pairs}})
+    assert [r["round"] for r in third if r["top1"] is not None] == tested
     for full, sparse in zip(every, third, strict=True):
         scores = ("loss", "top1", "top5")
         if sparse["top1"] is None:

@@ -108,7 +108,7 @@ def flipped(seed: int) -> Callable[[bytes], bytes]:
     return change
 
 
-def named(client: object, protocol: object = 1) -> Attack:
+def named(client: object, protocol: object = 2) -> Attack:
     """An honest frame under another name."""
 
     def attack(message: Message, honest: Message) -> Message:

@@ -79,7 +79,8 @@ def test_a_chain_reaches_only_so_far_back():
     chains, _ = walk(0, LONGEST + 2, "step")
     last = chains[-1]
     assert last.since(None) is None
-    assert last.since(last.round) is None
+    assert last.since(last.round) == ()
+    assert last.since(last.round + 1) is None
     assert last.since(last.round - LONGEST - 1) is None
     assert len(last.since(last.round - 2)) == 2
 

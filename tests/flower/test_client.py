@@ -60,7 +60,7 @@ def with_mod(wrap: bool = True, **options) -> ClientApp:
 
 def play(app: ClientApp, tmp_path, pruner="mag") -> tuple[SafariStrategy, list[dict]]:
     config = {"pruning": {"pruner": pruner, "sparsity": 0.7}}
-    strategy = SafariStrategy(net(), 2, config=config, run=tmp_path)
+    strategy = SafariStrategy(net(), 2, config=config, run=tmp_path, give_up=None)
     strategy.start(Loopback({4: app, 9: app}), num_rounds=3, timeout=0.1)
     return strategy, RunFolder.open(tmp_path).trials()[0].records()
 

@@ -46,12 +46,14 @@ def app_for(world: World) -> ClientApp:
     app = ClientApp(mods=[lossy(**links, seed=world.seed)])
 
     def batch(message, context):
-        return world.pruning_batch(context.node_config["partition-id"], message.content["safari"]["round"])
+        return world.pruning_batch(
+            context.node_config["partition-id"], message.content["config"]["safari.round"]
+        )
 
     @app.train()
     @sparse(lambda context: world.fresh_module(), batch=batch)
     def train(model, message, context):
-        client, t = context.node_config["partition-id"], message.content["safari"]["round"]
+        client, t = context.node_config["partition-id"], message.content["config"]["safari.round"]
         optimizer = OPTIMISERS[config.local.optimiser](
             model.parameters(), config.local.lr, config.local.steps
         )

@@ -50,7 +50,7 @@ def play(rounds, wire):
 
 def test_clients_are_told_what_arrived_where_they_want_to_know():
     def heard(grid):
-        return [m.content["safari"]["heard"] for m in grid.sent]
+        return [m.content["config"]["safari.heard"] for m in grid.sent]
 
     grid = play(3, {"values": "step"})
     assert heard(grid) == [-1, -1, 0, 0, 1, 1]

@@ -73,13 +73,59 @@ def test_an_error_that_the_superlink_writes_belongs_to_the_node_that_was_asked(t
 
 
 def test_a_round_in_which_nobody_answers_is_lost_and_training_goes_on(tmp_path):
-    apps = dict.fromkeys(NODES)
-    grid = Loopback(apps)
-    before = net()
-    strategy = SafariStrategy(before, 3, run=tmp_path / "run")
-    strategy.start(grid, num_rounds=1, timeout=0.1)
-    assert lines_of(tmp_path / "run")[0]["lost"]
-    assert torch.equal(strategy.server.model, strategy.layout.read(net()))
+    def second_round_only(message, context):
+        return good_app()(message, context) if message.content["config"]["server-round"] == 2 else None
+
+    models = []
+    strategy = SafariStrategy(net(), 3, run=tmp_path / "run")
+    strategy.start(
+        Loopback(dict.fromkeys(NODES, second_round_only)),
+        num_rounds=2,
+        timeout=0.1,
+        evaluate_fn=lambda number, arrays: models.append(strategy.server.model),
+    )
+    assert [line["lost"] for line in lines_of(tmp_path / "run")] == [True, False]
+    assert torch.equal(models[1], strategy.layout.read(net()))
+    assert not torch.equal(models[2], models[1])
+
+
+def failing(message, context):
+    raise RuntimeError("no \x1b[31mdata")
+
+
+def test_a_run_that_brings_nothing_ends_with_the_clients_own_words(tmp_path):
+    grid = Loopback(dict.fromkeys(NODES, failing))
+    strategy = SafariStrategy(net(), 3, run=tmp_path / "run", give_up=4)
+    with pytest.raises(SafariError) as told:
+        strategy.start(grid, num_rounds=100, timeout=0.1)
+    words = "error 2: RuntimeError: no \\x1b[31mdata (3×)"
+    assert str(told.value) == f"4 rounds in a row brought no usable reply. In the last one: {words}"
+    assert len(lines_of(tmp_path / "run")) == 4
+    # A run of fewer rounds is none that could be taken for trained.
+    with pytest.raises(SafariError, match=r"^no round brought a usable reply\. In the last one: error 2"):
+        SafariStrategy(net(), 3).start(grid, num_rounds=2, timeout=0.1)
+    assert SafariStrategy(net(), 3, give_up=None).start(grid, num_rounds=2, timeout=0.1).arrays is not None
+
+
+def test_rounds_without_an_arrival_are_counted_in_a_row(tmp_path):
+    def every_third(message, context):
+        return good_app()(message, context) if message.content["config"]["server-round"] % 3 == 0 else None
+
+    strategy = SafariStrategy(net(), 3, run=tmp_path / "run", give_up=3)
+    strategy.start(Loopback(dict.fromkeys(NODES, every_third)), num_rounds=8, timeout=0.01)
+    assert [line["lost"] for line in lines_of(tmp_path / "run")] == [True, True, False] * 2 + [True, True]
+
+
+def test_a_start_with_too_few_nodes_says_so_and_gives_up(caplog):
+    grid = Loopback(dict.fromkeys(NODES[:2], good_app()))
+    strategy = SafariStrategy(net(), 3, min_nodes=3, wait=0.2)
+    with pytest.raises(SafariError) as told:
+        strategy.start(grid, num_rounds=1, timeout=0.1)
+    assert str(told.value) == (
+        "2 of 3 nodes are connected after 0.2 s (min_nodes, wait). A simulation has as many as "
+        "--federation-config 'num-supernodes=3' says"
+    )
+    assert "waiting for 3 nodes, 2 are connected; for 0 s more" in caplog.text
 
 
 def other_layout() -> dict:
@@ -88,7 +134,7 @@ def other_layout() -> dict:
     return app
 
 
-def signed(client: str = "1", protocol: int = 1) -> ConfigRecord:
+def signed(client: str = "1", protocol: int = 2) -> ConfigRecord:
     return ConfigRecord({"protocol": protocol, "client": client})
 
 
@@ -101,9 +147,12 @@ WRONG = {
     "no arrays": ({"arrays": ArrayRecord()}, "the reply holds no model"),
     "no frame": (frame(b"nonsense"), f"magic must be {MAGIC.hex()}, got 6e6f6e73 (at byte 0)"),
     "cut short": (frame(b"SAF"), "magic"),
-    "wrong version": (frame(MAGIC, protocol=2), "safari.protocol must be 1, the client has 2"),
-    "no version": ({"arrays": frame_record(MAGIC)}, "safari.protocol must be 1, the client has None"),
-    "no name": (frame(MAGIC, client=""), "safari.client must be a text of 1 to 200 characters, got ''"),
+    "wrong version": (frame(MAGIC, protocol=1), "safari.protocol must be 2, the client has 1"),
+    "no version": ({"arrays": frame_record(MAGIC)}, "safari.protocol must be 2, the client has None"),
+    "no name": (
+        frame(MAGIC, client=""),
+        "safari.client must be a printable text of 1 to 200 characters, got ''",
+    ),
     "dense, wrong names": ({"arrays": ArrayRecord([np.zeros(3)])}, "there is no array 'one.weight'"),
     "dense, wrong shape": (
         {"arrays": ArrayRecord({"one.weight": Array(np.zeros((2, 2)))})},
@@ -233,13 +282,16 @@ def test_two_nodes_with_one_name_count_once(tmp_path):
     configs = {30: {"partition-id": 0}, 50: {"partition-id": 1}, 70: {"partition-id": 1}}
     (line,) = play(tmp_path, dict.fromkeys(NODES, good_app()), configs=configs)
     assert line["arrived"] == [0, 1]
-    assert line["ignored"] == ["node 70: client '1' has answered already, as another node"]
+    assert line["ignored"] == ["node 70: client '1' is node 50, which is connected"]
 
 
 def test_a_client_too_many_is_ignored(tmp_path):
     (line,) = play(tmp_path, dict.fromkeys(NODES, good_app()), clients=2)
     assert line["arrived"] == [0, 1]
-    assert line["ignored"] == ["node 70: client '2' is one too many: clients is 2"]
+    assert line["ignored"] == [
+        "node 70: client '2' is one too many: clients is 2; raise it, or set patience, after which the seats "
+        "of silent clients are given away"
+    ]
 
 
 def test_nodes_join_late_leave_and_come_back_as_others(tmp_path):
@@ -290,7 +342,12 @@ def test_names_are_not_believed_when_nodes_are_asked_for(tmp_path):
 
 def test_dense_replies_are_welcome_beside_sparse_ones(tmp_path):
     lines = play(
-        tmp_path, {30: good_app(), 50: dense_app, 70: dense_app}, rounds=2, download="dense", rule="drop"
+        tmp_path,
+        {30: good_app(), 50: dense_app, 70: dense_app},
+        rounds=2,
+        download="dense",
+        rule="drop",
+        config={"pruning": {"sparsity": 0.8}},
     )
     assert [line["arrived"] for line in lines] == [[0, 1, 2], [0, 1, 2]]
     # Two of three cut nothing.
@@ -358,7 +415,7 @@ def test_no_client_alone_decides_which_metrics_there_are(tmp_path):
 
 def test_a_mask_denser_than_asked_is_refused(tmp_path):
     def greedy(message, context):
-        message.content["safari"]["sparsity"] = 0.5
+        message.content["config"]["safari.sparsity"] = 0.5
         return good_app()(message, context)
 
     (line,) = play(tmp_path, {30: good_app(), 50: greedy, 70: good_app()})
@@ -434,7 +491,7 @@ WRONG_ARGUMENTS = [
         r"config\.wire\.every has no effect here\n"
         r"what matters in config: name, seed, cohort, pruning\.pruner, pruning\.sparsity, wire\.values, "
         r"wire\.bits, wire\.step, wire\.ratio, wire\.feedback, aggregation\.weights, aggregation\.average, "
-        r"evaluation\.last, evaluation\.target, checkpoint\.every$",
+        r"aggregation\.steps, evaluation\.last, evaluation\.target, checkpoint\.every, checkpoint\.keep$",
     ),
     ({"config": {"pruning": {"pruner": "file.py:mine"}}}, "your own goes into sparse"),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,7 @@ def test_how_a_parquet_may_look(tmp_path: Path, delivered: list[Any]) -> None:
             HEAD + f"{2**62},{2**62},1\n",
             f": {2**62 + 1} rounds of {2**62 + 1} clients need {(2**62 + 1) ** 2} rows, got 1",
         ),
-        (HEAD + "0,0," + "1" * 200_000, ": not a readable CSV trace: field larger than field limit (131072)"),
+        (HEAD + "0,0," + "1" * 180_000, ": not a readable CSV trace: field larger than field limit (131072)"),
     ],
 )
 def test_what_a_csv_may_not_hold(tmp_path: Path, text: str, problem: str) -> None:
@@ -203,6 +204,69 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(MissingExtraError) as error:
         read_trace(path)
     assert str(error.value) == "Parquet traces need pyarrow: pip install 'safari-fl[parquet]'"
+
+
+# --- in bounded memory
+
+
+def constant(rows: int) -> pyarrow.Table:
+    """So many rows that say the same: a few kilobytes on disk."""
+    zeros = pyarrow.array(np.zeros(rows, np.int64))
+    return pyarrow.table({"round": zeros, "client": zeros, "delivered": zeros, "note": zeros})
+
+
+def test_a_small_file_with_many_rows_is_read_a_few_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "trace.parquet"
+    pyarrow.parquet.write_table(constant(2_000_000), path, row_group_size=2_000_000)
+    assert path.stat().st_size < 100_000
+    tracemalloc.start()
+    try:
+        assert error_of(path) == ": 1 rounds of 1 clients need 1 rows, got 2000000"
+        assert tracemalloc.get_traced_memory()[1] < 25 * 2_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_more_rows_than_a_trace_can_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(sys.modules["safari.links.trace"], "MOST_ROWS", 3)
+    text = HEAD + "0,0,1\n0,1,1\n0,2,1\n"
+    assert read_trace(csv(tmp_path, text)).shape == (1, 3)
+    if kind == "csv":
+        assert error_of(csv(tmp_path, text + "0,3,1\n")) == ": a trace must have at most 3 rows, found more"
+    else:
+        path = parquet(tmp_path, round=[0] * 4, client=[0, 1, 2, 3], delivered=[1] * 4)
+        assert error_of(path) == ": a trace must have at most 3 rows, got 4"
+
+
+def test_cells_that_are_too_large(tmp_path: Path) -> None:
+    path = tmp_path / "trace.parquet"
+    long = pyarrow.table({"round": [0], "client": [0], "delivered": ["1" * 3_000_000]})
+    pyarrow.parquet.write_table(long, path, compression="zstd")
+    assert path.stat().st_size < 3_000
+    problem = error_of(path)
+    assert problem.startswith(": 1 rows must take at most 1048640 bytes uncompressed, got ")
+
+
+def test_a_csv_without_an_end_of_line(tmp_path: Path) -> None:
+    path = csv(tmp_path, HEAD + "0,0,1" + " " * 2_000_000)
+    tracemalloc.start()
+    try:
+        assert error_of(path) == ": a line must have at most 200000 letters, found more"
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_csv_takes_few_bytes_a_row(tmp_path: Path) -> None:
+    rows = 30_000
+    path = csv(tmp_path, HEAD + "".join(f"{t},0,{t % 2}\n" for t in range(rows)))
+    tracemalloc.start()
+    try:
+        assert read_trace(path).sum() == rows // 2
+        assert tracemalloc.get_traced_memory()[1] < 40 * rows + 300_000
+    finally:
+        tracemalloc.stop()
 
 
 # --- replaying

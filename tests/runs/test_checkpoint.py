@@ -33,6 +33,12 @@ def trial(run) -> Trial:
     return RunFolder.open(run).trial("drop", 0)
 
 
+def change(run: Path, before: str, after: str) -> None:
+    text = (run / "config.toml").read_text()
+    assert text.count(before) == 1
+    (run / "config.toml").write_text(text.replace(before, after))
+
+
 def saved(round: int) -> Saved:
     return Saved(round, {"model": torch.arange(3.0)}, {"layout": "abc", "pair": [1, 2]})
 
@@ -163,6 +169,9 @@ def test_a_checkpoint_of_another_format(run, trial):
 def test_a_checkpoint_of_another_model_is_refused_by_name(run, trial, tmp_path):
     safari.run({**TINY, "model": {"name": "mlp", "hidden": [9]}}, tmp_path / "other")
     shutil.copy(tmp_path / "other/trials/drop/seed-0/checkpoint.safetensors", trial.checkpoint)
+    with pytest.raises(RunError, match=r"another config: model.hidden was \[9\] and is \[8\]"):
+        safari.resume(run)
+    change(run, "rounds = 7", "rounds = 8")
     with pytest.raises(RunError) as error:
         safari.resume(run)
     assert str(error.value) == (
@@ -171,6 +180,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(run, trial, tmp_path):
 
 
 def test_a_checkpoint_whose_tensors_are_missing_or_cut_is_refused(run, trial):
+    change(run, "rounds = 7", "rounds = 8")
     good = read_checkpoint(trial.checkpoint)
     for tensors in ({}, {"model": good.tensors["model"][:-1]}):
         trial.save(Saved(good.round, tensors, good.facts))
@@ -194,12 +204,6 @@ def test_resuming_a_finished_run_changes_nothing(run, finished):
     assert safari.resume(run) == first
     assert results(run) == results(finished)
     assert checkpoints(run) == checkpoints(finished)
-
-
-def change(run: Path, before: str, after: str) -> None:
-    text = (run / "config.toml").read_text()
-    assert text.count(before) == 1
-    (run / "config.toml").write_text(text.replace(before, after))
 
 
 def test_a_config_that_was_changed_after_the_start_is_refused_field_by_field(run, trial):

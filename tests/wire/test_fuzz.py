@@ -1,20 +1,16 @@
 from __future__ import annotations
 
-import contextlib
-import random
-import tracemalloc
-
 import pytest
 
 from safari.errors import WireError
 from safari.wire import decode, decode_packet
-from wire.fuzzing import attack, large_seeds, mutated, small_seeds
+from wire.fuzzing import attack, large_seeds, small_seeds
 
 
 def test_damage_gives_wire_errors_or_valid_models():
-    outcome = attack(small_seeds(), cases=20_000, seed=1)
-    assert outcome.counts["refused"] > 10_000
-    assert outcome.counts["decoded"] > 100
+    outcome = attack(small_seeds(), cases=6_000, seed=1)
+    assert outcome.counts["refused"] > 3_000
+    assert outcome.counts["decoded"] > 30
 
 
 def test_every_truncation_is_refused():
@@ -22,25 +18,6 @@ def test_every_truncation_is_refused():
         for size in range(len(seed.data)):
             with pytest.raises(WireError):
                 (decode_packet if seed.packet else decode)(seed.data[:size], seed.shared)
-
-
-def test_memory_stays_in_proportion_to_the_model():
-    seeds = large_seeds(60_000)
-    rng = random.Random(2)
-    worst = 0
-    tracemalloc.start()
-    try:
-        for _ in range(300):
-            chosen = rng.choice(seeds)
-            data = mutated(rng, chosen, rng.choice(seeds))
-            tracemalloc.reset_peak()
-            before = tracemalloc.get_traced_memory()[0]
-            with contextlib.suppress(WireError):
-                (decode_packet if chosen.packet else decode)(data, chosen.shared)
-            worst = max(worst, tracemalloc.get_traced_memory()[1] - before)
-    finally:
-        tracemalloc.stop()
-    assert worst < 200 * 60_000
 
 
 @pytest.mark.slow

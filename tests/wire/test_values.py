@@ -24,7 +24,7 @@ from safari.wire.symbols import (
 from safari.wire.values import (
     Kept,
     Lossy,
-    decode_values,
+    ValueReader,
     encode_values,
     ordered,
     quantise,
@@ -40,7 +40,18 @@ def round_trip(mode, values, base=None, counts=None, choices=None):
     counts = np.array([values.size] if counts is None else counts, np.int64)
     kept = Kept(values, base, counts, values.size)
     coded = encode_values(mode, kept, quantise(mode, kept, choices or lossy()))
-    return decode_values(mode, coded.code, Reader(coded.data), base, counts)
+    return read_values(mode, coded.code, coded.data, base, counts)
+
+
+def read_values(mode, code, data, base, counts, at_once=7):
+    reader = ValueReader(mode, code, Reader(data), counts)
+    n = int(counts.sum())
+    pieces = [np.empty(0, np.float32)]
+    for first in range(0, n, at_once):
+        piece = slice(first, min(first + at_once, n))
+        pieces.append(reader.take(piece.stop - first, None if base is None else base[piece]))
+    reader.finish()
+    return np.concatenate(pieces)
 
 
 @given(WORDS, st.integers(0, NIBBLES))
@@ -259,4 +270,4 @@ def test_choices_are_checked():
 )
 def test_damaged_numbers_are_named(mode, code, data, problem):
     with pytest.raises(WireError, match=problem):
-        decode_values(mode, code, Reader(data), None, np.array([1]))
+        read_values(mode, code, data, None, np.array([1]))

@@ -18,8 +18,8 @@ def model_for(context: Context):
 
 def batch_for(message: Message, context: Context):
     """What snip and grasp look at."""
-    world = world_of(context.run_config)
-    return world.pruning_batch(context.node_config["partition-id"], message.content["safari"]["round"])
+    world, t = world_of(context.run_config), message.content["config"]["server-round"] - 1
+    return world.pruning_batch(context.node_config["partition-id"], t)
 
 
 def unreliable(message: Message, context: Context, call_next) -> Message:

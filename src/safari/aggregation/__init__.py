@@ -1,26 +1,42 @@
 """The server's side (Algorithm 3): similarity, compensation, the weighted sum."""
 
-from safari.aggregation.average import kept_share, running_average
 from safari.aggregation.compensation import Compensation, Decision, Round, combine
-from safari.aggregation.registry import RULES, rule_defaults
+from safari.aggregation.registry import RULES, is_known, rule_defaults
 from safari.aggregation.rules import stand_in
 from safari.aggregation.server import Outcome, Server
 from safari.aggregation.similarity import observe, unknown
+from safari.aggregation.steps import (
+    STEPS,
+    ServerStep,
+    average,
+    chain,
+    is_known_step,
+    kept_share,
+    running_average,
+    step_defaults,
+)
 from safari.aggregation.store import to_tensors, with_tensors
 
 __all__ = [
     "RULES",
+    "STEPS",
     "Compensation",
     "Decision",
     "Outcome",
     "Round",
     "Server",
+    "ServerStep",
+    "average",
+    "chain",
     "combine",
+    "is_known",
+    "is_known_step",
     "kept_share",
     "observe",
     "rule_defaults",
     "running_average",
     "stand_in",
+    "step_defaults",
     "to_tensors",
     "unknown",
     "with_tensors",

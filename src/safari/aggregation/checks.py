@@ -1,5 +1,5 @@
-"""What a rule gave, and what a caller did, checked before the server trusts it. Shapes cost nothing: no check
-here waits for a device."""
+"""Checks of what rules, server steps and callers hand to the server. They look at types and shapes alone, so
+that none of them waits for a device."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from safari.aggregation.compensation import Compensation, Decision, Round, State
 from safari.errors import ConfigError, SafariError
 
 
-def begin(rule: Compensation, clients: int, size: int, device: torch.device) -> State:
-    """A rule's first state; ConfigError when no checkpoint could hold it."""
-    return _state(rule.name, "init", rule.init(clients, size, device))
+def first_state(rule: Compensation, clients: int, size: int, device: torch.device) -> State:
+    """A rule's state before the first round; ConfigError when no checkpoint could hold it."""
+    return check_state(rule.name, "init", rule.init(clients, size, device))
 
 
 def decide(rule: Compensation, state: State, round: Round) -> tuple[Decision, State]:
@@ -26,7 +26,20 @@ def decide(rule: Compensation, state: State, round: Round) -> tuple[Decision, St
         raise ConfigError(f"{rule.name}: apply must return (Decision, state), got {describe(found)}")
     decision, following = found
     _decision(rule.name, decision, round)
-    return decision, _state(rule.name, "apply", following)
+    return decision, check_state(rule.name, "apply", following)
+
+
+def check_state(name: str, function: str, state: Any) -> State:
+    """The state that a function of a part returned, as a dict of tensors that a checkpoint can hold."""
+    if not isinstance(state, Mapping):
+        raise ConfigError(f"{name}: the state that {function} returns must be a dict, got {describe(state)}")
+    for key, value in state.items():
+        if not isinstance(key, str) or not isinstance(value, Tensor):
+            raise ConfigError(
+                f"{name}: the state that {function} returns must hold tensors by name, "
+                f"got {describe(value)} as {key!r}"
+            )
+    return dict(state)
 
 
 def whole(field: str, value: Any) -> int:
@@ -99,15 +112,3 @@ def _weights(name: str, field: str, found: Any, count: int, of: str, round: Roun
             f"{name}: {field} must be a tensor on {round.models.device} with a weight for each of the "
             f"{count} {of}, got {got}"
         )
-
-
-def _state(name: str, function: str, state: Any) -> State:
-    if not isinstance(state, Mapping):
-        raise ConfigError(f"{name}: the state that {function} returns must be a dict, got {describe(state)}")
-    for key, value in state.items():
-        if not isinstance(key, str) or not isinstance(value, Tensor):
-            raise ConfigError(
-                f"{name}: the state that {function} returns must hold tensors by name, "
-                f"got {describe(value)} as {key!r}"
-            )
-    return dict(state)

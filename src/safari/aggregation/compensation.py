@@ -40,6 +40,9 @@ class Round:
     the mask that it was trained with (True where kept, and for everything that is never pruned; possibly an
     expanded view of one row). `weights` are those of the cohort and sum to 1. The first `parameters` numbers
     of a model are its parameters, the rest are buffers.
+
+    `came` is None where models arrive whole or not at all. Where parts of them arrive, it is True where a
+    number of `models` came; elsewhere that is the global model's number and its mask is False.
     """
 
     number: int
@@ -50,13 +53,18 @@ class Round:
     masks: Tensor
     weights: Tensor
     parameters: int
+    came: Tensor | None = None
 
     @cached_property
     def kept(self) -> Tensor:
-        """A bool for each number of the model: did any arrival keep it? All False when nobody arrived."""
+        """A bool for each number of the model: did any arrival keep it? True as well where nothing arrived:
+        then nothing was cut."""
+        if not len(self.masks):
+            return self.masks.new_ones(self.masks.shape[1])
+        if self.came is not None:
+            return (self.masks & self.came).any(0) | ~self.came.any(0)
         # An expanded view is one mask; there is no need to read it once for every client.
-        shared = len(self.masks) > 0 and self.masks.stride(0) == 0
-        return self.masks[0] if shared else self.masks.any(0)
+        return self.masks[0] if self.masks.stride(0) == 0 else self.masks.any(0)
 
     @property
     def present(self) -> Tensor:
@@ -85,12 +93,35 @@ class Compensation:
 
     `overrides_network` marks the reference arm in which nothing is ever lost. `name` is what messages about
     the rule begin with.
+
+    The rest matters where parts of models arrive, so that a rule decides for each set of clients of whom a
+    block came. `columns` names the tensors of the state with a number for each of the model's in their last
+    dimension. A rule that learns about clients from what arrives has its two halves in `learn(state, round)
+    -> state` and `respond(state, round) -> (decision, state)`: it learns once from all that came and responds
+    for each block; `apply` is one after the other. See `blocks`.
     """
 
     init: Callable[[int, int, torch.device], State]
     apply: Callable[[State, Round], tuple[Decision, State]]
     overrides_network: bool = False
     name: str = "the rule"
+    columns: tuple[str, ...] = ()
+    learn: Callable[[State, Round], State] | None = None
+    respond: Callable[[State, Round], tuple[Decision, State]] | None = None
+
+
+def learning(
+    init: Callable[[int, int, torch.device], State],
+    learn: Callable[[State, Round], State],
+    respond: Callable[[State, Round], tuple[Decision, State]],
+    columns: tuple[str, ...] = (),
+) -> Compensation:
+    """A rule from its two halves: what a round teaches about clients, and what to do in it."""
+
+    def apply(state: State, round: Round) -> tuple[Decision, State]:
+        return respond(learn(state, round), round)
+
+    return Compensation(init, apply, columns=columns, learn=learn, respond=respond)
 
 
 def combine(round: Round, decision: Decision, name: str = "the rule") -> Tensor:
@@ -139,8 +170,7 @@ def with_rest(out: Tensor, round: Round, rest: float, part: slice = slice(None))
     """The sum with what is left to the old model, within what the arrivals kept."""
     if not rest:
         return out
-    x = round.global_model[part]
-    return out + rest * (x * round.kept[part] if len(round.arrived) else x)
+    return out + rest * (round.global_model[part] * round.kept[part])
 
 
 def _refuse_infinite(round: Round, decision: Decision, out: Tensor, name: str) -> None:

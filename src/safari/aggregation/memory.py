@@ -8,6 +8,8 @@ from torch import Tensor
 from safari.aggregation.compensation import Round, State
 from safari.errors import ConfigError
 
+# What rules with this memory name as their columns.
+COLUMNS = ("updates", "kept")
 # Five bytes a number of every client: 10 GB.
 MOST_REMEMBERED = 2_000_000_000
 
@@ -32,14 +34,24 @@ def remember(state: State, round: Round) -> State:
     An update is taken inside the client's own mask, x_i - x where x_i is kept: a rule that was written for
     dense models is the same on them, and adds nothing to a weight that its client cut. Buffers are remembered
     as they were: what changed a running variance, done again and again, would make it negative.
+
+    Of a number that did not come with the rest of a client's model the older update stays; where there is
+    none, the client is taken to have changed nothing.
     """
     ids, parameters = round.arrived, round.parameters
     kept = round.masks
     fresh = round.models.clone()
     fresh[:, :parameters] -= round.global_model[:parameters]
     age = torch.where(state["age"] >= 0, state["age"] + 1, state["age"])
+    updates = fresh * kept
+    if round.came is not None:
+        x = round.global_model
+        nothing = torch.cat([torch.zeros_like(x[:parameters]), x[parameters:]])
+        heard = (state["age"][ids] >= 0)[:, None]
+        updates = torch.where(round.came, updates, torch.where(heard, state["updates"][ids], nothing))
+        kept = torch.where(round.came, kept, state["kept"][ids] | ~heard)
     return {
-        "updates": state["updates"].index_copy(0, ids, fresh * kept),
+        "updates": state["updates"].index_copy(0, ids, updates),
         "kept": state["kept"].index_copy(0, ids, kept),
         "age": age.index_fill(0, ids, 0),
     }

@@ -32,9 +32,10 @@ from torch import Tensor
 
 from safari.aggregation.blend import blend
 from safari.aggregation.checks import whole
-from safari.aggregation.compensation import Compensation, Decision, Round, State
-from safari.aggregation.memory import blank, recall, remember
+from safari.aggregation.compensation import Compensation, Decision, Round, State, learning
+from safari.aggregation.memory import COLUMNS, blank, recall, remember
 from safari.aggregation.rules import check_pairs, names_of, share
+from safari.aggregation.similarity import common_cosines
 from safari.aggregation.waiting import OVER, hold_back
 from safari.errors import ConfigError
 
@@ -112,20 +113,24 @@ def safari_plus(
         check_pairs("safari+", clients, _MOST_CLIENTS)
         return blank(clients, size, device) | _nothing_known(clients) | {"wait": torch.tensor([wait or OVER])}
 
-    def apply(state: State, round: Round) -> tuple[Decision, State]:
-        held = {name: state[name] for name in ("updates", "kept", "age")}
+    def learn(state: State, round: Round) -> State:
         known = {name: state[name].cpu() for name in _nothing_known(0)}
+        if len(round.arrived):
+            known = _learn(known, _cosines(state, round), round.arrived.cpu(), state["age"].cpu(), options)
+        return state | known
+
+    def respond(state: State, round: Round) -> tuple[Decision, State]:
+        held = {name: state[name] for name in ("updates", "kept", "age")}
+        known = {name: state[name] for name in _nothing_known(0)}
         if not len(round.arrived):
             return Decision(share(round)), remember(held, round) | known | {"wait": state["wait"]}
-        age = held["age"].cpu()
-        known = _learn(known, _cosines(held, round), round.arrived.cpu(), age, options)
-        decision, left = _decide(held, known, age, round, options), int(state["wait"])
+        decision, left = _decide(held, known, held["age"].cpu(), round, options), int(state["wait"])
         held = remember(held, round)
         if left != OVER:
             decision, left = hold_back(decision, held, round, left)
         return decision, held | known | {"wait": torch.tensor([left])}
 
-    return Compensation(init, apply)
+    return learning(init, learn, respond, columns=COLUMNS)
 
 
 def _nothing_known(clients: int) -> State:
@@ -135,9 +140,16 @@ def _nothing_known(clients: int) -> State:
 
 
 def _cosines(held: State, round: Round) -> Tensor:
-    """The cosine of each arrival's update with every arrival's and with everybody's last one."""
+    """The cosine of each arrival's update with every arrival's and with everybody's last one.
+
+    Where parts of models arrived: over what came of both; NaN where that is nothing.
+    """
     fresh = ((round.models - round.global_model) * round.masks)[:, : round.parameters]
     old = held["updates"][:, : round.parameters]
+    if round.came is not None:
+        came = round.came[:, : round.parameters]
+        others_came = torch.cat([came, torch.ones_like(old, dtype=torch.bool)])
+        return common_cosines(fresh, came, torch.cat([fresh, old]), others_came).double().cpu()
     lengths = torch.cat([torch.linalg.vector_norm(fresh, dim=1), torch.linalg.vector_norm(old, dim=1)])
     products = torch.cat([fresh @ fresh.T, fresh @ old.T], 1)
     cosines = products / lengths.clamp(min=1e-30) / lengths[: len(fresh), None].clamp(min=1e-30)
@@ -150,8 +162,9 @@ def _learn(known: State, cosines: Tensor, ids: Tensor, age: Tensor, options: Opt
     count = len(ids)
     heard = age >= 0
     steady = known["steady"].clone()
-    again = heard[ids]
-    own = cosines[:, count:][torch.arange(count), ids][again]
+    own = cosines[:, count:][torch.arange(count), ids]
+    again = heard[ids] & ~own.isnan()
+    own = own[again]
     seen = torch.stack([own, torch.ones_like(own)], 1)
     steady = (options.keep * steady).index_add(0, _bucket(age[ids[again]] + 1), seen)
 
@@ -161,6 +174,7 @@ def _learn(known: State, cosines: Tensor, ids: Tensor, age: Tensor, options: Opt
     value[:, ids] = cosines[:, :count]
     fading[:, ids] = 1.0
     fading[torch.arange(count), ids] = 0.0
+    fading, value = fading.masked_fill(value.isnan(), 0.0), value.nan_to_num(nan=0.0)
     top, bottom = torch.zeros_like(known["alike"]), torch.zeros_like(known["met"])
     top[ids] = value * fading
     bottom[ids] = fading * fading

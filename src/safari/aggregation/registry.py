@@ -9,8 +9,7 @@ from safari.aggregation.compensation import Compensation
 from safari.aggregation.plus import safari_plus
 from safari.aggregation.rivals import cluster_fedvarp, fdms, fedau, fedvarp, few, known_p, mifa, stale
 from safari.aggregation.rules import drop, perfect, safari
-from safari.errors import ConfigError
-from safari.plugins import defaults_of, resolve
+from safari.plugins import defaults_of, known
 
 RULES: dict[str, Callable[..., Compensation]] = {
     "perfect": perfect,
@@ -31,12 +30,15 @@ RULES: dict[str, Callable[..., Compensation]] = {
 def rule_defaults(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The options that are left as the rule has them today: a later version may have others.
 
+    Nothing is imported for this: a user's rule that is not loaded has none (`is_known`).
+
     >>> rule_defaults("fedau", {})
     {'cutoff': 50}
     """
-    try:
-        factory = resolve("rule", "arms", name, RULES)
-    except ConfigError:
-        # A rule that was handed over as an object has a name for people alone.
-        return {}
-    return defaults_of(factory, given)
+    factory = known("rule", name, RULES)
+    return defaults_of(factory, given) if callable(factory) else {}
+
+
+def is_known(name: str) -> bool:
+    """Can a rule's defaults be told without importing anything?"""
+    return callable(known("rule", name, RULES))

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import torch
 
-from safari.aggregation.compensation import Compensation, Decision, Round, State
-from safari.aggregation.memory import blank, recall, remember
+from safari.aggregation.compensation import Compensation, Decision, Round, State, learning
+from safari.aggregation.memory import COLUMNS, blank, recall, remember
 from safari.aggregation.rules import check_pairs, most_similar, share, stand_in
-from safari.aggregation.similarity import cosines, tally
+from safari.aggregation.similarity import common_cosines, cosines, tally
 from safari.errors import ConfigError
 
 
@@ -34,13 +34,19 @@ def stale() -> Compensation:
         a = round.weights[present] + shared * share(round)
         b = round.weights[recalled]
         age = torch.where(state["age"] >= 0, state["age"] + 1, state["age"])
+        models = round.models
+        if round.came is not None:
+            before = torch.where(
+                (state["age"][round.arrived] >= 0)[:, None], state["models"][round.arrived], models
+            )
+            models = torch.where(round.came, models, before)
         after = {
-            "models": state["models"].index_copy(0, round.arrived, round.models),
+            "models": state["models"].index_copy(0, round.arrived, models),
             "age": age.index_fill(0, round.arrived, 0),
         }
         return _if_any(round, Decision(a, b, state["models"][round.cohort[recalled]])), after
 
-    return Compensation(init, apply)
+    return Compensation(init, apply, columns=("models",))
 
 
 def fdms() -> Compensation:
@@ -51,17 +57,25 @@ def fdms() -> Compensation:
         zeros = torch.zeros(clients, clients, dtype=torch.float64, device=device)
         return {"similarity": zeros, "met": zeros.clone()}
 
-    def apply(state: State, round: Round) -> tuple[Decision, State]:
+    def learn(state: State, round: Round) -> State:
+        if not len(round.arrived):
+            return state
+        updates = (round.models - round.global_model)[:, : round.parameters]
+        if round.came is None:
+            found = cosines(updates)
+        else:
+            came = round.came[:, : round.parameters]
+            found = common_cosines(updates, came, updates, came)
+        sums, counts = tally(state["similarity"], state["met"], round.arrived, 0.5 * (1 + found))
+        return {"similarity": sums, "met": counts}
+
+    def respond(state: State, round: Round) -> tuple[Decision, State]:
         if not len(round.arrived):
             return Decision(share(round)), state
-        updates = (round.models - round.global_model)[:, : round.parameters]
-        seen = 0.5 * (1 + cosines(updates))
-        sums, counts = tally(state["similarity"], state["met"], round.arrived, seen)
-        mean = torch.where(counts > 0, sums / counts, torch.nan)
-        after = {"similarity": sums, "met": counts}
-        return stand_in(round, most_similar(mean[round.missing][:, round.arrived])), after
+        mean = torch.where(state["met"] > 0, state["similarity"] / state["met"], torch.nan)
+        return stand_in(round, most_similar(mean[round.missing][:, round.arrived])), state
 
-    return Compensation(init, apply)
+    return learning(init, learn, respond)
 
 
 def mifa() -> Compensation:
@@ -73,7 +87,7 @@ def mifa() -> Compensation:
         decision = Decision(round.weights[present], round.weights[~present], recalled)
         return _if_any(round, decision), remember(state, round)
 
-    return Compensation(blank, apply)
+    return Compensation(blank, apply, columns=COLUMNS)
 
 
 def fedvarp() -> Compensation:
@@ -82,7 +96,7 @@ def fedvarp() -> Compensation:
     def apply(state: State, round: Round) -> tuple[Decision, State]:
         return _varp(round, recall(state, round, round.cohort)), remember(state, round)
 
-    return Compensation(blank, apply)
+    return Compensation(blank, apply, columns=COLUMNS)
 
 
 def cluster_fedvarp(*, clusters: int = 2) -> Compensation:
@@ -102,7 +116,13 @@ def cluster_fedvarp(*, clusters: int = 2) -> Compensation:
         mine = state["cluster"][round.arrived]
         heard = mine.unique()
         member = (mine == heard[:, None]).to(round.models.dtype)
-        means = member @ round.models / member.sum(1, keepdim=True)
+        if round.came is None:
+            means, came = member @ round.models / member.sum(1, keepdim=True), None
+        else:
+            heard_of = member @ round.came.to(member.dtype)
+            came = heard_of > 0
+            sums = member @ (round.models * round.came)
+            means = torch.where(came, sums / heard_of.clamp(min=1), round.global_model)
         view = Round(
             number=round.number,
             global_model=round.global_model,
@@ -112,11 +132,12 @@ def cluster_fedvarp(*, clusters: int = 2) -> Compensation:
             masks=_unions(round.masks, mine, heard),
             weights=round.weights,
             parameters=round.parameters,
+            came=came,
         )
         memory = {name: state[name] for name in ("updates", "kept", "age")}
         return decision, remember(memory, view) | {"cluster": state["cluster"]}
 
-    return Compensation(init, apply)
+    return Compensation(init, apply, columns=COLUMNS)
 
 
 def fedau(*, cutoff: int = 50) -> Compensation:

@@ -7,7 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from safari.aggregation.compensation import Compensation, Decision, Round, State
+from safari.aggregation.compensation import Compensation, Decision, Round, State, learning
 from safari.aggregation.similarity import observe, unknown
 from safari.errors import ConfigError
 
@@ -36,15 +36,21 @@ def safari() -> Compensation:
         check_pairs("safari", clients)
         return {"similarity": unknown(clients, device)}
 
-    def apply(state: State, round: Round) -> tuple[Decision, State]:
+    def learn(state: State, round: Round) -> State:
+        if len(round.arrived) == 0:
+            return state
+        part = slice(round.parameters)
+        came = None if round.came is None else round.came[:, part]
+        models, began = round.models[:, part], round.global_model[part]
+        return {"similarity": observe(state["similarity"], round.arrived, models, began, came)}
+
+    def respond(state: State, round: Round) -> tuple[Decision, State]:
         if len(round.arrived) == 0:
             return Decision(share(round)), state
-        models, began = round.models[:, : round.parameters], round.global_model[: round.parameters]
-        similarity = observe(state["similarity"], round.arrived, models, began)
-        seen = similarity[round.missing][:, round.arrived]
-        return stand_in(round, most_similar(seen)), {"similarity": similarity}
+        seen = state["similarity"][round.missing][:, round.arrived]
+        return stand_in(round, most_similar(seen)), state
 
-    return Compensation(init, apply)
+    return learning(init, learn, respond)
 
 
 def stand_in(round: Round, mixture: Tensor) -> Decision:

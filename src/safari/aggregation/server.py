@@ -6,7 +6,7 @@ This is all that another framework needs of SAFARI.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from inspect import isfunction
 from itertools import pairwise
 
@@ -14,9 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from safari.aggregation.checks import begin, decide, describe, whole, whole_ids
-from safari.aggregation.compensation import Compensation, Round, State, combine
+from safari.aggregation.blocks import aggregate
+from safari.aggregation.checks import describe, first_state, whole, whole_ids
+from safari.aggregation.compensation import Compensation, Round, State
 from safari.aggregation.registry import RULES
+from safari.aggregation.steps import STEPS, ServerStep, advance, chain
+from safari.aggregation.steps.average import AVERAGE
 from safari.errors import SafariError, one_of
 
 Vector = Tensor | np.ndarray
@@ -31,6 +34,8 @@ class Outcome:
     missing: tuple[int, ...]
     refused: Mapping[int, str]
     stand_ins: Mapping[int, tuple[int, ...]]
+    # The share of a model that came, of those of whom a part did.
+    parts: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def lost(self) -> bool:
@@ -58,6 +63,14 @@ class Server:
     parameters: int
     rule: Compensation
     state: State
+    steps: ServerStep | None = None
+    step_state: State = field(default_factory=dict)
+
+    @property
+    def average(self) -> Tensor | None:
+        """The running average of the models so far; None where no step keeps one (`steps.average`)."""
+        found = (t for name, t in self.step_state.items() if name.rpartition(".")[2] == AVERAGE)
+        return next(found, None)
 
     @classmethod
     def start(
@@ -68,11 +81,15 @@ class Server:
         *,
         weights: Sequence[float] | None = None,
         parameters: int | None = None,
+        steps: Sequence[str | ServerStep] = (),
     ) -> Server:
         """A server before its first round.
 
-        `weights`: one positive number a client (say, its sample count); equal by default. `parameters`:
-        how many numbers, from the front, are parameters (all by default): similarity looks at them alone.
+        `model`: the first global model. `clients`: how many there are. `rule`: what to do about the missing,
+        a name or a Compensation. `weights`: one positive number a client (say, its sample count); equal by
+        default. `parameters`: how many numbers, from the front, are parameters (all by default): similarity
+        looks at them alone. `steps`: what is done with the change that the weighted sum gave, in this order:
+        names or ServerSteps.
         """
         vector = _start_vector(model)
         if vector.ndim != 1 or not len(vector) or not bool(torch.isfinite(vector).all()):
@@ -89,13 +106,17 @@ class Server:
         if clients < 1:
             raise SafariError(f"clients must be at least 1, got {clients}")
         rule = _rule(rule)
+        links = _steps(steps)
+        following = chain(*links) if links else None
         return cls(
             model=vector,
             round=0,
             weights=_shares(weights, clients).to(vector.device),
             parameters=len(vector) if parameters is None else parameters,
             rule=rule,
-            state=begin(rule, clients, len(vector), vector.device),
+            state=first_state(rule, clients, len(vector), vector.device),
+            steps=following,
+            step_state=following.init(vector) if following else {},
         )
 
     def step(
@@ -103,12 +124,14 @@ class Server:
         received: Mapping[int, Vector],
         cohort: Sequence[int] | None = None,
         masks: Mapping[int, Vector] | None = None,
+        came: Mapping[int, Vector] | None = None,
     ) -> tuple[Server, Outcome]:
         """One round: the next server, and what happened.
 
         `received`: the models that arrived, by client id. `cohort`: who was asked (all by default). `masks`:
         the mask that a client trained with, by client id: bools, True where a number is kept. A client
-        without one cut nothing.
+        without one cut nothing. `came`: which numbers of a model arrived, by client id: bools; a model
+        without an entry arrived whole. Numbers that did not arrive are not looked at.
 
         A model of the wrong length, with a NaN or infinity in it, or not of numbers at all is refused, and so
         is one whose mask does not fit or that is not 0 where its mask cuts. Its client is then missing.
@@ -117,12 +140,15 @@ class Server:
             raise SafariError(f"received must map client ids to models, got {describe(received)}")
         if not isinstance(masks, Mapping | None):
             raise SafariError(f"masks must map client ids to masks, got {describe(masks)}")
+        if not isinstance(came, Mapping | None):
+            raise SafariError(f"came must map client ids to bools, got {describe(came)}")
         given = {} if masks is None else dict(zip(whole_ids("masks", masks), masks.values(), strict=True))
+        parts = {} if came is None else dict(zip(whole_ids("came", came), came.values(), strict=True))
         asked = set(self._cohort(cohort))
         fitting: dict[int, Tensor] = {}
         refused: dict[int, str] = {}
         for client, raw in zip(whole_ids("received", received), received.values(), strict=True):
-            vector, mask = _real_vector(raw), given.get(client)
+            vector, mask, part = _real_vector(raw), given.get(client), parts.get(client)
             if client not in asked:
                 refused[client] = "was not asked in this round"
             elif vector is None:
@@ -131,12 +157,15 @@ class Server:
                 refused[client] = f"expected {len(self.model)} numbers, got shape {tuple(vector.shape)}"
             elif mask is not None and not _is_mask(mask, self.model.shape):
                 refused[client] = f"expected a mask of {len(self.model)} bools, got {_form(mask)}"
+            elif part is not None and not _is_mask(part, self.model.shape):
+                refused[client] = f"expected {len(self.model)} bools of what came, got {_form(part)}"
             else:
                 fitting[client] = vector.to(self.model.device)
         ids = sorted(fitting)
         models = torch.stack([fitting[i] for i in ids]) if ids else self.model.new_empty((0, len(self.model)))
         stacked = self._stack_masks([given.get(i) for i in ids])
-        server, outcome = self.step_stacked(ids, models, cohort, stacked)
+        arrived = self._stack_masks([parts.get(i) for i in ids])
+        server, outcome = self.step_stacked(ids, models, cohort, stacked, arrived)
         return server, replace(outcome, refused=refused | dict(outcome.refused))
 
     def step_stacked(
@@ -145,19 +174,29 @@ class Server:
         models: Tensor,
         cohort: Sequence[int] | None = None,
         masks: Tensor | None = None,
+        came: Tensor | None = None,
     ) -> tuple[Server, Outcome]:
         """The same for models in one matrix: row i is the model of client `ids[i]`; ids ascend.
 
-        `masks`: `bool[len(ids), size]`, or one row for all; None: nothing was cut.
+        `masks`: `bool[len(ids), size]`, or one row for all; None: nothing was cut. `came`: `bool[len(ids),
+        size]`, True where a number arrived; None: all of them did. A client of whom nothing came is missing.
         """
         asked = self._cohort(cohort)
         ids = whole_ids("ids", ids)
         self._check_stacked(ids, models, masks, asked)
+        self._check_came(came, len(ids))
+        shares = {} if came is None else _shares_that_came(ids, came)
+        if came is not None and not any(0 < share < 1 for share in shares.values()):
+            came = None
+        if came is not None:
+            models = torch.where(came, models, 0.0)
         refused = _unusable(ids, models, masks)
-        if refused:
-            good = [i for i, client in enumerate(ids) if client not in refused]
+        empty = {client for client, share in shares.items() if not share}
+        if refused or empty:
+            good = [i for i, client in enumerate(ids) if client not in refused and client not in empty]
             ids, models = [ids[i] for i in good], models[good]
             masks = masks if masks is None or len(masks) == 1 else masks[good]
+            came = None if came is None else came[good]
         if masks is None:
             masks = torch.ones((1, len(self.model)), dtype=torch.bool, device=models.device)
         device = self.model.device
@@ -172,16 +211,21 @@ class Server:
             masks=masks.expand(len(ids), -1),
             weights=weights / weights.sum(),
             parameters=self.parameters,
+            came=came,
         )
-        decision, state = decide(self.rule, self.state, view)
-        model = combine(view, decision, self.rule.name)
-        following = replace(self, model=model, round=self.round + 1, state=state)
+        decision, model, state = aggregate(self.rule, self.state, view)
+        step_state = self.step_state
+        if self.steps is not None:
+            updated = len(ids) > 0 or decision.b is not None
+            model, step_state = advance(self.steps, step_state, view, model, updated=updated)
+        following = replace(self, model=model, round=self.round + 1, state=state, step_state=step_state)
         arrived = set(ids)
         outcome = Outcome(
             arrived=tuple(ids),
             missing=tuple(client for client in asked if client not in arrived),
             refused=refused,
             stand_ins=dict(decision.stand_ins),
+            parts={client: share for client, share in shares.items() if client in arrived and share < 1},
         )
         return following, outcome
 
@@ -193,6 +237,11 @@ class Server:
         if not asked or asked[0] < 0 or asked[-1] >= clients:
             raise SafariError(f"cohort must hold ids from 0 to {clients - 1}, got {asked}")
         return asked
+
+    def _check_came(self, came: Tensor | None, count: int) -> None:
+        shape = torch.Size((count, len(self.model)))
+        if came is not None and not _is_mask(came, shape):
+            raise SafariError(f"came must be a tensor of bools of shape {[*shape]}, got {_form(came)}")
 
     def _stack_masks(self, masks: Sequence[Vector | None]) -> Tensor | None:
         """One row a client; None where no client cut anything."""
@@ -224,6 +273,10 @@ class Server:
             )
 
 
+def _shares_that_came(ids: Sequence[int], came: Tensor) -> dict[int, float]:
+    return dict(zip(ids, came.double().mean(1).tolist(), strict=True))
+
+
 def _start_vector(model: Vector) -> Tensor:
     try:
         # A copy without a graph: the caller goes on using theirs.
@@ -241,6 +294,23 @@ def _rule(rule: object) -> Compensation:
         hint = f"; call it: rule={rule.__name__}()" if isfunction(rule) else ""
         raise SafariError(f"rule must be a name or a Compensation, got {describe(rule)}{hint}")
     return rule
+
+
+def _steps(steps: object) -> list[ServerStep]:
+    if isinstance(steps, str) or not isinstance(steps, Sequence):
+        raise SafariError(f"steps must be a list of names and ServerSteps, got {describe(steps)}")
+    return [_step(step) for step in steps]
+
+
+def _step(step: object) -> ServerStep:
+    if isinstance(step, str):
+        if step not in STEPS:
+            raise SafariError(one_of("steps", step, STEPS))
+        return replace(STEPS[step](), name=f"step {step}")
+    if not isinstance(step, ServerStep):
+        hint = f"; call it: steps=[{step.__name__}()]" if isfunction(step) else ""
+        raise SafariError(f"steps must hold names and ServerSteps, got {describe(step)}{hint}")
+    return step
 
 
 def _shares(weights: Sequence[float] | None, clients: int) -> Tensor:

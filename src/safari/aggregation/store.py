@@ -7,28 +7,49 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from safari.aggregation.compensation import State
 from safari.aggregation.server import Server
+from safari.aggregation.steps.average import AVERAGE
+from safari.errors import SafariError
 
-_RULE = "rule."
+_RULE, _STEP = "rule.", "step."
 
 
 def to_tensors(server: Server) -> dict[str, Tensor]:
-    """The model and the rule's state, by name; the round is a number and goes beside them.
+    """The model, the rule's state and that of the steps, by name; the round is a number and goes beside them.
+
+    The running average of the models is `average`, whichever step keeps it.
 
     >>> import torch
-    >>> server = Server.start(torch.zeros(2), clients=3, rule="safari")
+    >>> server = Server.start(torch.zeros(2), clients=3, rule="safari", steps=["fedavgm"])
     >>> {name: tuple(tensor.shape) for name, tensor in to_tensors(server).items()}
-    {'model': (2,), 'rule.similarity': (3, 3)}
+    {'model': (2,), 'rule.similarity': (3, 3), 'step.0.velocity': (2,)}
     """
-    return {"model": server.model} | {f"{_RULE}{name}": tensor for name, tensor in server.state.items()}
+    tensors = {"model": server.model} | {f"{_RULE}{name}": tensor for name, tensor in server.state.items()}
+    return tensors | {_step_name(name): tensor for name, tensor in server.step_state.items()}
 
 
 def with_tensors(server: Server, round: int, tensors: Mapping[str, Tensor]) -> Server:
-    """The server after `round` rounds, from what `to_tensors` gave; other names are ignored."""
+    """The server after `round` rounds, from what `to_tensors` gave; other names are ignored.
+
+    SafariError where the state of a step is not there, or of another shape.
+    """
     device = server.model.device
     state = {
         name.removeprefix(_RULE): tensor.to(device)
         for name, tensor in tensors.items()
         if name.startswith(_RULE)
     }
-    return replace(server, model=tensors["model"].to(device), round=round, state=state)
+    steps: State = {}
+    for name, first in server.step_state.items():
+        found = tensors.get(_step_name(name))
+        if found is None or found.shape != first.shape:
+            got = "nothing" if found is None else f"shape {[*found.shape]}"
+            raise SafariError(f"{_step_name(name)} must be a tensor of shape {[*first.shape]}, got {got}")
+        steps[name] = found.to(device)
+    return replace(server, model=tensors["model"].to(device), round=round, state=state, step_state=steps)
+
+
+def _step_name(name: str) -> str:
+    # Its name before there were steps; users read it from checkpoints, too.
+    return "average" if name.rpartition(".")[2] == AVERAGE else f"{_STEP}{name}"

@@ -15,11 +15,12 @@ from safari.aggregation import RULES
 from safari.cli.progress import Bars
 from safari.config import Config
 from safari.engine import Watcher
-from safari.errors import ConfigError, MissingExtraError
-from safari.plugins import first_line, resolve
+from safari.errors import MissingExtraError
+from safari.plugins import first_line
 from safari.report import rows_of, to_rich, to_text, watchers_for, write_figures
 from safari.report.gather import run_names
 from safari.runs import RunFolder, summarise
+from safari.runs.code import described
 from safari.view import write_report
 
 
@@ -74,10 +75,10 @@ def print_table(runs: Sequence[RunFolder]) -> None:
 
 
 def explained(runs: Sequence[RunFolder]) -> dict[str, str]:
-    """What each arm's rule does, in a line."""
-    lines = {}
-    for name in {arm.rule.name for run in runs for arm in run.config.arms}:
-        # The file of a user's rule may have moved since; the page then goes without its line.
-        with contextlib.suppress(ConfigError):
-            lines[name] = first_line(resolve("rule", "arms", name, RULES))
+    """What each arm's rule does, in a line. A user's own rules said it when they ran: none is imported."""
+    lines: dict[str, str] = {}
+    for run in runs:
+        said = described(run)
+        for name in {arm.rule.name for arm in run.config.arms}:
+            lines[name] = first_line(RULES[name]) if name in RULES else said.get(name, "")
     return lines

@@ -10,7 +10,7 @@ import click
 
 from safari.cli.options import json_option
 
-KIND_NAMES = ("data", "partition", "model", "task", "pruner", "link", "rule")
+KIND_NAMES = ("data", "partition", "model", "task", "pruner", "link", "rule", "step")
 
 
 @click.command("list")

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from safari.cli.approval import approval, trust_option
 from safari.cli.options import json_option, quiet_option
 from safari.config import Track
+from safari.errors import SafariError
+from safari.trust import Store, contacts, needs
+
+if TYPE_CHECKING:
+    from safari.runs import RunFolder
 
 
 @click.command()
@@ -21,14 +27,18 @@ from safari.config import Track
     metavar="ROUND",
     help="Go back to the state after ROUND first; it must have a checkpoint (checkpoint.keep).",
 )
+@trust_option
 @json_option
 @quiet_option
-def resume(folder: Path, from_round: int | None, as_json: bool, quiet: bool) -> None:
+def resume(folder: Path, from_round: int | None, trust: bool, as_json: bool, quiet: bool) -> None:
     """Go on with a run that was stopped or killed.
 
     The result is bit for bit what it would have been without the stop. A run that is finished is only shown.
     With --from, all arms and seeds go back to an earlier round; what came after it is kept in
     trials/ARM/seed-N/cut-1, cut-2 and so on.
+
+    Plug-ins that the run's config names are loaded without a question when you have run them before, the same
+    file with the same contents; you are asked about others.
 
     \b
     Examples:
@@ -36,27 +46,57 @@ def resume(folder: Path, from_round: int | None, as_json: bool, quiet: bool) -> 
       safari resume runs/mine --from 120
     """
     from safari import engine
-    from safari.cli.finish import finish, print_table, stoppable, watchers
-    from safari.runs import RunFolder, summarise
+    from safari.runs import RunFolder
 
     run = RunFolder.open(folder)
-    if from_round is not None:
-        with run.writing():
-            aside = run.rewind(from_round)
-        if not quiet:
-            for place in aside:
+    if from_round is None and engine.finished(run):
+        _show(run, trust, as_json=as_json, quiet=quiet)
+    else:
+        _go_on(run, from_round, trust, as_json=as_json, quiet=quiet)
+
+
+def _go_on(run: RunFolder, from_round: int | None, trust: bool, *, as_json: bool, quiet: bool) -> None:
+    from safari import engine
+    from safari.cli.finish import finish, stoppable, watchers
+    from safari.runs.code import refuse_changed_code
+
+    table = run.config.to_dict()
+    with approval([*needs(table), *contacts(table)], str(run.path / "config.toml"), trust):
+        refuse_changed_code(run)
+        if from_round is not None:
+            with run.writing():
+                aside = run.rewind(from_round)
+            for place in aside if not quiet else ():
                 click.echo(f"back to round {from_round}; what came after it is in {place}", err=True)
-    whole = engine.finished(run)
+        with stoppable(run.path):
+            engine.resume(run.path, watchers(run.config, quiet), trust=True)
+    finish(run.path, as_json=as_json, quiet=quiet)
+
+
+def _show(run: RunFolder, trust: bool, *, as_json: bool, quiet: bool) -> None:
+    """A finished run: nothing is computed, and nothing that it names is loaded or contacted unasked."""
+    from safari import engine
+    from safari.cli.finish import finish, print_table, stoppable
+    from safari.report import watchers_for
+    from safari.runs import summarise
+
     # A kill at the very end, or a change of config.toml, leaves results that are missing or old.
-    summary = _read(folder / "summary.json") if whole else None
-    report = folder / "report.html"
+    summary = _read(run)
+    report = run.path / "report.html"
     shown = summary is not None and report.is_file() and summary == summarise(run)
-    if not shown or run.config.track != Track():
-        with stoppable(folder):
+    tracked = run.config.track != Track()
+    if tracked and not trust and not all(map(Store.read().knows, contacts(run.config.to_dict()))):
+        tracked = False
+        if not quiet:
+            click.echo(
+                "track.mlflow is new to you and left alone; with --trust it is told of the run", err=True
+            )
+    if not shown or tracked:
+        with stoppable(run.path):
             # Trackers may have missed something; bars have nothing to tell of a run that stands still.
-            engine.resume(folder, watchers(run.config, quiet or whole))
+            engine.resume(run.path, watchers_for(run.config) if tracked else ())
     if not shown:
-        finish(folder, as_json=as_json, quiet=quiet)
+        finish(run.path, as_json=as_json, quiet=quiet)
     elif as_json:
         click.echo(json.dumps(summary, indent=2))
     else:
@@ -67,9 +107,9 @@ def resume(folder: Path, from_round: int | None, as_json: bool, quiet: bool) -> 
             click.echo(f"nothing to do: {trials} finished (report: {report})", err=True)
 
 
-def _read(path: Path) -> Any:
-    """What a JSON file holds; None where it is missing or broken."""
+def _read(run: RunFolder) -> Any:
+    """What summary.json holds; None where it is missing or broken."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return run.read("summary.json") or None
+    except SafariError:
         return None

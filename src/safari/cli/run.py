@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from safari.cli.approval import approved_config, trust_option
 from safari.cli.options import json_option, quiet_option, read_config, set_option
 
 
@@ -20,6 +21,7 @@ from safari.cli.options import json_option, quiet_option, read_config, set_optio
     type=click.Path(path_type=Path),
     help="The run's folder, new or empty.  [default: runs/NAME-DATE-TIME]",
 )
+@trust_option
 @json_option
 @quiet_option
 def run(
@@ -27,6 +29,7 @@ def run(
     settings: tuple[str, ...],
     seeds: int | None,
     out: Path | None,
+    trust: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -43,13 +46,14 @@ def run(
       safari run --set uplink.name=gilbert-elliott --set uplink.p=0.3 --set uplink.burst=8
       safari init my.toml && safari run my.toml --out runs/mine
     """
-    wanted = read_config(config, settings, seeds)
-    folder = out or _new_folder(wanted.name)
-    from safari import engine
-    from safari.cli.finish import finish, stoppable, watchers
+    with approved_config(config, settings, trust, seeds):
+        wanted = read_config(config, settings, seeds)
+        folder = out or _new_folder(wanted.name)
+        from safari import engine
+        from safari.cli.finish import finish, stoppable, watchers
 
-    with stoppable(folder):
-        engine.run(wanted, folder, watchers(wanted, quiet))
+        with stoppable(folder):
+            engine.run(wanted, folder, watchers(wanted, quiet))
     finish(folder, as_json=as_json, quiet=quiet)
 
 

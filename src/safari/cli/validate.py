@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from safari.cli.approval import approved_config, trust_option
 from safari.cli.options import json_option, read_table, set_option, wrong_names
 from safari.config import examine
 from safari.errors import ConfigError
@@ -15,8 +16,9 @@ from safari.errors import ConfigError
 @click.command(short_help="Say everything that is wrong with a config.")
 @click.argument("config", type=click.Path(path_type=Path, dir_okay=False))
 @set_option
+@trust_option
 @json_option
-def validate(config: Path, settings: tuple[str, ...], as_json: bool) -> None:
+def validate(config: Path, settings: tuple[str, ...], trust: bool, as_json: bool) -> None:
     """Say everything that is wrong with a config, without running it.
 
     Reads the data set, imports your plug-ins and builds everything up to the first round. Exit code 0: the
@@ -30,8 +32,9 @@ def validate(config: Path, settings: tuple[str, ...], as_json: bool) -> None:
     else:
         from safari.engine import check
 
-        # What a wrong field may spoil is left out; a plug-in's name and options are wrong by themselves.
-        problems = problems + wrong_names(wanted) if problems else check(wanted)
+        with approved_config(config, settings, trust):
+            # What a wrong field may spoil is left out; a plug-in's name and options are wrong by themselves.
+            problems = problems + wrong_names(wanted) if problems else check(wanted)
     if as_json:
         click.echo(json.dumps({"config": str(config), "valid": not problems, "problems": problems}))
     elif not problems:

@@ -9,8 +9,10 @@ from typing import Any
 
 import click
 
+from safari.cli.approval import approval, trust_option
 from safari.cli.options import json_option
 from safari.errors import RunError
+from safari.trust import needs
 
 
 @click.group(short_help="Look at messages: what they hold, and what they cost.")
@@ -26,8 +28,9 @@ def wire() -> None:
     type=click.Path(path_type=Path, file_okay=False),
     help="The run that the frame came from: then its layout is known, and the body can be read.",
 )
+@trust_option
 @json_option
-def inspect(file: Path, folder: Path | None, as_json: bool) -> None:
+def inspect(file: Path, folder: Path | None, trust: bool, as_json: bool) -> None:
     """Explain a frame or a packet: modes, bytes by part, density by layer, distance from the entropy bound.
 
     \b
@@ -41,7 +44,7 @@ def inspect(file: Path, folder: Path | None, as_json: bool) -> None:
         data = file.read_bytes()
     except OSError as error:
         raise RunError(f"cannot read {file}: {error.strerror}") from error
-    found = explain(data, _upload(folder, None, 0).shared if folder else None)
+    found = explain(data, _upload(folder, None, 0, trust).shared if folder else None)
     if as_json:
         click.echo(json.dumps(_plain(found), indent=2))
         return
@@ -73,9 +76,16 @@ def inspect(file: Path, folder: Path | None, as_json: bool) -> None:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the upload as .npz, for benchmarks/wire.py.",
 )
+@trust_option
 @json_option
 def bench(
-    folder: Path, arm: str | None, client: int, save: Path | None, record: Path | None, as_json: bool
+    folder: Path,
+    arm: str | None,
+    client: int,
+    save: Path | None,
+    record: Path | None,
+    trust: bool,
+    as_json: bool,
 ) -> None:
     """What the next upload of a run costs in every mode, beside plain ways to write a sparse model.
 
@@ -87,7 +97,7 @@ def bench(
     from safari.runs.files import write_atomically
     from safari.wire import Lossy, bounds, costs, encode, plain_costs
 
-    upload = _upload(folder, arm, client)
+    upload = _upload(folder, arm, client, trust)
     layout, shared = upload.shared.layout, upload.shared
     if save is not None:
         write_atomically(save, encode(upload.vector, upload.mask, shared))
@@ -111,11 +121,18 @@ def bench(
         click.echo(f"{row.name:<34} {row.size:>12,} {dense / row.size:>11.1f}× {error:>9} {more:>11}")
 
 
-def _upload(folder: Path, arm: str | None, client: int) -> Any:
+def _upload(folder: Path, arm: str | None, client: int, trust: bool) -> Any:
     from safari.engine.sample import next_upload
     from safari.runs import RunFolder
+    from safari.runs.code import refuse_changed_code
 
-    return next_upload(RunFolder.open(folder), arm, client)
+    run = RunFolder.open(folder)
+    # A rule has no part in an upload; a model, data or a pruner of the user's own is loaded.
+    table = run.config.to_dict()
+    table["arms"] = [{**arm, "rule": ""} for arm in table["arms"] if isinstance(arm, dict)]
+    with approval(needs(table), str(folder / "config.toml"), trust):
+        refuse_changed_code(run)
+        return next_upload(run, arm, client)
 
 
 def _share(kept: int, size: int) -> str:

@@ -13,8 +13,12 @@ from safari.data.augment import (
 from safari.data.cifar10 import cifar10
 from safari.data.dataset import IGNORED, Data, as_data, from_datasets, from_tensors, hold_out
 from safari.data.digits import digits
+from safari.data.flwr_partitions import FLWR_PARTITIONS
+from safari.data.huggingface import from_hf, hf
+from safari.data.leaf import leaf
 from safari.data.partitions import (
-    PARTITIONS,
+    OWN_PARTITIONS,
+    Parts,
     dirichlet,
     divide,
     groups,
@@ -24,8 +28,11 @@ from safari.data.partitions import (
     shards,
 )
 
-DATASETS: dict[str, Callable[..., Data]] = {"digits": digits, "cifar10": cifar10}
+DATASETS: dict[str, Callable[..., Data]] = {"digits": digits, "cifar10": cifar10, "hf": hf, "leaf": leaf}
 """Data sets by name; the keyword-only parameters of each are its options."""
+
+PARTITIONS: dict[str, Callable[..., Parts]] = OWN_PARTITIONS | FLWR_PARTITIONS
+"""Partitions by name; the keyword-only parameters of each are its options."""
 
 __all__ = [
     "AUGMENTATIONS",
@@ -42,11 +49,14 @@ __all__ = [
     "divide",
     "draw_crop_and_flip",
     "from_datasets",
+    "from_hf",
     "from_tensors",
     "groups",
+    "hf",
     "hold_out",
     "iid",
     "label_counts",
+    "leaf",
     "natural",
     "shards",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,8 @@ MEAN = (0.4914, 0.4822, 0.4465)
 STD = (0.2470, 0.2435, 0.2616)
 RECORDS = 10_000
 PIXELS = 3 * 32 * 32
+# What a file of the Python version may have beside twice its pixels: labels and names of images.
+PICKLE_BYTES = 1 << 20
 
 Batch: TypeAlias = "tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]"
 
@@ -97,10 +100,11 @@ def read_format(kind: DiskFormat, folder: Path, records: int = RECORDS) -> Data:
 
 def read_binary(path: Path, records: int = RECORDS) -> Batch:
     """Images uint8[n, 3, 32, 32] and labels of one file of the binary version, which has no header."""
-    raw, expected = _bytes(path), records * (1 + PIXELS)
-    if len(raw) != expected:
+    expected = records * (1 + PIXELS)
+    raw, size = _bytes(path, expected)
+    if size != expected:
         raise DataError(
-            f"{path}: expected {expected} bytes ({records} records of {1 + PIXELS}), found {len(raw)}"
+            f"{path}: expected {expected} bytes ({records} records of {1 + PIXELS}), found {size}"
         )
     table = np.frombuffer(raw, np.uint8).reshape(records, 1 + PIXELS)
     return _checked(path, table[:, 1:], table[:, 0])
@@ -108,7 +112,11 @@ def read_binary(path: Path, records: int = RECORDS) -> Batch:
 
 def read_python(path: Path, records: int = RECORDS) -> Batch:
     """Images uint8[n, 3, 32, 32] and labels of one file of the Python version, read without trusting it."""
-    batch = load_arrays(_bytes(path), str(path))
+    most = PICKLE_BYTES + 2 * records * PIXELS
+    raw, size = _bytes(path, most)
+    if size > most:
+        raise DataError(f"{path}: expected at most {most} bytes, found {size}")
+    batch = load_arrays(raw, str(path))
     data, labels = batch.get("data"), batch.get("labels")
     if not isinstance(data, np.ndarray) or data.shape != (records, PIXELS):
         raise DataError(f"{path}: expected 'data' of uint8 [{records}, {PIXELS}], found {_shown(data)}")
@@ -130,9 +138,15 @@ def _checked(path: Path, pixels: npt.NDArray[np.uint8], labels: npt.NDArray[np.u
     return pixels.reshape(-1, 3, 32, 32), labels
 
 
-def _bytes(path: Path) -> bytes:
+def _bytes(path: Path, most: int) -> tuple[bytes, int]:
+    """Up to `most` bytes of a plain file, and how many it has."""
     try:
-        return path.read_bytes()
+        status = path.stat()
+        # Opening a pipe would wait for somebody to write into it, and a device has no end.
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+            raise DataError(f"{path}: expected a plain file, found a pipe or a device")
+        with path.open("rb") as file:
+            return file.read(most), status.st_size
     except FileNotFoundError:
         raise DataError(
             f"{path}: expected a file of CIFAR-10, found none; complete the folder, "

@@ -197,7 +197,7 @@ def as_data(obj: object, name: str) -> Data:
     """What a user's function returned, as `Data`.
 
     Accepted: a `Data`; a pair (train, test) whose members are each a map-style `Dataset` or a pair
-    (inputs, labels) of tensors or arrays.
+    (inputs, labels) of tensors or arrays; a `DatasetDict` or `Dataset` of the library `datasets`.
 
     >>> x, y = torch.zeros(2, 3), torch.tensor([0, 1])
     >>> as_data(((x, y), (x, y)), "mine").classes
@@ -209,6 +209,10 @@ def as_data(obj: object, name: str) -> Data:
     """
     if isinstance(obj, Data):
         return obj
+    if type(obj).__module__.split(".")[0] == "datasets":
+        from safari.data.huggingface import from_hf
+
+        return from_hf(obj, name)
     if not isinstance(obj, (tuple, list)) or len(obj) != 2:
         raise _not_data(name, obj)
     train, test = _as_split(f"{name}: train", obj[0]), _as_split(f"{name}: test", obj[1])

@@ -262,11 +262,11 @@ def _by_owner(owner: Labels, clients: int) -> Parts:
     return [order[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-PARTITIONS: dict[str, Callable[..., Parts]] = {
+OWN_PARTITIONS: dict[str, Callable[..., Parts]] = {
     "groups": groups,
     "iid": iid,
     "shards": shards,
     "dirichlet": dirichlet,
     "natural": natural,
 }
-"""Partitions by name; the keyword-only parameters of each are its options."""
+"""Those that need no other library, by name."""

@@ -8,7 +8,6 @@ import numpy as np
 from torch import Tensor
 
 from safari.aggregation import Outcome, Server
-from safari.engine.average import next_average
 from safari.engine.diagnosis import Everyone, diagnose, due
 from safari.engine.mail import Mail
 from safari.engine.state import State
@@ -41,10 +40,9 @@ def close_round(
     downlink. `test` and `everyone` are the engine's ways to test a model and to train whoever was missing.
     """
     t, x = state.round, state.server.model
-    average = next_average(state.average, server.model, t, world.config)
     watch.lap("aggregate")
     scores = test(server.model)
-    average_scores = None if average is None else test(average)
+    average_scores = None if server.average is None else test(server.average)
     watch.lap("evaluate")
     diagnosis = None
     if due(world, t):
@@ -66,5 +64,5 @@ def close_round(
         diagnosis=diagnosis,
     )
     uplink, downlink = links
-    after = State(server, uplink, downlink, mail.residual, average)
+    after = State(server, uplink, downlink, mail.residual)
     return after, record_of(world.layout, facts), watch.seconds

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from safari.aggregation import RULES
 from safari.config import Config, parse
 from safari.data import Data
 from safari.engine import reference, vectorised
@@ -27,12 +28,17 @@ from safari.engine.state import (
 )
 from safari.engine.world import Problems, World, assemble, check_names, load_data, rule_of
 from safari.errors import ConfigError, DataError, SafariError, one_of
+from safari.loading import loading
+from safari.plugins import first_line, known
 from safari.runs import RunFolder, Trial, done_records, seeds_of, summarise
+from safari.runs.code import keep_code, refuse_changed_code
 from safari.runs.metrics import FILE as TASK_FILE
 from safari.runs.metrics import RunMetrics, metrics_text
 from safari.runs.record import RoundRecord
+from safari.runs.versions import note_version
 from safari.toml import read_toml
-from safari.version import __version__
+from safari.trust import Trust, contacts, is_of_a_run, needs, remember, trusting
+from safari.version import __version__, code_version
 
 Round = tuple[State, RoundRecord, dict[str, float]]
 RoundFunction = Callable[[State], Round]
@@ -61,9 +67,19 @@ class Watcher(Protocol):
 
 
 def run(
-    config: Config | Mapping[str, Any] | str | Path, out: str | Path, watchers: Sequence[Watcher] = ()
+    config: Config | Mapping[str, Any] | str | Path,
+    out: str | Path,
+    watchers: Sequence[Watcher] = (),
+    *,
+    trust: Trust = False,
 ) -> dict[str, Any]:
     """Run an experiment, as tables or from a TOML file, into a new folder; returns its summary.
+
+    Args:
+        config: the experiment.
+        out: the run's folder, new or empty.
+        watchers: told of every round.
+        trust: see `resume`; asked only about the `config.toml` of a run's folder.
 
     >>> import tempfile
     >>> small = {"rounds": 2, "arms": ["drop"], "clients": 5, "model": {"name": "mlp"}}
@@ -72,18 +88,40 @@ def run(
     >>> summary["arms"]["drop"]["seeds"]["0"]["rounds"]
     2
     """
+    with approving(config, trust):
+        wanted = as_config(config)
+        data = ready(wanted)
+        return _go(RunFolder.create(Path(out), wanted), watchers, data)
+
+
+def as_config(config: Config | Mapping[str, Any] | str | Path) -> Config:
+    """A config from tables or from a TOML file."""
     if isinstance(config, str | Path):
         config = read_toml(Path(config))
-    if not isinstance(config, Config):
-        if not isinstance(config, Mapping):
-            raise ConfigError(f"config must be a Config, a table or the path of a TOML file, got {config!r}")
-        config = parse(config)
-    data = ready(config)
-    return _go(RunFolder.create(Path(out), config), watchers, data)
+    if isinstance(config, Config):
+        return config
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"config must be a Config, a table or the path of a TOML file, got {config!r}")
+    return parse(config)
+
+
+@contextlib.contextmanager
+def approving(config: Config | Mapping[str, Any] | str | Path, trust: Trust) -> Iterator[None]:
+    """What a caller hands over is theirs; what the config of a run's folder names has to be approved."""
+    if isinstance(config, str | Path) and is_of_a_run(Path(config)):
+        with trusting(needs(read_toml(Path(config))), trust, str(config)):
+            yield
+    else:
+        with loading():
+            yield
 
 
 def resume(
-    path: str | Path, watchers: Sequence[Watcher] = (), *, from_round: int | None = None
+    path: str | Path,
+    watchers: Sequence[Watcher] = (),
+    *,
+    from_round: int | None = None,
+    trust: Trust = False,
 ) -> dict[str, Any]:
     """Go on with a run that was interrupted; a finished one is only summarised again.
 
@@ -92,12 +130,19 @@ def resume(
         watchers: told of every round, also of those that are done.
         from_round: go back to the state after this round first; it must have a checkpoint
             (`checkpoint.keep`). What is later is kept in `cut-N` beside the records.
+        trust: whether to load plug-ins that the folder's config names and that this user has not run before:
+            False raises TrustError, True loads them, a function is shown them and decides. What the user
+            has run is remembered outside of the folder (`safari.trust`).
     """
     run = RunFolder.open(Path(path))
-    if from_round is not None:
-        with run.writing():
-            run.rewind(from_round)
-    return _go(run, watchers)
+    if from_round is None and finished(run):
+        return _show(run, watchers)
+    with trusting(needs(run.config.to_dict()), trust, str(run.path / "config.toml")):
+        refuse_changed_code(run)
+        if from_round is not None:
+            with run.writing():
+                run.rewind(from_round)
+        return _go(run, watchers)
 
 
 def finished(run: RunFolder) -> bool:
@@ -149,16 +194,37 @@ def engine_of(config: Config) -> Callable[[World], RoundFunction]:
 
 def _go(run: RunFolder, watchers: Sequence[Watcher], data: Data | None = None) -> dict[str, Any]:
     config = run.config
-    with run.writing(), _threads(config.engine.threads), contextlib.ExitStack() as stack:
-        for watcher in watchers:
-            watcher.start(run)
-            stack.callback(watcher.stop)
+    with run.writing(), _threads(config.engine.threads), _watched(run, watchers):
         if data is None:
             data = load_data(config)
         for seed in seeds_of(config):
             run_seed(run, seed, data, watchers)
-        summary = summarise(run)
-        run.write("summary.json", json.dumps(summary, indent=2) + "\n")
+        return _summarised(run)
+
+
+def _show(run: RunFolder, watchers: Sequence[Watcher]) -> dict[str, Any]:
+    """A finished run to the watchers again. Nothing is computed, and nothing that it names is loaded."""
+    with run.writing(), _watched(run, watchers):
+        for trial in run.trials():
+            trial.load()
+            for record in done_records(trial, run.config.rounds):
+                for watcher in watchers:
+                    watcher.round(trial, record)
+        return _summarised(run)
+
+
+@contextlib.contextmanager
+def _watched(run: RunFolder, watchers: Sequence[Watcher]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for watcher in watchers:
+            watcher.start(run)
+            stack.callback(watcher.stop)
+        yield
+
+
+def _summarised(run: RunFolder) -> dict[str, Any]:
+    summary = summarise(run)
+    run.write("summary.json", json.dumps(summary, indent=2) + "\n")
     return summary
 
 
@@ -168,6 +234,7 @@ def run_seed(run: RunFolder, seed: int, data: Data, watchers: Sequence[Watcher] 
     Seeds share nothing, nor do arms: several processes may each do one of a run, or some arms of one.
     """
     world = assemble(run.config, seed, data)
+    remember([*keep_code(run, _descriptions(run.config)), *contacts(run.config.to_dict())])
     prepare = engine_of(run.config)
     if seed == run.config.seed and prepare is vectorised.prepare:
         _tell(watchers, vectorised.forecast(world))
@@ -176,6 +243,12 @@ def run_seed(run: RunFolder, seed: int, data: Data, watchers: Sequence[Watcher] 
         _describe(run, world)
         _tell(watchers, getattr(engine, "note", ""))
     _run_arms(run, world, engine, watchers)
+
+
+def _descriptions(config: Config) -> dict[str, str]:
+    """What the user's own rules say of themselves, for pages that must not import them."""
+    own = [arm.rule.name for arm in config.arms if arm.rule.name not in RULES]
+    return {name: first_line(rule) for name in own if (rule := known("rule", name, RULES)) is not None}
 
 
 def _describe(run: RunFolder, world: World) -> None:
@@ -205,6 +278,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return {
         "safari": __version__,
+        "code": code_version(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
@@ -225,6 +299,8 @@ def _run_arms(run: RunFolder, world: World, engine: RoundFunction, watchers: Seq
         for record in done_records(trial, rounds):
             for watcher in watchers:
                 watcher.round(trial, record)
+        if state.round < rounds:
+            note_version(trial, state.round + 1)
         arms.append((trial, state))
     # Side by side: one round of each arm in turn.
     while arms := [(trial, state) for trial, state in arms if state.round < rounds]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from safari.aggregation import Compensation, Decision, Round
+from safari.aggregation import Compensation, Decision, Round, ServerStep
 from safari.errors import ConfigError, DataError, SafariError
 from safari.links import Link
 from safari.seeds import generator, torch_generator
@@ -96,7 +96,29 @@ def checked_rule(rule: Compensation, where: str) -> Compensation:
         )
         return found
 
-    return replace(rule, apply=apply, name=where)
+    def learn(state: dict[str, Tensor], round: Round) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = hosted(where, lambda: rule.learn(state, round))  # type: ignore[misc]
+        return found
+
+    def respond(state: dict[str, Tensor], round: Round) -> tuple[Decision, dict[str, Tensor]]:
+        given = rule.respond or rule.apply
+        found: tuple[Decision, dict[str, Tensor]] = hosted(
+            where, lambda: _with_plain_ids(given(state, round))
+        )
+        return found
+
+    checked = replace(rule, apply=apply, name=where)
+    return checked if rule.learn is None else replace(checked, learn=learn, respond=respond)
+
+
+def checked_step(step: ServerStep, where: str) -> ServerStep:
+    """A user's server step by its name; the server looks at what it returns."""
+    return ServerStep(
+        init=lambda model: hosted(where, lambda: step.init(model)),
+        apply=lambda state, change, round: hosted(where, lambda: step.apply(state, change, round)),
+        observe=lambda state, model, round: hosted(where, lambda: step.observe(state, model, round)),
+        name=where,
+    )
 
 
 def rehearse(world: World, rule: Compensation) -> None:

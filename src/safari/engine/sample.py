@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from safari.config import Plug
 from safari.engine.mail import Mail
 from safari.engine.reference import train
-from safari.engine.state import State, from_saved
+from safari.engine.state import State, from_saved, meaning, refuse_changes
 from safari.engine.world import World, assemble, load_data, rule_of
 from safari.errors import ConfigError, RunError, one_of
 from safari.runs import RunFolder
@@ -41,9 +42,13 @@ def next_upload(run: RunFolder, arm: str | None = None, client: int = 0) -> Uplo
     trial = run.trial(name, config.seed)
     if not trial.checkpoint.exists():
         raise RunError(f"{trial.path} has no checkpoint yet")
+    saved = trial.read_checkpoint()
+    refuse_changes(saved, config, trial)
+    # The rule has no part in an upload, so a user's own is not loaded for it.
+    config = replace(config, arms=(replace(arms[name], rule=Plug("drop")),))
     world = assemble(config, config.seed, load_data(config))
-    state = from_saved(trial.read_checkpoint(), world, rule_of(arms[name].rule), trial)
-    return upload_of(world, state, client)
+    saved = replace(saved, facts={**saved.facts, "config": meaning(config, name)})
+    return upload_of(world, from_saved(saved, world, rule_of(config.arms[0].rule), trial), client)
 
 
 def upload_of(world: World, state: State, client: int) -> Upload:

@@ -9,11 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from safari.aggregation import Compensation, Server, rule_defaults, to_tensors, with_tensors
+from safari.aggregation import (
+    Compensation,
+    Server,
+    is_known,
+    is_known_step,
+    rule_defaults,
+    step_defaults,
+    to_tensors,
+    with_tensors,
+)
 from safari.config import Config
-from safari.engine.average import AVERAGE, begin_average, saved_average
 from safari.engine.world import World
-from safari.errors import RunError
+from safari.errors import RunError, SafariError
 from safari.runs import Saved, Trial
 from safari.runs.checkpoint import About
 from safari.runs.similarity import MATRICES, MOST_CLIENTS, due, matrix_of, to_line
@@ -42,8 +50,11 @@ class State:
     downlink: dict[str, np.ndarray]
     # What each client's lossy uploads left out of its parameters so far, where clients keep that for later.
     residual: torch.Tensor | None = None
-    # The running average of the global models, where the server keeps one.
-    average: torch.Tensor | None = None
+
+    @property
+    def average(self) -> torch.Tensor | None:
+        """The running average of the global models, where the server keeps one."""
+        return self.server.average
 
     @property
     def round(self) -> int:
@@ -53,15 +64,13 @@ class State:
 
 def initial(world: World, rule: Compensation) -> State:
     """The state before the first round."""
-    server = world.server(rule)
     return State(
-        server=server,
+        server=world.server(rule),
         uplink=world.uplink.init(world.setting("uplink")),
         downlink=world.downlink.init(world.setting("downlink")),
         residual=world.start.new_zeros(len(world.parts), world.layout.parameters)
         if world.config.wire.feeds_back
         else None,
-        average=begin_average(server.model, world.config),
     )
 
 
@@ -73,8 +82,6 @@ def to_saved(state: State, world: World, trial: Trial) -> Saved:
         tensors |= {f"{direction}.{name}": torch.from_numpy(array.copy()) for name, array in link.items()}
     if state.residual is not None:
         tensors["wire.residual"] = state.residual
-    if state.average is not None:
-        tensors[AVERAGE] = state.average
     facts = {"layout": world.layout.digest, "config": meaning(world.config, trial.arm)}
     return Saved(state.round, tensors, facts)
 
@@ -107,12 +114,26 @@ def from_saved(saved: Saved, world: World, rule: Compensation, trial: Trial) -> 
         # Checkpoints from before buffers were left out of it have a column for each of them too.
         residual = residual[:, : world.layout.parameters].to(world.device)
     return State(
-        server=with_tensors(state.server, saved.round, saved.tensors),
+        server=saved_server(saved, state.server, world.config, trial),
         uplink={name: tensor.numpy() for name, tensor in part("uplink.").items()},
         downlink={name: tensor.numpy() for name, tensor in part("downlink.").items()},
         residual=residual,
-        average=saved_average(saved, world.config, trial, world.device),
     )
+
+
+def saved_server(saved: Saved, server: Server, config: Config, trial: Trial) -> Server:
+    """The server that a checkpoint holds; RunError where the state of a server step is not in it."""
+    if config.aggregation.average and "average" not in saved.tensors:
+        raise RunError(
+            f"{trial.checkpoint} holds no average of the models, and aggregation.average is "
+            f"{config.aggregation.average}. Put 0 there, or begin a new run"
+        )
+    try:
+        return with_tensors(server, saved.round, saved.tensors)
+    except SafariError as error:
+        raise RunError(
+            f"{trial.checkpoint} does not fit aggregation.steps: {error}. Begin a new run"
+        ) from error
 
 
 def refuse_changes(saved: Saved | About, config: Config, trial: Trial) -> None:
@@ -121,9 +142,15 @@ def refuse_changes(saved: Saved | About, config: Config, trial: Trial) -> None:
     if not isinstance(known, Mapping):
         raise RunError(f"{trial.checkpoint} does not say which config it was made under")
     before = dict(known)
-    if before.get("rule") != now["rule"]:
-        # What another rule, or other options, leave to defaults is no news.
+    if before.get("rule") != now["rule"] or not is_known(now["rule"]["name"]):
+        # What another rule, or other options, leave to defaults is no news; nor can it be told of a user's
+        # rule that is not loaded, because a run is only looked at.
         before.pop("defaults", None)
+    steps = config.aggregation.steps
+    table = before.get("aggregation")
+    same = isinstance(table, Mapping) and table.get("steps") == now["aggregation"]["steps"]
+    if not same or not all(is_known_step(plug.name) for plug in steps):
+        before.pop("step_defaults", None)
     changes = _changes(before, now)
     if changes:
         raise RunError(
@@ -148,6 +175,9 @@ def meaning(config: Config, arm: str) -> dict[str, Any]:
         "wire": wire,
         "rule": {"name": rule.name, **rule.options},
         "defaults": defaults,
+        "step_defaults": [
+            {"name": plug.name, **step_defaults(plug.name, plug.options)} for plug in config.aggregation.steps
+        ],
     }
     return {name: table[name] for name in _MEANINGFUL} | named
 

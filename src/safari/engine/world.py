@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from safari.aggregation import RULES, Compensation, Server
+from safari.aggregation import RULES, STEPS, Compensation, Server, ServerStep, average
 from safari.config import Arm, Config, Plug
 from safari.data import (
     AUGMENTATIONS,
@@ -26,7 +26,15 @@ from safari.data import (
 )
 from safari.engine.checks import check_augmentation, check_draws, check_output, check_parts, check_task
 from safari.engine.device import device_of, placed
-from safari.engine.guests import check_arrays, checked_link, checked_rule, hosted, named, rehearse
+from safari.engine.guests import (
+    check_arrays,
+    checked_link,
+    checked_rule,
+    checked_step,
+    hosted,
+    named,
+    rehearse,
+)
 from safari.errors import ConfigError, PruneError, SafariError
 from safari.links import LINKS, Link, Setting
 from safari.models import MODELS, Layout
@@ -48,6 +56,7 @@ KINDS: dict[str, tuple[Mapping[str, Any], str]] = {
     "pruner": (PRUNERS, "pruning.pruner"),
     "link": (LINKS, "uplink.name, downlink.name"),
     "rule": (RULES, "arms"),
+    "step": (STEPS, "aggregation.steps"),
 }
 # What a factory is given by position; all else are its options.
 POSITIONAL = {"partition": ("labels", "clients", "rng"), "model": ("shape", "classes")}
@@ -121,6 +130,7 @@ class World:
             rule,
             weights=self.client_weights,
             parameters=self.layout.parameters,
+            steps=steps_of(self.config),
         )
 
     def fresh_module(self) -> nn.Module:
@@ -155,7 +165,7 @@ class World:
         `tester`: what runs the module in a way of its own.
         """
         evaluation = self.config.evaluation
-        if (t + 1) % evaluation.every and t + 1 != self.config.rounds:
+        if not evaluation.is_due(t + 1, self.config.rounds):
             return None
         self.layout.write(self.module, model)
         module = self.fresh_module()
@@ -279,6 +289,8 @@ def assemble(config: Config, seed: int, data: Data) -> World:
         problems.attempt(lambda: world.mask(world.start, 0, 0))
     for arm in config.arms:
         problems.attempt(partial(_start_rule, arm, world))
+    if any(_is_own("step", plug.name) for plug in config.aggregation.steps):
+        problems.attempt(lambda: rehearse(world, RULES["drop"]()))
     problems.raise_if_any()
     return world
 
@@ -292,6 +304,8 @@ def check_names(config: Config, problems: Problems) -> None:
         problems.attempt(partial(_link, config, direction))
     for arm in config.arms:
         problems.attempt(partial(rule_of, arm.rule))
+    for k, plug in enumerate(config.aggregation.steps):
+        problems.attempt(partial(_step, k, plug))
     problems.attempt(lambda: device_of(config))
 
 
@@ -332,14 +346,29 @@ def task_of(config: Config) -> Task:
     return task
 
 
+def steps_of(config: Config) -> list[ServerStep]:
+    """The server steps that a config names, and the running average where it asks for one."""
+    links = [_step(k, plug) for k, plug in enumerate(config.aggregation.steps)]
+    most = config.aggregation.average
+    return [*links, average(most=most)] if most else links
+
+
+def _step(k: int, plug: Plug) -> ServerStep:
+    field = f"aggregation.steps[{k}]"
+    where, step = f"{field}: {plug.name}", _build("step", field, plug)
+    if not isinstance(step, ServerStep):
+        raise ConfigError(f"{where} must return a ServerStep, got {step!r}")
+    return checked_step(step, where) if _is_own("step", plug.name) else replace(step, name=where)
+
+
 def _is_own(kind: str, name: str) -> bool:
     """Is it a user's? Their code is looked after; a mistake in ours keeps its frames."""
     return name not in KINDS[kind][0]
 
 
 def _name_field(kind: str, field: str) -> str:
-    # An arm's `name` is its own; what it plugs in is the rule.
-    return field if kind == "rule" else f"{field}.name"
+    # An arm's `name` is its own, what it plugs in is the rule; a step may be a bare name.
+    return field if kind in ("rule", "step") else f"{field}.name"
 
 
 def _factory(kind: str, field: str, plug: Plug) -> Callable[..., Any]:

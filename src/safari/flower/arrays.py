@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord
-from torch import Tensor
+from torch import Tensor, nn
 
 from safari.errors import SafariError
 from safari.flower.npy import read_npy
@@ -48,22 +48,49 @@ def chain_record(frames: Sequence[bytes]) -> ArrayRecord:
 
 
 def chain_of(record: Mapping[str, Array]) -> list[bytes] | None:
-    """The frames of a chain; None where it is none."""
-    if not record or any(array.stype != CHAIN_TYPE for array in record.values()):
+    """The frames of a chain, none of them where there is nothing new; None where it is no chain."""
+    if any(array.stype != CHAIN_TYPE for array in record.values()):
         return None
     return [record[name].data for name in sorted(record)]
 
 
-def dense_record(layout: Layout, vector: Tensor, others: Mapping[str, Array] | None = None) -> ArrayRecord:
-    """A vector as a state_dict's arrays; `others` are those that no vector holds, such as counters."""
+def state_names(module: nn.Module, layout: Layout) -> dict[str, str | None]:
+    """Every name of a module's state_dict, in its order, with the layout's name of the same tensor.
+
+    None where the layout does not hold it, such as a counter. Two names of one tensor, tied weights, have one
+    name in the layout.
+
+    >>> norm = nn.BatchNorm1d(2, affine=False)
+    >>> state_names(norm, Layout.of(norm))
+    {'running_mean': 'running_mean', 'running_var': 'running_var', 'num_batches_tracked': None}
+    """
+    state = module.state_dict(keep_vars=True)
+    held = {id(state[entry.name]): entry.name for entry in layout.entries}
+    return {name: held.get(id(tensor)) for name, tensor in state.items()}
+
+
+def dense_record(
+    layout: Layout,
+    vector: Tensor,
+    others: Mapping[str, Array] | None = None,
+    names: Mapping[str, str | None] | None = None,
+) -> ArrayRecord:
+    """A vector as the arrays of a state_dict.
+
+    `others`: the arrays that no vector holds, such as counters. `names`: as `state_names` gives them, for the
+    order and for tied weights; without, the layout's own order.
+    """
     parts = {name: Array(part.cpu().numpy()) for name, part in layout.split(vector).items()}
-    return ArrayRecord({**parts, **(others or {})})
+    rest = dict(others or {})
+    if names is None:
+        return ArrayRecord({**parts, **rest})
+    found = {name: parts[held] if held else rest.get(name) for name, held in names.items()}
+    return ArrayRecord({name: array for name, array in found.items() if array is not None})
 
 
-def others_of(record: Mapping[str, Array], layout: Layout) -> dict[str, Array]:
-    """The arrays of a state_dict that the vector does not hold."""
-    held = {entry.name for entry in layout.entries}
-    return {name: array for name, array in record.items() if name not in held}
+def others_of(record: Mapping[str, Array], names: Mapping[str, str | None]) -> dict[str, Array]:
+    """The arrays of a state_dict that the vector does not hold, `names` being as `state_names` gives them."""
+    return {name: array for name, array in record.items() if name in names and names[name] is None}
 
 
 def dense_vector(record: Mapping[str, Array], layout: Layout) -> Tensor:

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor, nn
 
 from safari.config import Config
 from safari.engine.mail import wire_layout
-from safari.flower.arrays import chain_record, dense_record, frame_record
-from safari.flower.protocol import SAFARI, Instructions
+from safari.flower.arrays import chain_record, frame_record
+from safari.flower.protocol import Instructions
 from safari.flower.residual import NEVER
 from safari.models import Layout
 from safari.pruning import PRUNERS, compute_mask
@@ -41,11 +41,9 @@ class Broadcast:
     ) -> RecordDict:
         """A message's content: the model (or frames that lead to it), the user's own config with the round
         in it, and our instructions for clients that were last heard in round `heard`."""
-        table = ConfigRecord({**config, "server-round": server_round})
-        arrays = self.arrays if frames is None else chain_record(frames)
-        return RecordDict(
-            {ARRAYS: arrays, CONFIG: table, SAFARI: replace(self.instructions, heard=heard).record()}
-        )
+        entries = replace(self.instructions, heard=heard).entries()
+        table = ConfigRecord({**config, "server-round": server_round, **entries})
+        return RecordDict({ARRAYS: self.arrays if frames is None else chain_record(frames), CONFIG: table})
 
 
 def predict_mask(module: nn.Module, layout: Layout, x: Tensor, round: int, sparsity: float) -> Tensor:
@@ -67,12 +65,14 @@ def broadcast(
     round: int,
     config: Config,
     *,
-    dense: Mapping[str, Array] | None = None,
+    dense: ArrayRecord | None = None,
     remember: bool = False,
+    upload: str = "frame",
 ) -> Broadcast:
-    """The model of a round as one exact frame, or, beside the arrays in `dense`, as plain arrays.
+    """The model of a round as one exact frame or, where they are given as `dense`, as plain arrays.
 
-    The module is scratch.
+    `remember`: the next round may build on this model. `upload`: how clients are to answer. The module is
+    scratch.
     """
     vector = x.cpu()
     predicted = predict_mask(module, layout, vector, round, config.pruning.sparsity)
@@ -92,10 +92,10 @@ def broadcast(
         remember=remember,
         feedback=config.wire.feeds_back,
         heard=NEVER,
+        upload=upload,
     )
     if dense is not None:
-        arrays = dense_record(layout, vector, dense)
-        return Broadcast(arrays, instructions, shared, layout, sum(len(a.data) for a in arrays.values()))
+        return Broadcast(dense, instructions, shared, layout, sum(len(a.data) for a in dense.values()))
     kept = (vector != 0) | ~layout.prunable
     frame = encode(vector.numpy(), kept.numpy(), wire, values="absolute")
     return Broadcast(frame_record(frame), instructions, shared, layout, len(frame))

@@ -54,11 +54,12 @@ class Chain:
         return Chain(self.round + 1, model, residual, (*self.frames, frame)[-LONGEST:])
 
     def since(self, held: int | None) -> tuple[bytes, ...] | None:
-        """The frames from an earlier round's public model to this one; None where they do not reach back."""
+        """The frames from an earlier round's public model to this one, none from this one itself; None where
+        they do not reach back."""
         steps = None if held is None else self.round - held
-        if steps is None or not 0 < steps <= len(self.frames):
+        if steps is None or not 0 <= steps <= len(self.frames):
             return None
-        return self.frames[-steps:]
+        return self.frames[len(self.frames) - steps :]
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,15 @@ class Downloads:
     held: Mapping[str, int] = field(default_factory=dict)
 
     def publish(self, server: Server, layout: Layout, config: Config) -> tuple[Server, Downloads]:
-        """The server with the next public model in place of its own."""
+        """The server with the next public model in place of its own, unless that is public already."""
+        known = self.chain
+        if known is not None and known.round == server.round and torch.equal(known.model, server.model.cpu()):
+            return server, self
         if self.chain is None or self.chain.round + 1 != server.round:
             start = Chain.start(server.model.cpu(), server.round, layout.parameters)
             return server, Downloads(self.values, start)
-        luck = generator(config.seed, "download", server.round)
-        lossy = Lossy(config.wire.bits, config.wire.step, luck, config.wire.ratio)
+        rng = generator(config.seed, "download", server.round)
+        lossy = Lossy(config.wire.bits, config.wire.step, rng, config.wire.ratio)
         chain = self.chain.advance(
             server.model.cpu(), wire_layout(layout), layout.prunable, self.values, lossy
         )

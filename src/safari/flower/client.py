@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,23 +16,25 @@ from torch import Tensor, nn
 
 from safari.engine.mail import wire_layout
 from safari.errors import SafariError
-from safari.flower.arrays import chain_of, dense_record, dense_vector, frame_of, frame_record, others_of
-from safari.flower.broadcast import ARRAYS, predict_mask
+from safari.flower.arrays import chain_of, dense_record, dense_vector, frame_of, frame_record, state_names
+from safari.flower.broadcast import ARRAYS, CONFIG, predict_mask
 from safari.flower.chain import follow, remember, remembered
 from safari.flower.masking import inside
-from safari.flower.protocol import SAFARI, ClientInfo, Instructions, identity, known_pruner
+from safari.flower.protocol import REMEMBER, SAFARI, ClientInfo, Instructions, identity, known_pruner
 from safari.flower.residual import read_residual, write_residual
 from safari.models import Layout
 from safari.pruning import PRUNERS, Batch, Pruner, Score, as_pruner, compute_mask
 from safari.seeds import generator, torch_generator
 from safari.wire import Lossy, Shared, decode, encode, settle, with_residual
 
-MASK = "safari.mask"
 METRICS = "metrics"
+# Entries of a message's config by which `sparse_mod` hands the mask to the function: the bits, and the names
+# of the parameters that they are of, one after the other.
+MASK, MASKED = "safari.mask", "safari.masked"
 
 Build = type[nn.Module] | Callable[[Context], nn.Module]
 BatchOf = Callable[[Message, Context], Batch]
-Train = Callable[[nn.Module, Message, Context], Mapping[str, float] | None]
+Train = Callable[[nn.Module, Message, Context], Mapping[str, float] | RecordDict | None]
 
 
 @dataclass(frozen=True)
@@ -52,34 +56,47 @@ class Job:
         parts = self.layout.split(self.mask)
         return {e.name: parts[e.name] for e in self.layout.entries if e.kind == "weight"}
 
-    def pack(self, vector: Tensor) -> ArrayRecord:
-        """A trained model as the frame that goes back."""
+    def pack(self, vector: Tensor, remask: bool = False) -> ArrayRecord:
+        """A trained model as the record that goes back.
+
+        `remask`: set weights that the mask cuts to 0, where they are not; otherwise that is an error.
+        """
         vector = vector.cpu()
         if not bool(torch.isfinite(vector).all()):
             raise SafariError("the trained model holds NaN or infinite numbers")
         grown = int((vector[~self.mask] != 0).sum())
-        if grown:
+        if grown and not remask:
             raise SafariError(
                 f"{grown} weights that the mask cuts are not 0 after training: "
                 "wrap the optimiser, masked(optimizer, model, masks_of(message))"
             )
         # Filled once more, because -0 is a 0 that would not come back.
         vector = vector.masked_fill(~self.mask, 0.0)
+        if self.instructions.upload == "dense":
+            names = state_names(self.module, self.layout)
+            return dense_record(self.layout, vector, _counters(self.module, names), names)
+        return frame_record(self._encode(vector))
+
+    def info(self) -> ClientInfo:
+        """What goes back beside it. A frame holds its mask, plain arrays do not."""
+        if self.instructions.upload == "dense":
+            return ClientInfo(self.client, np.packbits(self.mask[self.layout.prunable].numpy()).tobytes())
+        return ClientInfo(self.client)
+
+    def _encode(self, vector: Tensor) -> bytes:
         # The draws of our own engines, where a client is a number.
         client = int(self.client) if self.client.isdecimal() else self.client
-        luck = generator(self.instructions.seed, "wire", client, self.instructions.round)
-        lossy = Lossy(self.instructions.bits, self.instructions.step, luck, self.instructions.ratio)
-        model, mask = vector.numpy(), self.mask.numpy()
+        rng = generator(self.instructions.seed, "wire", client, self.instructions.round)
+        lossy = Lossy(self.instructions.bits, self.instructions.step, rng, self.instructions.ratio)
+        model, mask, values = vector.numpy(), self.mask.numpy(), self.instructions.values
         if not self.instructions.feedback:
-            return frame_record(
-                encode(model, mask, self.shared, values=self.instructions.values, lossy=lossy)
-            )
+            return encode(model, mask, self.shared, values=values, lossy=lossy)
         before = read_residual(self.state, self.layout.parameters, self.instructions.heard)
         target = with_residual(model, mask, before)
-        frame = encode(target, mask, self.shared, values=self.instructions.values, lossy=lossy)
+        frame = encode(target, mask, self.shared, values=values, lossy=lossy)
         after = settle(before, target, decode(frame, self.shared).vector, mask, True)
         write_residual(self.state, before, after, self.instructions.round)
-        return frame_record(frame)
+        return frame
 
 
 def sparse(
@@ -93,8 +110,8 @@ def sparse(
 
     The function gets the module, the message and the context. For `train` messages the module is masked and
     its gradients are, so that any loop and any optimiser keep it sparse; what the function returns (a dict
-    of numbers such as "num-examples") travels as metrics beside the model. For others it gets the global
-    model, and only metrics go back.
+    of numbers such as "num-examples") travels as metrics beside the model, or, if it is a RecordDict, all of
+    its records do. For others it gets the global model, and only these go back.
     """
 
     chosen = None if pruner is None else as_pruner(pruner)
@@ -105,12 +122,11 @@ def sparse(
             module = _make(build, context)
             if not _is_training(message):
                 _load(module, message, context)
-                metrics = _metrics(train(module, message, context))
-                return Message(RecordDict({METRICS: metrics}), reply_to=message)
+                return Message(_records(train(module, message, context)), reply_to=message)
             job = open_job(module, message, context, batch=batch, pruner=chosen)
             with inside(module, job.masks):
-                metrics = _metrics(train(module, message, context))
-            return _reply(job, job.layout.read(module), metrics, message)
+                records = _records(train(module, message, context))
+            return _reply(job, job.pack(job.layout.read(module)), records, ARRAYS, message)
 
         return answer
 
@@ -118,12 +134,21 @@ def sparse(
 
 
 def sparse_mod(
-    build: Build, *, batch: BatchOf | None = None, pruner: str | Pruner | Score | None = None
+    build: Build,
+    *,
+    batch: BatchOf | None = None,
+    pruner: str | Pruner | Score | None = None,
+    remask: bool = False,
 ) -> Mod:
     """The same as a mod, for a ClientApp whose functions stay as they are: dense arrays in, dense arrays out.
 
     The function finds the masked model under "arrays", as from FedAvg, and its masks by `masks_of(message)`;
-    it has to train inside them: `masked(optimizer, model, masks_of(message))`.
+    it has to train inside them: `masked(optimizer, model, masks_of(message))`. All other records of its reply
+    travel as they are.
+
+    `build`, `batch` and `pruner` as in `sparse`. `remask`: set what the mask cuts to 0 afterwards, whatever
+    the function did. Otherwise a weight that left its mask is an error, because a loop that forgets the mask
+    trains something else than it sends. For mods that come after this one and add noise: `LocalDpMod`.
     """
 
     chosen = None if pruner is None else as_pruner(pruner)
@@ -134,33 +159,37 @@ def sparse_mod(
         module = _make(build, context)
         if not _is_training(message):
             layout, vector = _load(module, message, context)
-            message.content[ARRAYS] = dense_record(layout, vector, _counters(module, layout))
+            message.content[ARRAYS] = _dense(module, layout, vector)
             return call_next(message, context)
         job = open_job(module, message, context, batch=batch, pruner=chosen)
-        others = _counters(module, job.layout)
-        message.content[ARRAYS] = dense_record(job.layout, job.layout.read(module), others)
-        message.content[MASK] = ArrayRecord(
-            {n: Array(m.numpy().astype(np.uint8)) for n, m in job.masks.items()}
-        )
+        message.content[ARRAYS] = _dense(module, job.layout, job.layout.read(module))
+        config = message.content.config_records[CONFIG]
+        config[MASKED] = list(job.masks)
+        config[MASK] = np.packbits(job.mask[job.layout.prunable].numpy()).tobytes()
         reply = call_next(message, context)
         if not reply.has_content():
             return reply
-        trained = reply.content.array_records.get(ARRAYS)
-        if trained is None:
+        records = reply.content.array_records
+        name = next(iter(records)) if len(records) == 1 else ARRAYS
+        if name not in records:
             raise SafariError(f"the training function's reply holds no record {ARRAYS!r}")
-        vector = dense_vector(trained, job.layout)
-        metrics = next(iter(reply.content.metric_records.values()), MetricRecord())
-        return _reply(job, vector, metrics, message)
+        vector = dense_vector(records[name], job.layout)
+        return _reply(job, job.pack(vector, remask), reply.content, name, message)
 
     return mod
 
 
 def masks_of(message: Message) -> dict[str, Tensor]:
     """The masks that `sparse_mod` put into a message: parameter name to bool tensor, True where kept."""
-    if MASK not in message.content:
+    config = _config(message)
+    names, packed = config.get(MASKED), config.get(MASK)
+    if not isinstance(names, list) or not isinstance(packed, bytes):
         raise SafariError("the message holds no masks: put sparse_mod into the ClientApp's mods")
-    record = message.content.array_records[MASK]
-    return {name: torch.from_numpy(array.numpy().astype(np.bool_)) for name, array in record.items()}
+    shapes = {name: message.content.array_records[ARRAYS][name].shape for name in names}
+    sizes = [math.prod(shape) for shape in shapes.values()]
+    bits = np.unpackbits(np.frombuffer(packed, np.uint8), count=sum(sizes)).astype(np.bool_)
+    parts = torch.from_numpy(bits).split(sizes)
+    return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
 
 def open_job(
@@ -172,10 +201,8 @@ def open_job(
     pruner: str | Pruner | Score | None = None,
 ) -> Job:
     """Unpack a round's message into the module, and mask it (Algorithm 2, lines 1 and 2)."""
-    instructions = Instructions.read(message.content.config_records.get(SAFARI))
+    instructions = Instructions.read(_config(message))
     layout, x = _load(module, message, context)
-    if instructions.remember:
-        remember(context.state, x.numpy())
     if pruner is None:
         known_pruner(instructions.pruner)
     judge = as_pruner(instructions.pruner if pruner is None else pruner)
@@ -222,25 +249,38 @@ def _load(module: nn.Module, message: Message, context: Context) -> tuple[Layout
     else:
         vector = dense_vector(arrays, layout)
     layout.write(module, vector.to(next(module.parameters()).device))
+    if _config(message).get(REMEMBER) is True:
+        remember(context.state, vector.numpy())
     return layout, vector
 
 
-def _reply(job: Job, vector: Tensor, metrics: MetricRecord, message: Message) -> Message:
-    client_info = ClientInfo(job.client).record()
-    content = RecordDict({ARRAYS: job.pack(vector), METRICS: metrics, SAFARI: client_info})
+def _reply(job: Job, arrays: ArrayRecord, records: RecordDict, name: str, message: Message) -> Message:
+    """The reply to a training message: all of these records, with the model under this name."""
+    content = RecordDict({**records, name: arrays, SAFARI: job.info().record()})
     return Message(content, reply_to=message)
 
 
-def _metrics(found: Mapping[str, float] | None) -> MetricRecord:
-    return MetricRecord({**(found or {})})
+def _records(found: Mapping[str, float] | RecordDict | None) -> RecordDict:
+    return found if isinstance(found, RecordDict) else RecordDict({METRICS: MetricRecord({**(found or {})})})
+
+
+def _dense(module: nn.Module, layout: Layout, vector: Tensor) -> ArrayRecord:
+    names = state_names(module, layout)
+    return dense_record(layout, vector, _counters(module, names), names)
+
+
+def _config(message: Message) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = message.content.config_records.get(CONFIG) or {}
+    return found
 
 
 def _make(build: Build, context: Context) -> nn.Module:
     return build() if isinstance(build, type) else build(context)
 
 
-def _counters(module: nn.Module, layout: Layout) -> dict[str, Array]:
-    return others_of(ArrayRecord(dict(module.state_dict())), layout)
+def _counters(module: nn.Module, names: Mapping[str, str | None]) -> dict[str, Array]:
+    state = module.state_dict()
+    return {name: Array(state[name].cpu().numpy()) for name, held in names.items() if held is None}
 
 
 def _is_training(message: Message) -> bool:

@@ -12,7 +12,7 @@ from safari.errors import SafariError
 from safari.flower.broadcast import Broadcast
 from safari.flower.protocol import DOWNLINK_LOST, UNREADABLE, UPLINK_LOST
 from safari.flower.reply import Reply, read_reply
-from safari.flower.roster import Roster
+from safari.flower.roster import NoSeatError, Roster
 from safari.flower.text import last_line, visible, visible_traceback
 
 _log = logging.getLogger("flwr")
@@ -20,11 +20,20 @@ _log = logging.getLogger("flwr")
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked in a round: message id to node, and who could not be asked because it was not there."""
+    """What was asked in a round.
+
+    `messages`: message id to node. `absent`: seats of clients that count as missing because they are not
+    connected. `timeout`: the round's deadline in seconds. `online`: all nodes that were connected. `spare`:
+    seats that nodes without a name may hold when no seat is free. `patience`: rounds of silence after which a
+    client's name and seat are no longer its own; None: they always are.
+    """
 
     messages: Mapping[str, int]
     absent: tuple[int, ...]
     timeout: float
+    online: frozenset[int] = frozenset()
+    spare: tuple[int, ...] = ()
+    patience: int | None = None
 
 
 @dataclass(frozen=True)
@@ -33,7 +42,8 @@ class Collected:
 
     `replies` can be used; `refused` came and cannot; `reasons` says for each of the missing why it is.
     `trained` are those that are known to have had the model, `failed` those that answered with an error of
-    their own. `ignored` are replies that belong to nobody.
+    their own. `ignored` are replies that belong to nobody, and parts of replies that do not count;
+    `turned_away` are the names for which no seat was left.
     """
 
     roster: Roster
@@ -44,6 +54,7 @@ class Collected:
     trained: tuple[int, ...]
     failed: tuple[int, ...]
     ignored: tuple[str, ...]
+    turned_away: tuple[str, ...]
     nodes: Mapping[int, int]
 
 
@@ -56,6 +67,7 @@ class _Notes:
     failed: set[int] = field(default_factory=set)
     ignored: list[str] = field(default_factory=list)
     doubles: set[int] = field(default_factory=set)
+    turned_away: list[str] = field(default_factory=list)
 
 
 def collect(
@@ -69,28 +81,47 @@ def collect(
 ) -> Collected:
     """Match the replies to those who were asked; whoever is left is missing.
 
+    `by_name`: believe the names that clients give, within what the roster allows. `weighted`: sample counts
+    weigh the models, so that a reply with an impossible one is refused.
+
     A reply is matched by the message that it answers, never by what it says of its sender: error replies
     that the SuperLink writes have an id of their own.
     """
     notes = _Notes()
     for node, message in _by_node(roster, request, replies, notes):
         _look(node, message, sent, by_name, weighted, notes)
-    taken: dict[str, int] = {}
+    roster = _admit(roster, request, sent.instructions.round, notes)
+    # Seats that belong to somebody who has answered, or was asked, are not to be had.
+    asked = set(request.messages.values()) - notes.doubles
+    held = {roster.names[roster.nodes[node]] for node in asked if node in roster.nodes}
+    seats = roster.seats(asked, [seat for seat in request.spare if seat not in held])
+    return _collected(roster, request, seats, notes)
+
+
+def _admit(roster: Roster, request: Request, round: int, notes: _Notes) -> Roster:
+    """The roster after all good replies; those that cannot have the name that they give are ignored."""
+    online = request.online | set(request.messages.values())
     for node, reply in list(notes.good.items()):
-        if reply.name in taken:
-            del notes.good[node]
-            notes.doubles.add(node)
-            notes.ignored.append(f"node {node}: client {reply.name!r} has answered already, as another node")
-            continue
         try:
-            roster = roster.meet(node, reply.name, sent.instructions.round, reply.metrics.examples)
-            taken[reply.name] = node
+            roster = roster.admit(
+                node,
+                reply.name,
+                round,
+                online=online,
+                patience=request.patience,
+                weight=reply.metrics.examples,
+            )
         except SafariError as error:
             del notes.good[node]
+            if node in roster.nodes:
+                # A client that is known and does not answer as itself is missing.
+                _refuse(node, str(error), notes)
+                continue
             notes.doubles.add(node)
-            notes.ignored.append(f"node {node}: {error}")
-    seats = roster.seats(set(request.messages.values()) - notes.doubles)
-    return _collected(roster, request, seats, notes)
+            notes.ignored.append(f"node {node}: {visible(str(error))}")
+            if isinstance(error, NoSeatError):
+                notes.turned_away.append(reply.name)
+    return roster
 
 
 def _by_node(
@@ -167,5 +198,6 @@ def _collected(roster: Roster, request: Request, seats: Mapping[int, int], notes
         trained=tuple(sorted({seats[node] for node in notes.trained if node in seats})),
         failed=tuple(sorted({seats[node] for node in notes.failed if node in seats})),
         ignored=tuple(notes.ignored),
+        turned_away=tuple(notes.turned_away),
         nodes={seat: node for node, seat in sorted(seats.items(), key=lambda item: item[1])},
     )

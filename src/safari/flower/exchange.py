@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -18,6 +19,8 @@ _log = logging.getLogger("flwr")
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 0.5
 _GROWTH = 1.3
+# Between two lines of the log that say what is waited for.
+_BETWEEN_LINES = 30.0
 # The way to the SuperLink itself is broken: no client's fault.
 _TRANSPORT_ERRORS = (OSError, httpx.HTTPError)
 
@@ -68,13 +71,21 @@ def wait_for_nodes(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[int]:
-    """The nodes that are connected, ascending; waits for `wanted` of them, at most `timeout` seconds."""
-    end = clock() + timeout
+    """The nodes that are connected, ascending; waits for `wanted` of them, at most `timeout` seconds.
+
+    Says what it waits for, at once and then every half minute.
+    """
+    begin = clock()
+    tell = begin
     while True:
-        nodes = sorted(grid.get_node_ids())
-        if len(nodes) >= wanted or clock() >= end:
+        nodes, now = sorted(grid.get_node_ids()), clock()
+        if len(nodes) >= wanted or now - begin >= timeout:
             return nodes
-        sleep(max(0.0, min(_LONGEST_PAUSE, end - clock())))
+        if now >= tell:
+            left = f"for {begin + timeout - now:.0f} s more" if math.isfinite(timeout) else "without end"
+            _log.info("waiting for %s nodes, %s are connected; %s", wanted, len(nodes), left)
+            tell += _BETWEEN_LINES
+        sleep(max(0.0, min(_LONGEST_PAUSE, begin + timeout - now)))
 
 
 def _pull(grid: Grid, message: Message) -> Message | None:

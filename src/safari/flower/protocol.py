@@ -9,14 +9,19 @@ from typing import Any
 from flwr.app import ConfigRecord, Context
 
 from safari.errors import SafariError, one_of
+from safari.flower.text import visible
 from safari.pruning import PRUNERS
 from safari.wire import VALUE_MODES
 
-PROTOCOL = 1
-# The name of these records inside a message.
+PROTOCOL = 2
+# What a client says is a record of this name. What the server says is in the one record "config", under names
+# that begin with it: Flower's own mods accept no message with a second config record.
 SAFARI = "safari"
+_PREFIX = f"{SAFARI}."
+REMEMBER = f"{_PREFIX}remember"
 CLIENT_ID = "safari-id"
 PARTITION_ID = "partition-id"
+UPLOADS = ("frame", "dense")
 # Codes of error replies, beyond Flower's own: lost on the way by `lossy`, or not to be made sense of.
 UPLINK_LOST = 1001
 DOWNLINK_LOST = 1002
@@ -30,7 +35,8 @@ class Instructions:
     `round` counts from 0; `layout` and `predicted` are the digests of the wire layout and of the mask that
     the server expects, so that both ends know what they share before a frame relies on it. `remember`: the
     next round may build on this one's model. `feedback`: the client adds to its upload what earlier ones left
-    out; `heard` is the last round in which the server heard this client, or -1.
+    out; `heard` is the last round in which the server heard this client, or -1. `upload`: "frame", or "dense"
+    for plain arrays.
     """
 
     round: int
@@ -46,18 +52,20 @@ class Instructions:
     remember: bool
     feedback: bool
     heard: int
+    upload: str
 
-    def record(self) -> ConfigRecord:
-        """The instructions as they travel."""
-        return ConfigRecord({"protocol": PROTOCOL, **asdict(self)})
+    def entries(self) -> dict[str, Any]:
+        """The instructions as they travel: entries of the message's config."""
+        return {f"{_PREFIX}{name}": value for name, value in {"protocol": PROTOCOL, **asdict(self)}.items()}
 
     @classmethod
-    def read(cls, record: Mapping[str, Any] | None) -> Instructions:
-        """The instructions in a message; SafariError names what is wrong with them."""
-        check_protocol(record, "the server")
+    def read(cls, config: Mapping[str, Any] | None) -> Instructions:
+        """The instructions in a message's config; SafariError names what is wrong with them."""
+        record = {n.removeprefix(_PREFIX): v for n, v in (config or {}).items() if n.startswith(_PREFIX)}
+        check_protocol(record or None, "the server")
         values: dict[str, Any] = {}
         for field in fields(cls):
-            value = (record or {}).get(field.name)
+            value = record.get(field.name)
             kind = {"int": int, "float": float, "str": str, "bytes": bytes, "bool": bool}[str(field.type)]
             if type(value) is not kind:
                 raise SafariError(f"{SAFARI}.{field.name} must be {field.type}, got {value!r}")
@@ -65,33 +73,41 @@ class Instructions:
         instructions = cls(**values)
         if instructions.values not in ("auto", *VALUE_MODES):
             raise SafariError(one_of("values", instructions.values, ["auto", *VALUE_MODES]))
+        if instructions.upload not in UPLOADS:
+            raise SafariError(one_of("upload", instructions.upload, UPLOADS))
         return instructions
 
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """What a client says of itself in its reply."""
+    """What a client says of itself in its reply: its name and, beside plain arrays, the mask that it trained
+    with, a bit for each weight that may be cut."""
 
     client: str
+    mask: bytes = b""
 
     def record(self) -> ConfigRecord:
-        """The client_info as it travels."""
-        return ConfigRecord({"protocol": PROTOCOL, "client": self.client})
+        """The information as it travels."""
+        mask = {"mask": self.mask} if self.mask else {}
+        return ConfigRecord({"protocol": PROTOCOL, "client": self.client, **mask})
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> ClientInfo:
-        """The client_info in a reply; SafariError names what is wrong with it."""
+        """The information in a reply; SafariError names what is wrong with it."""
         check_protocol(record, "the client")
-        client = record.get("client")
-        if not isinstance(client, str) or not 0 < len(client) <= 200:
-            raise SafariError(f"{SAFARI}.client must be a text of 1 to 200 characters, got {client!r}")
-        return cls(client)
+        client, mask = record.get("client"), record.get("mask", b"")
+        if not isinstance(client, str) or not 0 < len(client) <= 200 or not client.isprintable():
+            got = visible(repr(client), 60)
+            raise SafariError(f"{SAFARI}.client must be a printable text of 1 to 200 characters, got {got}")
+        if not isinstance(mask, bytes):
+            raise SafariError(f"{SAFARI}.mask must be bytes, got {type(mask).__name__}")
+        return cls(client, mask)
 
 
 def check_protocol(record: Mapping[str, Any] | None, who: str) -> None:
     """Raise unless the other end speaks this version."""
     if record is None:
-        raise SafariError(f"the message has no record {SAFARI!r}: {who} does not use safari.flower")
+        raise SafariError(f"the message holds nothing of {SAFARI}: {who} does not use safari.flower")
     if record.get("protocol") != PROTOCOL:
         raise SafariError(
             f"{SAFARI}.protocol must be {PROTOCOL}, {who} has {record.get('protocol')!r}: "

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from flwr.app import Message, MetricRecord, RecordDict
+from flwr.app import Array, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from safari.errors import SafariError
@@ -15,6 +16,7 @@ from safari.flower.arrays import dense_vector, frame_of
 from safari.flower.broadcast import ARRAYS, Broadcast
 from safari.flower.protocol import PARTITION_ID, SAFARI, ClientInfo, node_name
 from safari.flower.text import visible
+from safari.models import Layout
 from safari.wire import decode
 
 EXAMPLES = "num-examples"
@@ -79,19 +81,19 @@ def read_reply(
     if weighted and metrics.wrong_examples is not None:
         raise SafariError(metrics.wrong_examples)
     frame = frame_of(arrays)
-    name = _name(content, node, signed=frame is not None) if by_name else node_name(node)
+    info = _info(content, signed=frame is not None)
+    name = _name(info, content, node) if by_name else node_name(node)
     if frame is None:
-        vector = dense_vector(arrays, sent.layout)
-        _check_size(vector)
-        # A client without our side cuts nothing: a weight of its that is 0 happens to be.
-        mask = torch.ones_like(vector, dtype=torch.bool)
-        return Reply(name, vector, mask, metrics, sum(len(a.data) for a in arrays.values()), "dense")
-    found = decode(frame, sent.shared)
-    vector, mask = torch.from_numpy(found.vector), torch.from_numpy(found.mask)
+        vector, size, mode = dense_vector(arrays, sent.layout), _size(arrays), "dense"
+        mask = _dense_mask(vector, info, sent.layout)
+    else:
+        found = decode(frame, sent.shared)
+        vector, mask, size = torch.from_numpy(found.vector), torch.from_numpy(found.mask), len(frame)
+        mode = f"{found.info.modes.values}, mask {found.info.modes.mask}"
     _check_size(vector)
-    _check_budget(mask, sent)
-    mode = f"{found.info.modes.values}, mask {found.info.modes.mask}"
-    return Reply(name, vector, mask, metrics, len(frame), mode)
+    if frame is not None or not bool(mask.all()):
+        _check_budget(mask, sent)
+    return Reply(name, vector, mask, metrics, size, mode)
 
 
 def read_metrics(content: RecordDict) -> Metrics:
@@ -166,15 +168,43 @@ def _check_budget(mask: Tensor, sent: Broadcast) -> None:
         raise SafariError(f"the mask must keep at most {most} weights, got {kept}")
 
 
-def _name(content: RecordDict, node: int, signed: bool) -> str:
+def _dense_mask(vector: Tensor, info: ClientInfo | None, layout: Layout) -> Tensor:
+    """The mask of a model in plain arrays: what the client says, where that is what it sends.
+
+    A client without our side cuts nothing, and a weight of its that is 0 happens to be. Nor does one whose
+    mods or the strategy around this one have filled what it had cut, with noise or by clipping.
+    """
+    mask = torch.ones_like(vector, dtype=torch.bool)
+    if info is None or not info.mask:
+        return mask
+    if len(info.mask) != -(-layout.prunable_count // 8):
+        raise SafariError(
+            f"{SAFARI}.mask must have a bit for each of {layout.prunable_count} weights, "
+            f"got {len(info.mask)} bytes"
+        )
+    bits = np.unpackbits(np.frombuffer(info.mask, np.uint8), count=layout.prunable_count)
+    mask[layout.prunable] = torch.from_numpy(bits.astype(np.bool_))
+    return torch.ones_like(mask) if bool((vector[~mask] != 0).any()) else mask
+
+
+def _info(content: RecordDict, signed: bool) -> ClientInfo | None:
+    """What the client says of itself; None where it does not use our side. A frame says that it does."""
     record = content.config_records.get(SAFARI)
-    if signed or record is not None:
-        return ClientInfo.read(record or {}).client
+    return ClientInfo.read(record or {}) if signed or record is not None else None
+
+
+def _name(info: ClientInfo | None, content: RecordDict, node: int) -> str:
+    if info is not None:
+        return info.client
     partition = _raw_metrics(content).get(PARTITION_ID)
     # Bounded by what a partition can be: anything longer is no number that Flower gives.
     if isinstance(partition, int) and 0 <= partition < 2**31:
         return str(partition)
     return node_name(node)
+
+
+def _size(arrays: Mapping[str, Array]) -> int:
+    return sum(len(array.data) for array in arrays.values())
 
 
 def _raw_metrics(content: RecordDict) -> Mapping[str, Any]:

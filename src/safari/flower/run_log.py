@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from safari.aggregation import Outcome, Server, to_tensors, with_tensors
+from safari.aggregation import Outcome, Server, to_tensors
 from safari.config import Config
-from safari.engine.average import AVERAGE, saved_average
 from safari.engine.experiment import environment
-from safari.engine.state import meaning, refuse_changes
+from safari.engine.state import meaning, refuse_changes, saved_server
 from safari.errors import RunError
 from safari.flower.broadcast import Broadcast
 from safari.flower.collect import Collected
 from safari.flower.roster import Roster
+from safari.flower.rule_state import grown
 from safari.models import Layout
 from safari.runs import RunFolder, Saved, Trial, read_checkpoint, seeds_of, summarise
 from safari.runs.measure import Facts, MaskCount, record_of
@@ -56,50 +56,56 @@ class RunLog:
         # Asked for fewer rounds than are done, the run is as long as it is.
         return cls(RunFolder(path, replace(config, rounds=max(config.rounds, trial.done()))), trial, layout)
 
-    def load(
-        self, server: Server, roster: Roster, average: Tensor | None
-    ) -> tuple[Server, Roster, Tensor | None]:
-        """Server, roster and running average as of the last checkpoint; as they are where there is none.
+    def load(self, server: Server, roster: Roster) -> tuple[Server, Roster]:
+        """Server and roster as of the last checkpoint; as they are where there is none.
 
         Nothing in the folder changes before all of the checkpoint is found to fit.
         """
-        found = server, roster, average
+        found = server, roster
         if self.trial.checkpoint.exists():
             found = self._found(read_checkpoint(self.trial.checkpoint), server)
         there = RunFolder.open(self.run.path)
-        wanted = replace(there.config, rounds=self.run.config.rounds) if there.trials() else self.run.config
+        now = self.run.config
+        wanted = replace(there.config, rounds=now.rounds, clients=now.clients) if there.trials() else now
         self.run.trial(self.trial.arm, self.trial.seed).load()
         if there.config != wanted:
             self.run.write("config.toml", to_toml(wanted))
         return found
 
-    def _found(self, saved: Saved, server: Server) -> tuple[Server, Roster, Tensor | None]:
+    def _found(self, saved: Saved, server: Server) -> tuple[Server, Roster]:
         model = saved.tensors.get("model")
         if saved.facts.get("layout") != self.layout.digest or model is None:
             raise RunError(
                 f"{self.trial.checkpoint} is of another model: names, shapes or kinds of its tensors differ"
             )
-        refuse_changes(saved, self.run.config, self.trial)
         try:
             known = Roster.from_json(saved.facts["roster"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RunError(f"{self.trial.checkpoint} holds no readable roster: {error!r}") from error
-        found = saved_average(saved, self.run.config, self.trial, server.model.device)
-        return with_tensors(server, saved.round, saved.tensors), known, found
+        clients = self.run.config.clients
+        if clients < known.clients:
+            raise RunError(
+                f"{self.trial.checkpoint}: clients was {known.clients} and is {clients}: a run's clients can "
+                "become more, not fewer"
+            )
+        refuse_changes(saved, replace(self.run.config, clients=known.clients), self.trial)
+        server = saved_server(saved, server, self.run.config, self.trial)
+        if clients > known.clients:
+            server, known = grown(server, clients), replace(known, clients=clients)
+        return server, known
 
     def write(self, record: Mapping[str, Any], seconds: Mapping[str, float]) -> None:
         """Add a round's line."""
         self.trial.append(record, seconds)
 
-    def save(self, server: Server, roster: Roster, average: Tensor | None) -> None:
+    def save(self, server: Server, roster: Roster) -> None:
         """Make a checkpoint of the round that is done."""
         facts = {
             "layout": self.layout.digest,
             "config": meaning(self.run.config, self.trial.arm),
             "roster": roster.to_json(),
         }
-        more = {} if average is None else {AVERAGE: average}
-        saved = Saved(server.round, to_tensors(server) | more, facts)
+        saved = Saved(server.round, to_tensors(server), facts)
         self.trial.save(saved, self.run.config.checkpoint.keep)
 
     def close(self) -> None:
@@ -119,7 +125,8 @@ def round_record(
     """A round's record, as our engines write it, and beside it what only a real network has.
 
     `reasons` says why each of the missing is; `nodes` which node was which client; `ignored` names replies
-    that belong to nobody; `resumed` marks the first round of a process that found a checkpoint.
+    that belong to nobody; `resumed` marks the first round of a process that found a checkpoint; `evaluation`
+    says who was asked to test the new model, where anybody was.
     """
     masks = MaskCount(layout)
     arrived = [collected.replies[seat] for seat in outcome.arrived]
@@ -148,6 +155,7 @@ def round_record(
         nodes={seat: str(node) for seat, node in collected.nodes.items()},
         ignored=tuple(collected.ignored),
         resumed=resumed,
+        extra={"evaluation": None},
     )
 
 
@@ -171,7 +179,8 @@ def _refuse_another(there: RunFolder, config: Config, trial: Trial) -> None:
         raise RunError(
             f"{there.path} holds a run of seed {there.config.seed}; seed is {trial.seed}: choose another run"
         )
-    before, now = meaning(there.config, trial.arm), meaning(config, trial.arm)
+    now = meaning(config, trial.arm)
+    before = meaning(there.config, trial.arm)
     changed = [name for name in now if before[name] != now[name]]
     if changed and not trial.checkpoint.exists():
         raise RunError(

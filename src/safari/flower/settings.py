@@ -11,7 +11,7 @@ from torch import nn
 from safari.aggregation import Compensation
 from safari.config import Config, parse
 from safari.errors import ConfigError, one_of
-from safari.flower.protocol import known_pruner
+from safari.flower.protocol import UPLOADS, known_pruner
 from safari.wire import VALUE_MODES
 
 # What Flower and the user's own code decide: a name in the record, and no built-in's.
@@ -23,9 +23,9 @@ _EFFECTIVE: dict[str, tuple[str, ...]] = {
     "cohort": (),
     "pruning": ("pruner", "sparsity"),
     "wire": ("values", "bits", "step", "ratio", "feedback"),
-    "aggregation": ("weights", "average"),
+    "aggregation": ("weights", "average", "steps"),
     "evaluation": ("last", "target"),
-    "checkpoint": ("every",),
+    "checkpoint": ("every", "keep"),
 }
 # Where to say what the others are about.
 _INSTEAD = {
@@ -37,22 +37,40 @@ _INSTEAD = {
     "downlink": "the client's mod lossy",
 }
 
+# The modes of the wire format that lose nothing, and the default, which chooses among them.
+EXACT = ("auto", "absolute", "difference")
 # Exact, for clients without our side, or lossy: the modes of the wire format that are.
-DOWNLOADS = ("frame", "dense", *(mode for mode in VALUE_MODES if mode not in ("absolute", "difference")))
+DOWNLOADS = ("frame", "dense", *(mode for mode in VALUE_MODES if mode not in EXACT))
 
 
-def check_arguments(clients: int, identify: str, patience: int | None, download: str, min_nodes: int) -> None:
-    """ConfigError names the first of a strategy's plain arguments that cannot be."""
-    if clients < 1:
-        raise ConfigError(f"clients must be at least 1, got {clients}")
-    if identify not in ("name", "node"):
-        raise ConfigError(one_of("identify", identify, ("name", "node")))
-    if download not in DOWNLOADS:
-        raise ConfigError(one_of("download", download, DOWNLOADS))
-    if patience is not None and patience < 0:
-        raise ConfigError(f"patience must be at least 0, got {patience}")
-    if not 1 <= min_nodes <= clients:
-        raise ConfigError(f"min_nodes must lie between 1 and clients ({clients}), got {min_nodes}")
+def check_arguments(
+    clients: int,
+    identify: str,
+    patience: int | None,
+    download: str,
+    upload: str,
+    min_nodes: int,
+    wait: float,
+    give_up: int | None,
+) -> None:
+    """ConfigError lists those of a strategy's plain arguments that cannot be."""
+    problems = []
+    for name, value, allowed in (
+        ("identify", identify, ("name", "node")),
+        ("download", download, DOWNLOADS),
+        ("upload", upload, UPLOADS),
+    ):
+        if value not in allowed:
+            problems.append(one_of(name, value, allowed))
+    for name, number, least in (("clients", clients, 1), ("patience", patience, 0), ("give_up", give_up, 1)):
+        if number is not None and number < least:
+            problems.append(f"{name} must be at least {least}, got {number}")
+    if not 1 <= min_nodes <= max(1, clients):
+        problems.append(f"min_nodes must lie between 1 and clients ({clients}), got {min_nodes}")
+    if not wait >= 0:
+        problems.append(f"wait must be at least 0, got {wait}")
+    if problems:
+        raise ConfigError(problems)
 
 
 def settings(
@@ -60,8 +78,12 @@ def settings(
     clients: int,
     rule: str | Mapping[str, Any] | Compensation,
     config: Config | Mapping[str, Any] | None,
+    download: str = "frame",
+    upload: str = "frame",
 ) -> Config:
     """The config that a strategy's arguments come to; ConfigError lists all that is wrong with it.
+
+    With dense downloads nothing is cut unless `config` says so: clients without our side do not.
 
     >>> found = settings(nn.Linear(2, 2), 5, "drop", {"pruning": {"sparsity": 0.9}})
     >>> found.clients, found.arms[0].name, found.pruning.sparsity, found.data.name, found.model.name
@@ -75,10 +97,21 @@ def settings(
     else:
         _refuse_idle(config or {})
         elsewhere = {name: {"name": plug} for name, plug in _ELSEWHERE.items()}
-        basis = {"name": "flower", "checkpoint": {"every": 1}, "model": {"name": type(module).__name__}}
+        basis: dict[str, Any] = {
+            "name": "flower",
+            "checkpoint": {"every": 1},
+            "model": {"name": type(module).__name__},
+        }
+        if download == "dense":
+            basis["pruning"] = {"sparsity": 0.0}
         found = parse({**basis, **elsewhere, **(config or {}), "clients": clients, "arms": [arm]})
     if found.cohort > found.clients:
         raise ConfigError(f"cohort must be at most clients ({clients}), got {found.cohort}")
+    if upload == "dense" and found.wire.values not in EXACT:
+        raise ConfigError(
+            f"wire.values must be one of {', '.join(EXACT)} with upload='dense', got {found.wire.values!r}: "
+            "plain arrays are exact"
+        )
     known_pruner(found.pruning.pruner)
     return found
 

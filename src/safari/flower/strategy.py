@@ -6,6 +6,7 @@ import copy
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,25 +14,28 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor, nn
 
 from safari.aggregation import Compensation, Server
 from safari.config import Config
-from safari.engine.average import begin_average, next_average
-from safari.engine.world import rule_of
-from safari.errors import ConfigError, SafariError
-from safari.flower.arrays import dense_record, dense_vector, others_of
+from safari.engine.world import rule_of, steps_of
+from safari.errors import ConfigError, RunError, SafariError
+from safari.flower.arrays import dense_record, dense_vector, others_of, state_names
 from safari.flower.broadcast import Broadcast, broadcast
 from safari.flower.chain import Downloads
 from safari.flower.collect import Collected, Request, collect
+from safari.flower.evaluation import Evaluation, collect_evaluation
 from safari.flower.exchange import exchange, wait_for_nodes
-from safari.flower.reply import mean_metrics, read_metrics
+from safari.flower.reply import mean_metrics
 from safari.flower.residual import NEVER
 from safari.flower.roster import Roster
+from safari.flower.rule_state import vacated
 from safari.flower.run_log import RunLog, round_record, with_scores
+from safari.flower.selection import Selection, select
 from safari.flower.settings import check_arguments, settings
 from safari.models import Layout
 from safari.runs.record import RoundRecord
@@ -48,21 +52,29 @@ Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 class SafariStrategy(Strategy):
     """Sparse training, compact messages, and stand-ins for the clients that did not answer.
 
-    `module` gives the names, shapes and kinds of the model's tensors; `clients` is how many there are in
-    all, connected or not. `rule` says what to do about the missing: a name, a table such as
-    `{"rule": "file.py:mine", "option": 1}`, or a Compensation. `config` holds whatever else of a `Config`
-    matters here, as plain tables: `pruning`, `wire` (of uploads), `aggregation`, `cohort`, `seed`,
-    `checkpoint`, `evaluation.last` and `.target` (of summaries), `name`; what would have no effect is
-    refused. In a whole `Config`, that of an experiment which Flower repeats, it is only recorded.
+    `module`: gives the names, shapes and kinds of the model's tensors, and the first model unless `start` is
+    given one. `clients`: how many there are in all, connected or not; more than before when a run goes on.
+    `rule`: what to do about the missing: a name, a table such as `{"rule": "file.py:mine", "option": 1}`, or
+    a Compensation. `config`: whatever else of a `Config` matters here, as plain tables; what would have no
+    effect is refused. In a whole `Config`, that of an experiment which Flower repeats, it is only recorded.
 
-    `run` is the folder for records and checkpoints: a new process that finds one there goes on after it.
+    `run`: the folder for records and checkpoints. A new process that finds one there goes on after it.
     `identify`: "name" believes the name that a client gives (`safari-id` or `partition-id` of its node's
-    config), "node" takes its node id, which is worth more where nodes authenticate with registered keys.
-    `patience`: after so many rounds of silence a client that is not connected is no longer counted among
-    the missing; None: it always is. `download`: "frame", which is exact; "dense" where some clients do not
-    use our client side; or a lossy mode of the wire format such as "step", for which clients remember a
-    model. `evaluate`: ask the clients to test each new model, too. `min_nodes`: how many the first round
-    waits for; later ones start with whoever is there, or comes before their deadline.
+    config), as long as no other node has it; "node" takes its node id, which is worth more where nodes
+    authenticate with registered keys. `patience`: after so many rounds of silence a client that is not
+    connected is no longer counted among the missing, and its seat may be given to a newcomer; None: never.
+
+    `download`: "frame", which is exact; "dense" where some clients do not use our client side, and then
+    nothing is cut unless `config` says so; or a lossy mode of the wire format such as "step", for which
+    clients remember a model. `upload`: "frame", or "dense" where a strategy around this one, or a mod around
+    our client side, reads the clients' arrays. `evaluate`: ask the clients to test each new model, too.
+
+    `min_nodes`: how many connected nodes the first round waits for; later ones start with whoever is there,
+    or comes before their deadline. `wait`: how many seconds it waits before it gives up. `give_up`: after so
+    many rounds in a row without any arrival `start` ends with an error; None: never.
+
+    A strategy around this one, such as Flower's differential privacy, is respected: a model that it hands to
+    `configure_train` is the one that is sent and stepped from. `run` then has no effect and is refused.
     """
 
     def __init__(
@@ -76,11 +88,14 @@ class SafariStrategy(Strategy):
         identify: str = "name",
         patience: int | None = None,
         download: str = "frame",
+        upload: str = "frame",
         evaluate: bool = False,
         min_nodes: int = 1,
+        wait: float = 600.0,
+        give_up: int | None = 10,
     ):
-        check_arguments(clients, identify, patience, download, min_nodes)
-        self.config = settings(module, clients, rule, config)
+        check_arguments(clients, identify, patience, download, upload, min_nodes, wait, give_up)
+        self.config = settings(module, clients, rule, config, download, upload)
         self.rule = rule if isinstance(rule, Compensation) else rule_of(self.config.arms[0].rule)
         if self.rule.overrides_network:
             raise ConfigError(
@@ -89,21 +104,30 @@ class SafariStrategy(Strategy):
             )
         # A copy, because masks are worked out in it.
         self.module, self.layout = copy.deepcopy(module).cpu(), Layout.of(module)
-        self._first = self.layout.read(self.module)
         self.run = None if run is None else Path(run)
-        self.by_name, self.patience, self.download = identify == "name", patience, download
-        self.evaluate, self.min_nodes = evaluate, min_nodes
+        self.by_name, self.patience = identify == "name", patience
+        self.download, self.upload, self.evaluate = download, upload, evaluate
+        self.min_nodes, self.wait, self.give_up = min_nodes, wait, give_up
         self.roster = Roster(clients)
+        self._names = state_names(self.module, self.layout)
+        self._others = others_of(ArrayRecord(dict(self.module.state_dict())), self._names)
+        self._first = self.layout.read(self.module)
         self._server: Server | None = None
-        self._average: Tensor | None = None
-        self._others = others_of(ArrayRecord(dict(module.state_dict())), self.layout)
-        self._sent: Broadcast | None = None
+        self._handed_in: Tensor | None = None
         self._downloads = Downloads(download) if download in VALUE_MODES else None
+        self._sent: Broadcast | None = None
         self._messages: list[Message] = []
-        self._absent: tuple[int, ...] = ()
+        self._chosen = Selection((), (), ())
+        self._online: frozenset[int] = frozenset()
+        self._evaluation: Evaluation | None = None
         self._timeout = math.inf
-        self._started = False
+        # `start` is ours, not that of a strategy around this one.
+        self._starting = False
+        self._begun = False
         self._resumed = False
+        # Of a run that is resumed: no client that it knows has answered yet.
+        self._among_strangers = False
+        self._lost_in_a_row = 0
         self._line = RoundRecord(round=1, arrived=(), missing=(), metrics={})
 
     @property
@@ -113,12 +137,25 @@ class SafariStrategy(Strategy):
             raise SafariError("the strategy has no model yet: call start, or configure_train with one")
         return self._server
 
+    @property
+    def arrays(self) -> ArrayRecord:
+        """The global model as a state_dict's arrays, in its order."""
+        return self._dense(self.server.model)
+
+    @property
+    def averaged(self) -> ArrayRecord | None:
+        """The running average of the models likewise; None where `aggregation.average` asks for none."""
+        average = None if self._server is None else self._server.average
+        return None if average is None else self._dense(average)
+
     def summary(self) -> None:
         """Log what the strategy was asked to do."""
         c = self.config
+        cut = f"{c.pruning.pruner}, {100 * c.pruning.sparsity:.0f} % of the weights cut"
         _log.info("\t├──> SAFARI: %s clients, rule %s", c.clients, c.arms[0].name)
-        _log.info("\t├──> Masks: %s, %.0f %% of the weights cut", c.pruning.pruner, 100 * c.pruning.sparsity)
-        _log.info("\t├──> Uploads: %s; downloads: %s", c.wire.values, self.download)
+        _log.info("\t├──> Masks: %s", cut if c.pruning.sparsity else "none, clients train all weights")
+        uploads = c.wire.values if self.upload == "frame" else self.upload
+        _log.info("\t├──> Uploads: %s; downloads: %s", uploads, self.download)
         _log.info("\t└──> Run folder: %s", self.run or "none (no records, no checkpoints)")
 
     def start(
@@ -135,13 +172,16 @@ class SafariStrategy(Strategy):
         """All rounds, or those that an earlier process has not done; `timeout` is each round's deadline.
 
         `average_fn` tests the running average of the models, as `evaluate_fn` tests the newest one.
+        SafariError where too few nodes connect, or too many rounds in a row bring nothing.
         """
         result = Result()
-        self._timeout, self._started = timeout, False
+        self._timeout, self._begun, self._lost_in_a_row = timeout, False, 0
+        arrived_ever = False
         _log.info("Starting SafariStrategy:")
         self.summary()
         with self._run_log(initial_arrays, num_rounds) as log:
-            if evaluate_fn is not None and self.server.round == 0:
+            first = self.server.round
+            if evaluate_fn is not None and first == 0:
                 _keep(result.evaluate_metrics_serverapp, 0, evaluate_fn(0, self.arrays))
             while self.server.round < num_rounds:
                 tests = evaluate_fn, average_fn
@@ -152,65 +192,53 @@ class SafariStrategy(Strategy):
                     log.write(self._line, seconds)
                     done = self.server.round
                     if done % self.config.checkpoint.every == 0 or done == num_rounds:
-                        log.save(self.server, self.roster, self._average)
+                        log.save(self.server, self.roster)
+                arrived_ever = arrived_ever or not self._line["lost"]
+                self._count_lost()
+            if self.server.round > first and not arrived_ever and self.give_up is not None:
+                raise SafariError(self._nothing_came("no round brought a usable reply"))
         result.arrays = self.arrays
         return result
-
-    @property
-    def arrays(self) -> ArrayRecord:
-        """The global model as a state_dict's arrays."""
-        return dense_record(self.layout, self.server.model, self._others)
-
-    @property
-    def averaged(self) -> ArrayRecord | None:
-        """Their running average likewise; None where `aggregation.average` asks for none."""
-        return None if self._average is None else dense_record(self.layout, self._average, self._others)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The round's messages. The model is the strategy's own; `arrays` matters only before the first."""
-        if self._server is None:
-            self._begin(arrays)
-        if self._started:
-            online = wait_for_nodes(grid, 1, self._timeout)
-        else:
-            online = wait_for_nodes(grid, self.min_nodes, math.inf)
-        self._started = True
-        nodes, self._absent = self._choose(online)
-        if self._downloads is not None:
-            self._server, self._downloads = self._downloads.publish(self.server, self.layout, self.config)
-        self._sent = self._broadcast()
-        self._messages, sizes = [], []
-        for (frames, heard), group in self._by_news(nodes).items():
-            content = self._sent.content(config, server_round, frames, heard)
-            self._messages += self._to(group, content, MessageType.TRAIN)
-            sizes += [self._sent.size if frames is None else sum(map(len, frames))] * len(group)
-        self._sent = replace(self._sent, size=sum(sizes) // len(sizes) if sizes else self._sent.size)
+        """The round's messages; `arrays`, where there are any, are the model to go on with."""
+        self._take_over(arrays)
+        online = wait_for_nodes(grid, 1, self._timeout) if self._begun else self._wait_for_all(grid)
+        self._begun = True
+        chosen = select(
+            self.roster,
+            online,
+            self.server.round,
+            cohort=self.config.cohort,
+            patience=self.patience,
+            rng=generator(self.config.seed, "cohort", self.server.round),
+        )
+        self._sent, self._messages = self._prepare(chosen.nodes, config, server_round, MessageType.TRAIN)
+        self._chosen, self._online = chosen, frozenset(online)
         _log.info(
             "configure_train: asking %s nodes, %s bytes each; %s clients are not connected",
-            len(nodes),
+            len(chosen.nodes),
             self._sent.size,
-            len(self._absent),
+            len(chosen.absent),
         )
         return self._messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Judge the replies, let arrivals stand in for the missing, average."""
+        """Sort the replies, let arrivals stand in for the missing, average."""
         if self._sent is None:
             raise SafariError("aggregate_train needs a round that configure_train has begun")
         sent, before = self._sent, self.server.model
-        request = Request(
-            {m.metadata.message_id: m.metadata.dst_node_id for m in self._messages},
-            self._absent,
-            self._timeout,
-        )
         weighted = self.config.aggregation.weights == "samples"
-        collected = collect(self.roster, request, replies, sent, by_name=self.by_name, weighted=weighted)
+        collected = collect(
+            self.roster, self._request(), replies, sent, by_name=self.by_name, weighted=weighted
+        )
+        self._refuse_strangers(collected)
+        server = vacated(self.server, collected.roster.changed_seats(self.roster))
         self.roster, self._messages, self._sent = collected.roster, [], None
-        server = self.server
         if weighted:
             shares = server.weights.new_tensor(self.roster.shares())
             server = replace(server, weights=shares)
@@ -220,12 +248,12 @@ class SafariStrategy(Strategy):
         received = {seat: reply.vector for seat, reply in collected.replies.items()}
         masks = {seat: reply.mask for seat, reply in collected.replies.items()}
         self._server, outcome = server.step(received, cohort, masks)
-        self._average = next_average(self._average, self.server.model, server.round, self.config)
         outcome = replace(outcome, refused={**collected.refused, **outcome.refused})
         self._line = round_record(
             self.layout, sent, collected, outcome, before.cpu(), self.server.model.cpu(), self._resumed
         )
         self._resumed = False
+        self._evaluation = Evaluation({collected.nodes[seat]: seat for seat in outcome.arrived})
         self._tell()
         arrived = [collected.replies[seat].metrics for seat in outcome.arrived]
         return self.arrays, mean_metrics(arrived)
@@ -233,15 +261,31 @@ class SafariStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The new model to all that are connected, where `evaluate` is set."""
-        if not self.evaluate:
+        """The new model to those who have just answered, where `evaluate` is set.
+
+        To them alone: a node that did not answer in this round would be waited for a second time.
+        """
+        if not self.evaluate or self._evaluation is None:
             return []
-        content = self._broadcast().content(config, server_round)
-        return self._to(sorted(grid.get_node_ids()), content, MessageType.EVALUATE)
+        self._take_over(arrays)
+        nodes = sorted(self._evaluation.seats)
+        sent, messages = self._prepare(nodes, config, server_round, MessageType.EVALUATE)
+        self._evaluation = replace(self._evaluation, messages=tuple(messages), size=sent.size)
+        _log.info("configure_evaluate: asking %s nodes, %s bytes each", len(nodes), sent.size)
+        return messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The mean of the clients' metrics, weighted by "num-examples"."""
-        return mean_metrics([read_metrics(reply.content) for reply in replies if reply.has_content()])
+        if self._evaluation is None or not self._evaluation.messages:
+            return None
+        found = collect_evaluation(self._evaluation, replies, self._timeout)
+        self._evaluation = None
+        self._line = replace(self._line, extra={**self._line.extra, "evaluation": found.record})
+        if self._downloads is not None:
+            # They hold the model that the next round begins with.
+            names = [self.roster.nodes[node] for node in found.nodes if node in self.roster.nodes]
+            self._downloads = self._downloads.noted(self.server.round, names, ())
+        return mean_metrics(found.metrics)
 
     def _round(
         self,
@@ -279,51 +323,102 @@ class SafariStrategy(Strategy):
         """The run's folder, held for this process; the state is then what it was when the last one ended."""
         self.config = replace(self.config, rounds=num_rounds)
         self._begin(initial)
-        if self.run is None:
-            yield None
-            return
-        log = RunLog.open(self.run, self.config, self.layout)
-        with log.run.writing():
-            self._server, self.roster, self._average = log.load(self.server, self.roster, self._average)
-            self._resumed = self.server.round > 0
-            if self._resumed:
-                _log.info("Going on after round %s of %s", self.server.round, self.run)
-            try:
-                yield log
-            finally:
-                log.close()
+        self._starting = True
+        try:
+            if self.run is None:
+                yield None
+                return
+            log = RunLog.open(self.run, self.config, self.layout)
+            with log.run.writing():
+                self._server, self.roster = log.load(self.server, self.roster)
+                self._resumed = self._among_strangers = self.server.round > 0
+                if self._resumed:
+                    _log.info("Going on after round %s of %s", self.server.round, self.run)
+                try:
+                    yield log
+                finally:
+                    log.close()
+        finally:
+            self._starting = False
 
     def _begin(self, initial: ArrayRecord | None) -> None:
         vector = self._first
         if initial is not None and len(initial):
             vector = dense_vector(initial, self.layout)
-            self._others = others_of(initial, self.layout)
-        self._server = Server.start(vector, self.config.clients, self.rule, parameters=self.layout.parameters)
-        self._average = begin_average(self._server.model, self.config)
+            self._others |= others_of(initial, self._names)
+        self._server = Server.start(
+            vector,
+            self.config.clients,
+            self.rule,
+            parameters=self.layout.parameters,
+            steps=steps_of(self.config),
+        )
 
-    def _choose(self, online: list[int]) -> tuple[list[int], tuple[int, ...]]:
-        """The nodes to ask, and the clients that would have been asked, had they been there."""
-        seats = self.roster.seats(online)
-        absent = self.roster.absent(online, self.server.round, self.patience)
-        cohort = self.config.cohort
-        everybody = sorted({*seats.values(), *absent})
-        if cohort and cohort < len(everybody):
-            rng = generator(self.config.seed, "cohort", self.server.round)
-            drawn = set(rng.choice(everybody, cohort, replace=False).tolist())
-            return [n for n in seats if seats[n] in drawn], tuple(s for s in absent if s in drawn)
-        return online, tuple(absent)
+    def _take_over(self, arrays: ArrayRecord) -> None:
+        """Go on with the model that a strategy around this one hands in; our own `start` hands in none."""
+        if not self._starting:
+            self._check_wrapped()
+        if self._server is None:
+            self._begin(arrays)
+        if not len(arrays):
+            return
+        vector = dense_vector(arrays, self.layout)
+        if self._handed_in is not None and torch.equal(vector, self._handed_in):
+            return
+        self._handed_in = vector
+        self._others |= others_of(arrays, self._names)
+        self._server = replace(self.server, model=vector.to(self.server.model.device))
 
-    def _broadcast(self) -> Broadcast:
-        x, t = self.server.model, self.server.round
-        return broadcast(
+    def _check_wrapped(self) -> None:
+        """What cannot be done for a strategy around this one, told at its first round."""
+        if self.run is not None:
+            raise ConfigError(
+                f"run must be None inside another strategy, got {self.run}: records and checkpoints need "
+                "SafariStrategy's own start"
+            )
+        if not self._begun and self.upload == "frame":
+            _log.warning(
+                "A strategy is wrapped around SafariStrategy. If it reads the clients' arrays, as "
+                "server-side clipping does, it needs SafariStrategy(..., download='dense', upload='dense')"
+            )
+
+    def _wait_for_all(self, grid: Grid) -> list[int]:
+        """The nodes with which the first round begins; SafariError where too few come."""
+        nodes = wait_for_nodes(grid, self.min_nodes, self.wait)
+        if len(nodes) < self.min_nodes:
+            raise SafariError(
+                f"{len(nodes)} of {self.min_nodes} nodes are connected after {self.wait:g} s (min_nodes, "
+                "wait). A simulation has as many as "
+                f"--federation-config 'num-supernodes={self.min_nodes}' says"
+            )
+        return nodes
+
+    def _prepare(
+        self, nodes: Iterable[int], config: Mapping[str, Any], server_round: int, kind: str
+    ) -> tuple[Broadcast, list[Message]]:
+        """The model in the shortest form that each node can read; the broadcast's size is their mean."""
+        if self._downloads is not None:
+            self._server, self._downloads = self._downloads.publish(self.server, self.layout, self.config)
+        sent = broadcast(
             self.module,
             self.layout,
-            x,
-            t,
+            self.server.model,
+            self.server.round,
             self.config,
-            dense=self._others if self.download == "dense" else None,
+            dense=self._dense(self.server.model) if self.download == "dense" else None,
             remember=self._downloads is not None,
+            upload=self.upload,
         )
+        # Nobody should begin to work for a round that is over. A little longer than the round itself: a
+        # message that expires while it is waited for comes back as an error.
+        ttl = 1.1 * self._timeout + 5 if math.isfinite(self._timeout) else None
+        messages: list[Message] = []
+        sizes: list[int] = []
+        for (frames, heard), group in self._by_news(nodes).items():
+            content = sent.content(config, server_round, frames, heard)
+            messages += [Message(content, dst_node_id=node, message_type=kind, ttl=ttl) for node in group]
+            sizes += [sent.size if frames is None else sum(map(len, frames))] * len(group)
+        return replace(sent, size=sum(sizes) // len(sizes) if sizes else sent.size), messages
 
     def _by_news(self, nodes: Iterable[int]) -> dict[tuple[tuple[bytes, ...] | None, int], list[int]]:
         """Nodes by the frames that each needs (None: the model in full) and, where clients want to know what
@@ -338,6 +433,31 @@ class SafariStrategy(Strategy):
             groups.setdefault((frames, heard), []).append(node)
         return groups
 
+    def _dense(self, vector: Tensor) -> ArrayRecord:
+        return dense_record(self.layout, vector, self._others, self._names)
+
+    def _request(self) -> Request:
+        return Request(
+            messages={m.metadata.message_id: m.metadata.dst_node_id for m in self._messages},
+            absent=self._chosen.absent,
+            timeout=self._timeout,
+            online=self._online,
+            spare=self._chosen.spare,
+            patience=self.patience,
+        )
+
+    def _refuse_strangers(self, collected: Collected) -> None:
+        """RunError where a run goes on with others than its own clients: every round would be lost."""
+        if self._among_strangers and not collected.replies and collected.turned_away:
+            known = ", ".join(map(repr, islice(self.roster.names, _MOST_TOLD)))
+            others = ", ".join(map(repr, collected.turned_away[:_MOST_TOLD]))
+            raise RunError(
+                f"{self.run} is a run of the clients {known}, of whom none has answered. {others} have, and "
+                "there is no seat for them. Names last where nodes have a safari-id or a partition-id. "
+                "Choose another run, raise clients, or give the seats away with patience=0"
+            )
+        self._among_strangers = self._among_strangers and not collected.replies
+
     def _note_downloads(self, collected: Collected) -> None:
         if self._downloads is not None:
             names = {seat: name for name, seat in self.roster.names.items()}
@@ -345,11 +465,17 @@ class SafariStrategy(Strategy):
             failed = [names[seat] for seat in collected.failed if seat in names]
             self._downloads = self._downloads.noted(self.server.round, arrived, failed)
 
-    def _to(self, nodes: Iterable[int], content: RecordDict, kind: str) -> list[Message]:
-        # Nobody should begin to work for a round that is over. A little longer than the round itself: a
-        # message that expires while it is waited for comes back as an error.
-        ttl = 1.1 * self._timeout + 5 if math.isfinite(self._timeout) else None
-        return [Message(content, dst_node_id=node, message_type=kind, ttl=ttl) for node in nodes]
+    def _count_lost(self) -> None:
+        """SafariError after too many rounds in a row without any arrival."""
+        self._lost_in_a_row = self._lost_in_a_row + 1 if self._line["lost"] else 0
+        if self.give_up is not None and self._lost_in_a_row >= self.give_up:
+            raise SafariError(self._nothing_came(f"{self.give_up} rounds in a row brought no usable reply"))
+
+    def _nothing_came(self, what: str) -> str:
+        """The clients' own words, the most frequent first."""
+        reasons = Counter([*self._line["reasons"].values(), *self._line["ignored"]])
+        told = [f"{reason} ({count}×)" for reason, count in reasons.most_common(3)]
+        return f"{what}. In the last one: {'; '.join(told) or 'no node was connected'}"
 
     def _tell(self) -> None:
         line = self._line

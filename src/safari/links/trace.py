@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, TextIO, get_args
 
 import numpy as np
 
@@ -15,8 +17,13 @@ from safari.links.link import Bools, Link, Setting, State
 After = Literal["repeat", "lost", "error"]
 COLUMNS = ("round", "client", "delivered")
 _TRUE, _FALSE = {"1", "true", "yes"}, {"0", "false", "no"}
-# A trace is held as one bool a client and round; this bounds what a typing error in a file can ask for.
-MOST_CELLS = 2**31
+# While it is read a trace takes 19 bytes a row, so this bounds what a file can ask for; then 1 byte.
+MOST_ROWS = 2**26
+# A row has three short cells, whatever else its line may hold.
+MOST_LETTERS = 200_000
+# What a row may take in a Parquet file before it is compressed; a column of 64-bit numbers takes 8 a row.
+PARQUET_ROW_BYTES, PARQUET_GROUP_BYTES = 64, 1 << 20
+BATCH = 1 << 16
 
 
 def trace(*, file: str = "", after: After = "repeat") -> Link:
@@ -47,41 +54,71 @@ def trace(*, file: str = "", after: After = "repeat") -> Link:
 
 
 def read_trace(path: Path) -> Bools:
-    """The file as `bool[rounds, clients]`; every pair must be there exactly once."""
+    """The file as `bool[rounds, clients]`; every pair must be there exactly once.
+
+    Rows are read a few at a time, and no more than `MOST_ROWS` of them.
+    """
     if not path.is_file():
         raise DataError(f"{path}: no such trace file")
     if path.suffix == ".parquet":
-        rounds, clients, delivered = _read_parquet(path)
+        rows = _read_parquet(path)
     elif path.suffix == ".csv":
-        rounds, clients, delivered = _read_csv(path)
+        rows = _read_csv(path)
     else:
         raise DataError(f"{path}: a trace must end in .csv or .parquet, got {path.suffix!r}")
+    return _table(path, *rows.columns())
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows as they come: 17 bytes each."""
+
+    path: Path
+    rounds: array[int]
+    clients: array[int]
+    delivered: bytearray
+
+    @classmethod
+    def none(cls, path: Path) -> _Rows:
+        return cls(path, array("q"), array("q"), bytearray())
+
+    def check(self, more: int) -> None:
+        """Raise if there would be too many."""
+        if len(self.delivered) + more > MOST_ROWS:
+            raise DataError(f"{self.path}: a trace must have at most {MOST_ROWS} rows, found more")
+
+    def columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        rounds, clients = (np.frombuffer(column, np.int64) for column in (self.rounds, self.clients))
+        return rounds, clients, np.frombuffer(self.delivered, np.bool_)
+
+
+def _table(path: Path, rounds: np.ndarray, clients: np.ndarray, delivered: np.ndarray) -> Bools:
     if len(rounds) == 0:
         raise DataError(f"{path}: holds no rows")
     if min(rounds.min(), clients.min()) < 0:
         raise DataError(f"{path}: round and client count from 0, got {min(rounds.min(), clients.min())}")
     shape = (int(rounds.max()) + 1, int(clients.max()) + 1)
     cells = shape[0] * shape[1]
-    if cells != len(rounds) or cells > MOST_CELLS:
+    if cells != len(rounds):
         raise DataError(
             f"{path}: {shape[0]} rounds of {shape[1]} clients need {cells} rows, got {len(rounds)}"
         )
     seen = np.zeros(shape, dtype=bool)
     seen[rounds, clients] = True
     if not seen.all():
-        t, client = np.argwhere(~seen)[0]
+        t, client = np.unravel_index(int(seen.argmin()), shape)
         raise DataError(f"{path}: no row for round {t} and client {client}, and another one twice")
     table = np.zeros(shape, dtype=bool)
     table[rounds, clients] = delivered
     return table
 
 
-def _read_csv(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    rows: list[tuple[np.int64, np.int64, bool]] = []
+def _read_csv(path: Path) -> _Rows:
+    rows = _Rows.none(path)
     try:
         # Spreadsheets put a byte order mark in front of the first column's name: "-sig" takes it away.
         with path.open(newline="", encoding="utf-8-sig") as handle:
-            reader = csv.DictReader(handle)
+            reader = csv.DictReader(_lines(path, handle))
             _need_columns(path, reader.fieldnames or [])
             for row in reader:
                 cells = _cells(row)
@@ -89,46 +126,81 @@ def _read_csv(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
                     found = ",".join(str(value) for value in row.values())
                     raise DataError(
                         f"{path}, line {reader.line_num}: "
-                        f"expected two whole numbers and 0 or 1, got {found!r}"
+                        f"expected two whole numbers and 0 or 1, got {found[:100]!r}"
                     )
-                rows.append(cells)
+                rows.check(1)
+                rows.rounds.append(cells[0])
+                rows.clients.append(cells[1])
+                rows.delivered.append(cells[2])
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: not a readable CSV trace: {error}") from error
-    columns = np.array(rows, dtype=np.int64).reshape(-1, 3)
-    return columns[:, 0], columns[:, 1], columns[:, 2].astype(bool)
+    return rows
 
 
-def _cells(row: Mapping[str, str | None]) -> tuple[np.int64, np.int64, bool] | None:
+def _lines(path: Path, handle: TextIO) -> Iterator[str]:
+    """The lines of a file, none of them longer than a row can be."""
+    while line := handle.readline(MOST_LETTERS + 1):
+        if len(line) > MOST_LETTERS:
+            raise DataError(f"{path}: a line must have at most {MOST_LETTERS} letters, found more")
+        yield line
+
+
+def _cells(row: Mapping[str, str | None]) -> tuple[int, int, bool] | None:
     texts = [(row[column] or "").strip().lower() for column in COLUMNS]
     try:
-        t, client = (np.int64(int(text)) for text in texts[:2])
-    except (ValueError, OverflowError):
+        t, client = (int(text) for text in texts[:2])
+    except ValueError:
         return None
-    if texts[2] not in _TRUE | _FALSE:
+    if texts[2] not in _TRUE | _FALSE or max(abs(t), abs(client)) >= 2**63:
         return None
     return t, client, texts[2] in _TRUE
 
 
-def _read_parquet(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _read_parquet(path: Path) -> _Rows:
     try:
         import pyarrow
         import pyarrow.parquet as parquet
     except ImportError as error:
         raise MissingExtraError("pyarrow", "parquet", "Parquet traces") from error
+    rows = _Rows.none(path)
     try:
-        table = parquet.read_table(path)
-        _need_columns(path, table.column_names)
-        for name in COLUMNS:
-            if table[name].null_count:
-                raise DataError(f"{path}: column {name} has {table[name].null_count} empty cells")
-        rounds, clients = (table[name].cast(pyarrow.int64()).to_numpy() for name in COLUMNS[:2])
-        raw = table["delivered"].to_numpy()
-        if raw.dtype.kind in "iuf" and not np.isin(raw, (0, 1)).all():
-            raise DataError(f"{path}: delivered must be 0 or 1, got {raw[~np.isin(raw, (0, 1))][0]}")
-        delivered = table["delivered"].cast(pyarrow.bool_()).to_numpy()
+        with parquet.ParquetFile(path) as file:
+            _need_columns(path, file.schema_arrow.names)
+            _check_footer(path, file.metadata)
+            for batch in file.iter_batches(BATCH, columns=list(COLUMNS), use_threads=False):
+                rows.check(batch.num_rows)
+                columns = {name: batch.column(name) for name in COLUMNS}
+                for name, column in columns.items():
+                    if column.null_count:
+                        raise DataError(f"{path}: column {name} has {column.null_count} empty cells")
+                rounds, clients = (columns[name].cast(pyarrow.int64()) for name in COLUMNS[:2])
+                rows.rounds.frombytes(rounds.to_numpy(zero_copy_only=False).tobytes())
+                rows.clients.frombytes(clients.to_numpy(zero_copy_only=False).tobytes())
+                rows.delivered.extend(_delivered(path, columns["delivered"], pyarrow.bool_()).tobytes())
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a readable Parquet trace: {error}") from error
-    return rounds, clients, delivered
+    return rows
+
+
+def _check_footer(path: Path, footer: Any) -> None:
+    """Raise where the file says of itself that it holds more than a trace can."""
+    if footer.num_rows > MOST_ROWS:
+        raise DataError(f"{path}: a trace must have at most {MOST_ROWS} rows, got {footer.num_rows}")
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        chunks = [group.column(i) for i in range(group.num_columns)]
+        size = sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.split(".")[0] in COLUMNS)
+        most = PARQUET_GROUP_BYTES + PARQUET_ROW_BYTES * group.num_rows
+        if size > most:
+            problem = f"{group.num_rows} rows must take at most {most} bytes uncompressed, got {size}"
+            raise DataError(f"{path}: {problem}")
+
+
+def _delivered(path: Path, column: Any, kind: Any) -> np.ndarray:
+    raw = column.to_numpy(zero_copy_only=False)
+    if raw.dtype.kind in "iuf" and not np.isin(raw, (0, 1)).all():
+        raise DataError(f"{path}: delivered must be 0 or 1, got {raw[~np.isin(raw, (0, 1))][0]}")
+    return np.asarray(column.cast(kind).to_numpy(zero_copy_only=False))
 
 
 def _need_columns(path: Path, found: object) -> None:

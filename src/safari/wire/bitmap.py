@@ -10,17 +10,18 @@ import numpy.typing as npt
 
 from safari.errors import WireError
 from safari.wire.bits import (
+    ONES,
     Bytes8,
+    Fields,
     Reader,
     field_bytes,
     inflate,
     read_unary,
     rice_encode,
-    unpack_fields,
     varint,
 )
 from safari.wire.blocks import blocks_bits, code_lengths, deflate_segments, histograms, table_bits
-from safari.wire.huffman import Code, decode_rows, encode_rows, sparse_code
+from safari.wire.huffman import check_rows, decode_rows, encode_rows, sparse_code
 from safari.wire.layout import Bools, Ints
 
 PACKED = 31
@@ -32,9 +33,6 @@ SHORT = 4096
 # Codes that follow from two numbers are for packets: one Huffman table suits a whole model better and decodes
 # several times faster.
 MODEL_UP_TO = 1 << 15
-
-
-_ONES = np.array([byte.bit_count() for byte in range(256)], np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,14 +105,16 @@ def _written(segments: list[_Segment], packed: list[bool], models: list[Model | 
     return out
 
 
-def decode_bitmap(reader: Reader, sizes: Ints) -> Bools:
-    """The inverse of `encode_bitmap`; every count is checked before anything of its size is made."""
+def decode_bitmap(reader: Reader, sizes: Ints, bits: Bools | None = None) -> Bools:
+    """The inverse of `encode_bitmap`.
+
+    Every count is checked before anything of its size is made. `bits`: where to write the result, all False.
+    """
     sizes = sizes[sizes > 0]
     k = np.zeros(sizes.size, np.uint8)
     counts = np.zeros(sizes.size, np.int64)
-    flags = np.zeros((2, sizes.size), np.bool_)
-    packed, complement = flags
-    models: dict[int, Code] = {}
+    packed, complement = np.zeros((2, sizes.size), np.bool_)
+    models: dict[int, tuple[int, int]] = {}
     for i, size in enumerate(sizes.tolist()):
         at = reader.at
         tag = reader.byte("mask tag")
@@ -130,7 +130,8 @@ def decode_bitmap(reader: Reader, sizes: Ints) -> Bools:
             known = f"{PACKED}, {MODELLED} or a Rice parameter up to {MAX_RICE}"
             raise WireError(f"mask tag must be {known}, got {tag}", at)
         counts[i] = reader.varint("mask count", size)
-    bits = np.zeros(int(sizes.sum()), np.bool_)
+    if bits is None:
+        bits = np.zeros(int(sizes.sum()), np.bool_)
     starts = np.cumsum(sizes) - sizes
     if packed.any():
         _read_packed(reader, bits, starts[packed], sizes[packed])
@@ -138,9 +139,11 @@ def decode_bitmap(reader: Reader, sizes: Ints) -> Bools:
         chosen = list(models)
         _read_modelled(reader, bits, starts[chosen], sizes[chosen], list(models.values()))
     if counts.any():
-        _read_rice(reader, bits, starts, sizes, counts, k)
-    if complement.any():
-        bits ^= np.repeat(complement, sizes)
+        some = counts > 0
+        _read_rice(reader, bits, starts[some], sizes[some], counts[some], k[some])
+    for i in np.flatnonzero(complement).tolist():
+        piece = bits[starts[i] : starts[i] + sizes[i]]
+        np.logical_not(piece, out=piece)
     return bits
 
 
@@ -186,7 +189,7 @@ def _modelled(segment: _Segment) -> Model | None:
     complement = int((plain == 255).sum()) > int((plain == 0).sum())
     row = np.packbits(~segment.bits, bitorder="little") if complement else plain
     counts = np.bincount(row, minlength=256)
-    model = Model(row, complement, *_fitted(int(counts[0]), row.size, int(counts @ _ONES)))
+    model = Model(row, complement, *_fitted(int(counts[0]), row.size, int(counts @ ONES.astype(np.int64))))
     shorter = sparse_code(model.density, model.blanks).bits(counts) + 8 < segment.rice_bits
     return model if shorter else None
 
@@ -201,12 +204,12 @@ def _fitted(zeros: int, size: int, ones: int) -> tuple[int, int]:
     return min(max(round(128 * p), 1), 127), min(round(64 * blank), 63)
 
 
-def _read_model(reader: Reader) -> Code:
+def _read_model(reader: Reader) -> tuple[int, int]:
     at = reader.at
     density, blanks = reader.take(2, "mask model")
     if not 1 <= density <= 127 or blanks > 63:
         raise WireError(f"mask model must be 1 to 127 and 0 to 63, got {density} and {blanks}", at)
-    return sparse_code(density, blanks)
+    return density, blanks
 
 
 def _read_packed(reader: Reader, bits: Bools, starts: Ints, sizes: Ints) -> None:
@@ -218,9 +221,13 @@ def _read_packed(reader: Reader, bits: Bools, starts: Ints, sizes: Ints) -> None
     _unpack(rows, bits, starts, sizes, at)
 
 
-def _read_modelled(reader: Reader, bits: Bools, starts: Ints, sizes: Ints, codes: list[Code]) -> None:
+def _read_modelled(
+    reader: Reader, bits: Bools, starts: Ints, sizes: Ints, models: list[tuple[int, int]]
+) -> None:
     at = reader.at
-    rows = decode_rows(reader, ((sizes + 7) >> 3).tolist(), codes, "mask bits")
+    lengths = ((sizes + 7) >> 3).tolist()
+    check_rows(lengths, "mask bits", at)
+    rows = decode_rows(reader, lengths, (sparse_code(*model) for model in models), "mask bits")
     _unpack(rows, bits, starts, sizes, at)
 
 
@@ -232,21 +239,31 @@ def _unpack(rows: list[Bytes8], bits: Bools, starts: Ints, sizes: Ints, at: int)
 
 
 def _read_rice(reader: Reader, bits: Bools, starts: Ints, sizes: Ints, counts: Ints, k: Bytes8) -> None:
-    total = int(counts.sum())
+    """Set the places of segments that have some; `starts` to `k` have an item for each of them."""
     wide = k.astype(np.int64)
-    longest = total + int((sizes >> wide)[counts > 0].sum())
-    quotients = read_unary(reader, total, longest, "mask unary part")
-    widths = np.repeat(k, counts)
+    total = int(counts.sum())
+    unary = read_unary(reader, total, total + int((sizes >> wide).sum()), "mask unary part")
     at = reader.at
-    remainders = unpack_fields(
-        reader.take(field_bytes(int((counts * wide).sum())), "mask remainders"), total, widths
-    )
-    steps = (quotients << widths.astype(np.int64)) + remainders + 1
-    places = np.cumsum(steps)
+    size = field_bytes(int((counts * wide).sum()))
+    remainders = Fields(reader.take(size, "mask remainders"), at, "mask remainders")
     ends = np.cumsum(counts)
-    before = np.concatenate([[0], places])[ends - counts]
-    places += np.repeat(starts - before, counts) - 1
-    used = counts > 0
-    if (places[ends[used] - 1] >= (starts + sizes)[used]).any():
-        raise WireError("mask gaps run beyond the end of their segment", at)
-    bits[places] = True
+    done, last = 0, -1
+    for quotients in unary:
+        # Which segments these numbers belong to, and how many of them to each.
+        first, stop = np.searchsorted(ends, [done, done + quotients.size - 1], "right").tolist()
+        here = slice(first, stop + 1)
+        edges = np.clip(ends[here] - done, 0, quotients.size)
+        each = np.diff(edges, prepend=0)
+        widths = np.repeat(k[here], each)
+        steps = (quotients << widths.astype(np.int64)) + remainders.take(quotients.size, widths) + 1
+        places = np.cumsum(steps)
+        # Places count from the start of their segment; the first one here may go on from the last chunk.
+        before = np.concatenate([[0], places])[edges - each]
+        origin = starts[here] - 1
+        if ends[first] - counts[first] < done:
+            origin[0] = last
+        places += np.repeat(origin - before, each)
+        if (places[edges - 1] >= (starts + sizes)[here]).any():
+            raise WireError("mask gaps run beyond the end of their segment", at)
+        bits[places] = True
+        done, last = done + quotients.size, int(places[-1])

@@ -1,9 +1,13 @@
-"""The small parts of the format: bit fields, Rice codes, deflate with bounds, and a careful reader."""
+"""The small parts of the format: bit fields, Rice codes, deflate with bounds, and a careful reader.
+
+A decoder works through at most about `CHUNK` numbers at a time: what it needs beside its result then does not
+grow with the message, whatever the message says.
+"""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +17,11 @@ from safari.wire.layout import Ints
 
 Bytes8 = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint32]
+
+# How many numbers are decoded at a time: enough to hide the cost of a call into numpy.
+CHUNK = 1 << 14
+# How many set bits each byte has.
+ONES = np.array([byte.bit_count() for byte in range(256)], np.uint8)
 
 
 class Reader:
@@ -98,20 +107,25 @@ def _in_fours(values: Words, widths: Bytes8) -> tuple[npt.NDArray[np.uint64], By
     return values.astype(np.uint64), widths
 
 
-def unpack_fields(data: bytes | memoryview, count: int, widths: Bytes8 | int) -> Words:
-    """The inverse of `pack_fields`; the caller has checked that `data` is exactly as long as it must be.
+def unpack_fields(data: bytes | memoryview, count: int, widths: Bytes8 | int, skip: int = 0) -> Words:
+    """The inverse of `pack_fields`; the caller has checked that `data` is long enough.
+
+    `skip`: how many bits, at most 7, come before the first field.
 
     >>> unpack_fields(bytes.fromhex("2103"), 3, 4).tolist()
     [1, 2, 3]
+    >>> unpack_fields(bytes.fromhex("2103"), 2, 4, skip=4).tolist()
+    [2, 3]
     """
     if isinstance(widths, int):
-        if widths in (0, 8, 16, 24, 32):
+        if not skip and widths in (0, 8, 16, 24, 32):
             planes = np.zeros((count, 4), np.uint8)
             size = widths >> 3
-            planes[:, :size] = np.frombuffer(data, np.uint8).reshape(count, size)
+            planes[:, :size] = np.frombuffer(data, np.uint8, count * size).reshape(count, size)
             return planes.reshape(-1).view("<u4").astype(np.uint32, copy=False)
         widths = np.full(count, widths, np.uint8)
     ends = np.cumsum(widths, dtype=np.int64)
+    ends += skip
     starts = ends - widths
     words = np.frombuffer(bytes(data) + bytes(24 - len(data) % 8), "<u8")
     word = starts >> 6
@@ -120,6 +134,34 @@ def unpack_fields(data: bytes | memoryview, count: int, widths: Bytes8 | int) ->
     high = (words.take(word + 1) << np.uint64(1)) << (np.uint64(63) - shift)
     keep = (np.uint64(1) << widths.astype(np.uint64)) - np.uint64(1)
     return ((low | high) & keep).astype(np.uint32)
+
+
+class Fields:
+    """Bit fields that are read a few at a time from bytes that hold nothing else."""
+
+    def __init__(self, data: memoryview, offset: int, what: str):
+        self._data, self._offset, self._what = data, offset, what
+        self._bit = 0
+
+    def take(self, count: int, widths: Bytes8 | int) -> Words:
+        """The next `count` fields."""
+        bits = widths * count if isinstance(widths, int) else int(widths.sum(dtype=np.int64))
+        first, end = self._bit >> 3, field_bytes(self._bit + bits)
+        if end > len(self._data):
+            raise WireError(f"{self._what} need at least {end} bytes, got {len(self._data)}", self._offset)
+        skip, self._bit = self._bit & 7, self._bit + bits
+        return unpack_fields(self._data[first:end], count, widths, skip)
+
+    def finish(self) -> None:
+        """Raise unless every byte has been read."""
+        self.check(self._bit)
+
+    def check(self, bits: int) -> None:
+        """Raise unless the bytes are exactly as many as hold so many bits."""
+        size = field_bytes(bits)
+        if len(self._data) != size:
+            problem = f"{self._what} must take the last {size} bytes, {len(self._data)} are left"
+            raise WireError(problem, self._offset)
 
 
 def rice_encode(numbers: Ints, k: npt.NDArray[np.uint8] | int) -> tuple[bytes, bytes]:
@@ -139,19 +181,43 @@ def rice_encode(numbers: Ints, k: npt.NDArray[np.uint8] | int) -> tuple[bytes, b
     return np.packbits(bits, bitorder="little").tobytes(), pack_fields(remainders, k)
 
 
-def read_unary(reader: Reader, count: int, longest: int, what: str) -> Ints:
-    """`count` unary numbers that take at most `longest` bits; the reader then stands at the next byte."""
+def read_unary(reader: Reader, count: int, longest: int, what: str) -> Iterator[Ints]:
+    """`count` unary numbers that take at most `longest` bits, a few at a time.
+
+    Their end is found at once, so that the reader stands at the next byte before the first number is used.
+    """
     at = reader.at
     window = reader.data[at : at + field_bytes(longest)]
-    bits = np.unpackbits(np.frombuffer(window, np.uint8), bitorder="little")
-    ends = np.flatnonzero(bits)
-    if ends.size < count:
-        raise WireError(f"{what} must hold {count} numbers, got {ends.size}", at)
-    size = field_bytes(int(ends[count - 1]) + 1) if count else 0
-    if ends.size > count and ends[count] < size << 3:
-        raise WireError(f"{what} must end in 0 bits", at + size - 1)
-    reader.take(size, what)
-    return np.diff(ends[:count], prepend=-1) - 1
+    size = _unary_bytes(window, count, what, at)
+    return _unary(reader.take(size, what))
+
+
+def _unary_bytes(window: memoryview, count: int, what: str, at: int) -> int:
+    """How many bytes it takes until `count` bits have been set."""
+    if not count:
+        return 0
+    seen = 0
+    for first in range(0, len(window), CHUNK):
+        ones = ONES.take(np.frombuffer(window[first : first + CHUNK], np.uint8))
+        here = int(ones.sum(dtype=np.int64))
+        if seen + here >= count:
+            last = int(np.searchsorted(np.cumsum(ones, dtype=np.int64), count - seen))
+            if seen + int(ones[: last + 1].sum(dtype=np.int64)) > count:
+                raise WireError(f"{what} must end in 0 bits", at + first + last)
+            return first + last + 1
+        seen += here
+    raise WireError(f"{what} must hold {count} numbers, got {seen}", at)
+
+
+def _unary(data: memoryview) -> Iterator[Ints]:
+    before = -1
+    for first in range(0, len(data), CHUNK >> 3):
+        bits = np.unpackbits(np.frombuffer(data[first : first + (CHUNK >> 3)], np.uint8), bitorder="little")
+        ends = np.flatnonzero(bits)
+        if ends.size:
+            ends += first << 3
+            yield np.diff(ends, prepend=before) - 1
+            before = int(ends[-1])
 
 
 def deflate(blocks: Iterable[Bytes8]) -> bytes:

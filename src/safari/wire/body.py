@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
-from safari.errors import SafariError
+from safari.errors import SafariError, WireError
 from safari.wire.bitmap import decode_bitmap, encode_bitmap
-from safari.wire.bits import Reader
+from safari.wire.bits import CHUNK, Reader
 from safari.wire.budget import coded_bits
 from safari.wire.layout import Bools, Floats, Ints, WireLayout
 from safari.wire.shared import Shared, check_mask, check_vector
-from safari.wire.values import Kept, decode_values
+from safari.wire.values import Kept, ValueReader
 
 MASK_MODES = ("known", "flips", "coded")
+# How many coordinates are counted at a time to find out which to decode together.
+WINDOW = 4096
+# The most bytes that a message may have: for its head, for each entry and for each number.
+HEAD_ROOM, ENTRY_ROOM, NUMBER_ROOM = 1024, 64, 8
 
 
 @dataclass(frozen=True)
@@ -177,25 +183,65 @@ def as_model(vector: Floats, mask: Bools, shared: Shared) -> Model:
 
 
 def decode_body(reader: Reader, part: Range, modes: Modes, shared: Shared) -> tuple[Bools, Floats]:
-    """Which coordinates of the range are kept, and their numbers with 0 where cut."""
-    bits = decode_mask(reader, part, modes.mask, shared)
-    keep = np.ones(part.span, np.bool_)
-    keep[: part.prunable] = bits
-    places = np.flatnonzero(keep)
-    counts = np.diff(np.searchsorted(places, part.bounds))
-    base = None
+    """Which coordinates of the range are kept, and their numbers with 0 where cut.
+
+    Beside the result, 5 bytes a number, this takes a byte for each symbol and a constant: the numbers are
+    decoded a chunk at a time.
+    """
+    keep = decode_keep(reader, part, modes.mask, shared)
+    reference = None
     if modes.relative and shared.wire_reference is not None:
-        base = shared.wire_reference[part.first : part.end].take(places)
+        reference = shared.wire_reference[part.first : part.end]
+    values = ValueReader(modes.values, modes.code, reader, kept_by_entry(keep, part))
     vector = np.zeros(part.span, np.float32)
-    vector[places] = decode_values(modes.values, modes.code, reader, base, counts)
+    for window in _windows(keep):
+        places = np.flatnonzero(keep[window])
+        base = None if reference is None else reference[window].take(places)
+        vector[window][places] = values.take(places.size, base)
+    values.finish()
     return keep, vector
 
 
-def decode_mask(reader: Reader, part: Range, mode: str, shared: Shared) -> Bools:
-    """The prunable bits of the range."""
-    if mode == "coded":
-        return decode_bitmap(reader, part.segments)
-    if shared.mask_bits is None:
-        raise SafariError("mask_mode 'known' or 'flips' needs predicted_mask")
-    predicted = shared.mask_bits[part.first : part.first + part.prunable]
-    return predicted if mode == "known" else predicted ^ decode_bitmap(reader, part.segments)
+def decode_keep(reader: Reader, part: Range, mode: str, shared: Shared) -> Bools:
+    """Which coordinates of the range are kept."""
+    keep = np.zeros(part.span, np.bool_)
+    bits = keep[: part.prunable]
+    if mode != "known":
+        decode_bitmap(reader, part.segments, bits)
+    if mode != "coded":
+        if shared.mask_bits is None:
+            raise SafariError("mask_mode 'known' or 'flips' needs predicted_mask")
+        bits ^= shared.mask_bits[part.first : part.first + part.prunable]
+    keep[part.prunable :] = True
+    return keep
+
+
+def kept_by_entry(keep: Bools, part: Range) -> Ints:
+    """How many coordinates of each entry in the range are kept."""
+    edges = pairwise(part.bounds.tolist())
+    return np.array([np.count_nonzero(keep[lo:hi]) for lo, hi in edges], np.int64)
+
+
+def _windows(keep: Bools) -> Iterator[slice]:
+    """Neighbouring slices that cover everything kept, with about `CHUNK` kept numbers in each."""
+    blocks = range(0, keep.size, WINDOW)
+    start, kept = 0, 0
+    for first in blocks:
+        here = int(np.count_nonzero(keep[first : first + WINDOW]))
+        if kept and kept + here > CHUNK:
+            yield slice(start, first)
+            start, kept = first, 0
+        kept += here
+    if kept:
+        yield slice(start, keep.size)
+
+
+def check_size(size: int, span: int, entries: int) -> None:
+    """Raise where a message is longer than any encoder has reason to make it, before it is looked at.
+
+    Plain float32 take 4 bytes a number, and no mode of the encoder more than 5.
+    """
+    most = HEAD_ROOM + ENTRY_ROOM * entries + NUMBER_ROOM * span
+    if size > most:
+        problem = f"a message about {span} numbers in {entries} entries must be at most {most} bytes"
+        raise WireError(f"{problem}, got {size}", most)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from safari.errors import SafariError, WireError, one_of
 from safari.wire.bits import Reader
-from safari.wire.body import MASK_MODES, Model, Modes, Range, as_model, decode_body, whole
+from safari.wire.body import MASK_MODES, Model, Modes, Range, as_model, check_size, decode_body, whole
 from safari.wire.budget import room_bits
 from safari.wire.identity import Identity, Label, check_identity, read_label
 from safari.wire.layout import LAYOUT_DIGEST_BYTES, Bools, Floats, WireLayout
@@ -105,13 +105,14 @@ def decode(
         WireError: The bytes are no valid frame of this layout.
     """
     shared = as_shared(layout, reference, predicted_mask)
+    layout = shared.layout
+    check_size(len(data), layout.d, len(layout.sizes))
     reader = Reader(data)
     info = read_info(reader)
     check_identity(info.identity, expect, BODY_AT)
     check_shared(info, shared)
-    part = whole(shared.layout)
-    keep, wire = decode_body(reader, part, info.modes, shared)
-    return Decoded(shared.layout.from_wire(wire), shared.layout.from_wire(keep), info)
+    keep, wire = decode_body(reader, whole(layout), info.modes, shared)
+    return Decoded(layout.from_wire(wire), layout.from_wire(keep), info)
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from safari.errors import WireError
-from safari.wire.bits import Bytes8, Reader, Words, field_bytes, pack_fields
+from safari.wire.bits import ONES, Bytes8, Reader, Words, field_bytes, pack_fields
 
 LONGEST = 15
 # Such rows are for packets; a decoder, which takes one word after another, need not read long ones.
 MOST_BYTES = 1 << 15
+# How many words are looked up at once, and how many tables of 64 kB are kept to look them up in.
+WORDS_AT_ONCE = 1024
+TABLES = 8
 # Weights a table can state, by the four bits that state them; the last is a symbol that does not occur.
 LEVELS = (65536, 46341, 32768, 23170, 16384, 11585, 8192, 5793, 4096, 2896, 1448, 724, 362, 181, 64, 0)
 ABSENT = 15
@@ -27,19 +30,6 @@ class Code:
 
     lengths: Bytes8
     words: Words
-
-    @cached_property
-    def table(self) -> tuple[Bytes8, Bytes8]:
-        """For each 15 bits the symbol whose word they begin with and how long that is; 0 where none does."""
-        used = np.flatnonzero(self.lengths)
-        order = used[np.argsort(self.lengths[used], kind="stable")]
-        lengths = self.lengths[order]
-        # In the order of the words read from their first bit, each word fills a run.
-        runs = 1 << (LONGEST - lengths.astype(np.int64))
-        symbols, steps = np.zeros((2, 1 << LONGEST), np.uint8)
-        symbols[: runs.sum()] = np.repeat(order, runs)
-        steps[: runs.sum()] = np.repeat(lengths, runs)
-        return symbols.take(_reversed()), steps.take(_reversed())
 
     def bits(self, counts: npt.NDArray[np.integer]) -> int:
         """How long a row is in which the bytes occur that often; each of them must have a word."""
@@ -56,32 +46,45 @@ def code_of(weights: Sequence[int]) -> Code:
     floor = max(1, sum(weights) >> LONGEST)
     while max(lengths := word_lengths([max(weights[s], floor) for s in used])) > LONGEST:
         floor *= 2
+    length, symbol = np.array(sorted(zip(lengths, used, strict=True))).T
+    # Left-aligned, each word is the one before plus what that one takes of all strings of bits.
+    shares = 1 << (LONGEST - length)
+    left = np.cumsum(shares) - shares
     out, words = np.zeros(256, np.uint8), np.zeros(256, np.uint32)
-    word = before = 0
-    for length, symbol in sorted(zip(lengths, used, strict=True)):
-        word <<= length - before
-        out[symbol], before = length, length
-        words[symbol] = int(f"{word:0{length}b}"[::-1], 2)
-        word += 1
+    out[symbol], words[symbol] = length, _reversed(LONGEST).take(left)
     return Code(out, words)
 
 
 def word_lengths(weights: Sequence[float]) -> list[int]:
-    """Depths in the tree that joins the two lightest nodes again and again; of equals, the earlier made."""
-    if len(weights) == 1:
+    """Depths in the tree that joins the two lightest nodes again and again; of equals, the earlier made.
+
+    Joined nodes never get lighter, so that two queues do: the leaves by weight, and the joined ones as made.
+    """
+    count = len(weights)
+    if count == 1:
         return [1]
-    heap = [(weight, number) for number, weight in enumerate(weights)]
-    heapq.heapify(heap)
-    parents = [0] * (2 * len(weights) - 1)
-    for number in range(len(weights), len(parents)):
-        first, a = heapq.heappop(heap)
-        second, b = heap[0]
-        parents[a] = parents[b] = number
-        heapq.heapreplace(heap, (first + second, number))
+    leaves = sorted(range(count), key=weights.__getitem__)
+    by_weight = [weights[leaf] for leaf in leaves] + [math.inf]
+    joined: list[float] = []
+    parents = [0] * (2 * count - 1)
+    leaf = node = 0
+    for number in range(count, 2 * count - 1):
+        total: float = 0
+        for _ in range(2):
+            # A leaf was there before any joined node.
+            if node == len(joined) or by_weight[leaf] <= joined[node]:
+                total += by_weight[leaf]
+                parents[leaves[leaf]] = number
+                leaf += 1
+            else:
+                total += joined[node]
+                parents[count + node] = number
+                node += 1
+        joined.append(total)
     depths = [0] * len(parents)
     for number in range(len(parents) - 2, -1, -1):
         depths[number] = depths[parents[number]] + 1
-    return depths[: len(weights)]
+    return depths[:count]
 
 
 @lru_cache(128)
@@ -89,7 +92,7 @@ def sparse_code(density: int, blanks: int) -> Code:
     """The code for eight mask bits at a time: a byte is 0 in `blanks` of 64 cases; otherwise each of its
     bits is set in `density` of 128."""
     by_count = [(64 - blanks) * density**k * (128 - density) ** (8 - k) for k in range(9)]
-    weights = [by_count[byte.bit_count()] for byte in range(256)]
+    weights = [by_count[ones] for ones in ONES.tolist()]
     weights[0] += blanks << 56
     return code_of(weights)
 
@@ -128,23 +131,33 @@ def encode_rows(rows: Sequence[Bytes8], codes: Sequence[Code]) -> bytes:
     return pack_fields(words, widths)
 
 
-def decode_rows(reader: Reader, sizes: Sequence[int], codes: Sequence[Code], what: str) -> list[Bytes8]:
-    """The inverse of `encode_rows`."""
-    at, total = reader.at, sum(sizes)
+def check_rows(sizes: Sequence[int], what: str, at: int) -> None:
+    """Raise where rows are too long to be read a word at a time."""
+    total = sum(sizes)
     if total > MOST_BYTES:
         raise WireError(f"{what} must be at most {MOST_BYTES} bytes under such a code, got {total}", at)
+
+
+def decode_rows(reader: Reader, sizes: Sequence[int], codes: Iterable[Code], what: str) -> list[Bytes8]:
+    """The inverse of `encode_rows`; each code is taken from `codes` when its row is due."""
+    at, total = reader.at, sum(sizes)
+    check_rows(sizes, what, at)
     window = reader.data[at : at + field_bytes(LONGEST * total)]
-    ahead = _ahead(window)
     bit = 0
     rows = []
     for size, code in zip(sizes, codes, strict=True):
-        symbols, steps = code.table
-        near = ahead[bit : bit + LONGEST * size]
-        places = _follow(steps.take(near).tolist(), size)
-        if places is None or bit + places[-1] > 8 * len(window):
-            raise WireError(f"{what} must hold {total} code words", at)
-        rows.append(symbols.take(near.take(places[:-1])))
-        bit += places[-1]
+        row = np.empty(size, np.uint8)
+        symbols, steps = _table(code.lengths.tobytes())
+        longest = symbols.size.bit_length() - 1
+        for first in range(0, size, WORDS_AT_ONCE):
+            count = min(WORDS_AT_ONCE, size - first)
+            near = _ahead(window, bit, longest * count, symbols.size - 1)
+            places = _follow(steps.take(near).tolist(), count)
+            if places is None or bit + places[-1] > 8 * len(window):
+                raise WireError(f"{what} must hold {total} code words", at)
+            row[first : first + count] = symbols.take(near.take(places[:-1]))
+            bit += places[-1]
+        rows.append(row)
     used = field_bytes(bit)
     if bit & 7 and window[used - 1] >> (bit & 7):
         raise WireError(f"{what} must end in 0 bits", at + used - 1)
@@ -153,26 +166,53 @@ def decode_rows(reader: Reader, sizes: Sequence[int], codes: Sequence[Code], wha
 
 
 def _follow(steps: list[int], size: int) -> list[int] | None:
-    """Where each of `size` words begins and the last one ends; None where bits begin no word or run out."""
-    places = [0]
+    """Where each of `size` words begins and the last one ends; None where bits begin no word or run out.
+
+    `steps`: for each bit how long the word is that begins there, 0 where none does.
+    """
+    places = []
     place = 0
-    for _ in range(min(size, len(steps))):
-        if place >= len(steps) or not steps[place]:
-            return None
-        place += steps[place]
-        places.append(place)
-    return places if len(places) == size + 1 else None
+    try:
+        for _ in range(size):
+            places.append(place)
+            place += steps[place]
+    except IndexError:
+        return None
+    # Where no word begins the walk stands still, to its end.
+    if size and places[-1] == place:
+        return None
+    places.append(place)
+    return places
 
 
-def _ahead(data: memoryview) -> npt.NDArray[np.int32]:
-    """For each bit the number that it and the 14 after it make, with 0 after the end."""
-    padded = np.frombuffer(bytes(data) + bytes(2), np.uint8).astype(np.int32)
+def _ahead(window: memoryview, bit: int, count: int, most: int) -> npt.NDArray[np.int32]:
+    """For each of up to `count` bits from `bit` on, the number that it and those after it make, as many as
+    `most` has, with 0 bits after the end."""
+    first, end = bit >> 3, field_bytes(bit + count)
+    padded = np.frombuffer(bytes(window[first : end + 2]) + bytes(2), np.uint8).astype(np.int32)
     three = padded[:-2] | padded[1:-1] << 8 | padded[2:] << 16
-    return ((three[:, None] >> np.arange(8, dtype=np.int32)) & ((1 << LONGEST) - 1)).reshape(-1)
+    numbers = (three[:, None] >> np.arange(8, dtype=np.int32)) & most
+    return numbers.reshape(-1)[bit & 7 : (bit & 7) + count]
+
+
+@lru_cache(TABLES)
+def _table(lengths: bytes) -> tuple[Bytes8, Bytes8]:
+    """For each string of bits as long as the longest word, the symbol whose word it begins with and how long
+    that is; 0 where none does."""
+    found = np.frombuffer(lengths, np.uint8)
+    longest = int(found.max())
+    used = np.flatnonzero(found)
+    order = used[np.argsort(found[used], kind="stable")]
+    # In the order of the words read from their first bit, each word fills a run.
+    runs = 1 << (longest - found[order].astype(np.int64))
+    symbols, steps = np.zeros((2, 1 << longest), np.uint8)
+    symbols[: runs.sum()] = np.repeat(order.astype(np.uint8), runs)
+    steps[: runs.sum()] = np.repeat(found[order], runs)
+    return symbols.take(_reversed(longest)), steps.take(_reversed(longest))
 
 
 @cache
-def _reversed() -> npt.NDArray[np.int32]:
-    """Every number of 15 bits read from its other end."""
-    numbers = np.arange(1 << LONGEST, dtype=np.int32)
-    return sum((((numbers >> bit) & 1) << (LONGEST - 1 - bit) for bit in range(LONGEST)), start=0 * numbers)
+def _reversed(length: int) -> npt.NDArray[np.int32]:
+    """Every number of so many bits read from its other end."""
+    numbers = np.arange(1 << length, dtype=np.int32)
+    return sum((((numbers >> bit) & 1) << (length - 1 - bit) for bit in range(length)), start=0 * numbers)

@@ -8,11 +8,11 @@ import numpy as np
 
 from safari.errors import WireError
 from safari.wire.bitmap import decode_bitmap
-from safari.wire.bits import Reader, binary_bits, order0_bits
-from safari.wire.body import Modes, Range, decode_mask, whole
+from safari.wire.bits import CHUNK, Bytes8, Reader, binary_bits, order0_bits
+from safari.wire.body import Modes, Range, kept_by_entry, whole
 from safari.wire.frame import BODY_AT, MAGIC, Info, check_shared, read_info
 from safari.wire.identity import Identity, check_identity
-from safari.wire.layout import Bools, Floats, WireLayout
+from safari.wire.layout import Bools, Floats, Ints, WireLayout
 from safari.wire.packet import MAGIC as PACKET_MAGIC
 from safari.wire.packet import read_packet_head
 from safari.wire.scales import SCALE_BYTES
@@ -123,17 +123,17 @@ def _weigh(brief: Inspection, reader: Reader, part: Range, shared: Shared) -> In
     modes = brief.modes
     marks = [reader.at]
     mask_bound = 0.0
-    if modes.mask == "known":
-        bits = decode_mask(reader, part, modes.mask, shared)
-    else:
-        coded = decode_bitmap(reader, part.segments)
-        pieces = np.split(coded, part.bounds[1:-1][part.bounds[1:-1] < part.prunable])
-        mask_bound = sum(binary_bits(int(piece.sum()), piece.size) for piece in pieces) / 8
-        bits = coded
-        if modes.mask == "flips" and shared.mask_bits is not None:
-            bits = coded ^ shared.mask_bits[part.first : part.first + part.prunable]
+    keep = np.ones(part.span, np.bool_)
+    keep[: part.prunable] = False
+    bits = keep[: part.prunable]
+    if modes.mask != "known":
+        decode_bitmap(reader, part.segments, bits)
+        pieces = np.split(bits, part.bounds[1:-1][part.bounds[1:-1] < part.prunable])
+        mask_bound = sum(binary_bits(int(np.count_nonzero(piece)), piece.size) for piece in pieces) / 8
+    if modes.mask != "coded" and shared.mask_bits is not None:
+        bits ^= shared.mask_bits[part.first : part.first + part.prunable]
     marks.append(reader.at)
-    counts = _kept_by_entry(bits, part)
+    counts = kept_by_entry(keep, part)
     kept = int(counts.sum())
     scales = 0
     if modes.values in INTEGER:
@@ -149,7 +149,7 @@ def _weigh(brief: Inspection, reader: Reader, part: Range, shared: Shared) -> In
     bound = {
         "mask": mask_bound,
         "scales": float(scales),
-        "symbols": order0_bits(np.bincount(row)) / 8,
+        "symbols": order0_bits(_histogram(row)) / 8,
         "raw": float(reader.left),
     }
     density = tuple(
@@ -161,10 +161,12 @@ def _weigh(brief: Inspection, reader: Reader, part: Range, shared: Shared) -> In
     )
 
 
-def _kept_by_entry(bits: Bools, part: Range) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    keep = np.ones(part.span, np.bool_)
-    keep[: part.prunable] = bits
-    return np.diff(np.searchsorted(np.flatnonzero(keep), part.bounds))
+def _histogram(row: Bytes8) -> Ints:
+    """How often each byte occurs, counted in pieces because `bincount` widens what it counts."""
+    out = np.zeros(256, np.int64)
+    for first in range(0, row.size, CHUNK):
+        out += np.bincount(row[first : first + CHUNK], minlength=256)
+    return out
 
 
 def _names(part: Range) -> list[str]:

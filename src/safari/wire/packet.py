@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from safari.errors import SafariError, WireError
 from safari.wire.bits import Reader, varint
-from safari.wire.body import Model, Modes, Range, as_model, decode_body
+from safari.wire.body import Model, Modes, Range, as_model, check_size, decode_body
 from safari.wire.frame import Choice, choose, mode_byte, parse_modes
 from safari.wire.identity import Identity, IdentityError, Label, check_identity, read_packet_label
 from safari.wire.layout import Bools, Floats, Ints, WireLayout
@@ -126,7 +126,9 @@ def decode_packet(
     """
     shared = as_shared(layout, reference, predicted_mask)
     reader = Reader(data)
+    check_size(len(data), shared.layout.d, len(shared.layout.sizes))
     modes, part = read_packet_head(reader, shared, expect)
+    check_size(len(data), part.span, part.entries.stop - part.entries.start)
     keep, vector = decode_body(reader, part, modes, shared)
     return Part(shared.layout, part.first, vector, keep, modes, expect)
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from safari.errors import WireError
 from safari.wire.bits import (
     Bytes8,
+    Fields,
     Reader,
     Words,
     field_bytes,
@@ -26,6 +27,7 @@ from safari.wire.blocks import deflate_segments
 from safari.wire.huffman import (
     ABSENT,
     Code,
+    check_rows,
     decode_rows,
     encode_rows,
     levels_of,
@@ -122,10 +124,18 @@ def chained(numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     return out
 
 
-def unchained(numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """The inverse of `chained`."""
-    odd = np.cumsum(numbers < 0) & 1
-    return np.where(odd == 1, -np.abs(numbers), np.abs(numbers))
+def unchained(numbers: npt.NDArray[np.int32], negative: bool = False) -> Ints:
+    """The inverse of `chained`; `negative`: whether the last number before these that is not 0 is.
+
+    >>> unchained(np.array([-3, 0, 2, -5, 1], np.int32)).tolist()
+    [-3, 0, -2, 5, 1]
+    >>> unchained(np.array([-(2**31)], np.int32), negative=True).tolist()
+    [2147483648]
+    """
+    odd = np.cumsum(numbers < 0) + negative & 1
+    # In 64 bits, because -2^31 has no opposite in 32.
+    sizes = np.abs(numbers.astype(np.int64))
+    return np.where(odd == 1, -sizes, sizes)
 
 
 def pair(symbols: Bytes8) -> Bytes8:
@@ -239,19 +249,28 @@ def decode_symbols(reader: Reader, count: int) -> Bytes8:
         return decode_rows(reader, [count], [listed_code(first, levels)], "symbols")[0]
     if coder == PAIRED:
         return decode_rows(reader, [count], [paired_code(_read_levels(reader, 16))], "symbols")[0]
+    return _read_riced(reader, count, coder, at)
+
+
+def _read_riced(reader: Reader, count: int, coder: int, at: int) -> Bytes8:
     if not RICED <= coder <= RICED + MAX_RICE:
         known = f"{DEFLATED} to {PAIRED} or {RICED} to {RICED + MAX_RICE}"
         raise WireError(f"symbol coder must be {known}, got {coder}", at)
+    check_rows([count], "symbols", at)
     k = coder - RICED
     centre = reader.byte("symbol centre")
-    quotients = read_unary(reader, count, count * (1 + (255 >> k)), "symbols unary part")
-    remainders = unpack_fields(reader.take(field_bytes(count * k), "symbols remainders"), count, k)
-    folded = (quotients << k) + remainders
-    if (folded > 255).any():
-        raise WireError(f"symbols must be at most 255 away, got {int(folded.max())}", at)
-    away = folded.astype(np.uint8)
-    away = (away >> np.uint8(1)) ^ (~(away & np.uint8(1)) + np.uint8(1))
-    return away + np.uint8(centre)
+    unary = read_unary(reader, count, count * (1 + (255 >> k)), "symbols unary part")
+    remainders = Fields(reader.take(field_bytes(count * k), "symbols remainders"), at, "symbols remainders")
+    out = np.empty(count, np.uint8)
+    done = 0
+    for quotients in unary:
+        folded = (quotients << k) + remainders.take(quotients.size, k)
+        if (folded > 255).any():
+            raise WireError(f"symbols must be at most 255 away, got {int(folded.max())}", at)
+        away = folded.astype(np.uint8)
+        out[done : done + away.size] = (away >> np.uint8(1)) ^ (~(away & np.uint8(1)) + np.uint8(1))
+        done += away.size
+    return out + np.uint8(centre)
 
 
 def _read_levels(reader: Reader, count: int) -> tuple[int, ...]:
@@ -262,17 +281,8 @@ def _read_levels(reader: Reader, count: int) -> tuple[int, ...]:
     return levels
 
 
-def read_fields(reader: Reader, widths: Bytes8 | int, count: int) -> Words:
-    """The raw bits that follow the symbols, to the end of the data and not beyond."""
-    bits = widths * count if isinstance(widths, int) else int(widths.sum(dtype=np.int64))
-    size = field_bytes(bits)
-    if reader.left != size:
-        raise WireError(f"raw bits must take the last {size} bytes, {reader.left} are left", reader.at)
-    return unpack_fields(reader.take(size, "raw bits"), count, widths)
-
-
 def write_fields(fields: Words, widths: Bytes8 | int) -> bytes:
-    """The inverse of `read_fields`."""
+    """Raw bits: fields one after another, those of width 0 left out."""
     if isinstance(widths, int):
         return pack_fields(fields, widths)
     some = widths > 0

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from safari.errors import SafariError, WireError
-from safari.wire.bits import Bytes8, Reader, Words, field_bytes
+from safari.wire.bits import Bytes8, Fields, Reader, Words, field_bytes
 from safari.wire.blocks import block_bits
 from safari.wire.budget import (
     CENTRES,
@@ -43,7 +43,6 @@ from safari.wire.symbols import (
     fields_of,
     pair,
     plan_symbols,
-    read_fields,
     symbols_of,
     to_symbols,
     unchained,
@@ -57,6 +56,8 @@ VALUE_MODES = ("absolute", "difference", "bf16", "fp16", "int8", "qsgd", "step")
 EXACT = frozenset({"absolute", "difference"})
 INTEGER = frozenset({"int8", "qsgd", "step"})
 MAX_CODE = {"absolute": 0, "difference": 3, "bf16": 0, "fp16": 0, "int8": 4, "qsgd": 4, "step": 4}
+# Modes in which every number has as many raw bits beside its symbol.
+RAW_BITS = {"absolute": 24, "bf16": 8, "fp16": 8}
 # Symbols 1 to 255 of the difference mode turn with the exponent of the reference; 0 means no change.
 RING = 255
 
@@ -129,26 +130,102 @@ def encode_values(mode: str, kept: Kept, numbers: Quantised | None = None) -> Co
     return Coded(0, _rotated(_halves(mode, kept).astype(np.uint32), 16, kept.counts))
 
 
-def decode_values(mode: str, code: int, reader: Reader, base: Floats | None, counts: Ints) -> Floats:
-    """The inverse of `encode_values`: as many numbers as `counts` adds up to, to the end of the data."""
-    n = int(counts.sum())
-    if mode == "absolute":
-        symbols = decode_symbols(reader, n).astype(np.uint32)
-        raw = read_fields(reader, 24, n)
-        return (((symbols << 23) | (raw >> 1)) | (raw << 31)).view(np.float32)
-    if mode == "difference":
-        if base is None:
-            raise SafariError("difference mode needs a reference")
-        return _undo_difference(code, reader, base, n)
-    if mode in INTEGER:
-        change = _read_integers(mode, code, reader, counts)
-    else:
-        symbols = decode_symbols(reader, n).astype(np.uint32)
-        raw = read_fields(reader, 8, n)
-        turned = (symbols << 8) | raw
-        change = _widened(mode, ((turned >> 1) | (turned << 15)).astype(np.uint16))
-    with np.errstate(over="ignore", invalid="ignore"):
-        return (change if base is None else base.astype(np.float64) + change).astype(np.float32)
+class ValueReader:
+    """The inverse of `encode_values`: the numbers of a body, a few at a time, to the end of the data.
+
+    `counts`: how many numbers each entry has.
+    """
+
+    def __init__(self, mode: str, code: int, reader: Reader, counts: Ints):
+        self._mode, self._code = mode, code
+        self._ends = np.cumsum(counts)
+        n = int(counts.sum())
+        self._scales = _read_scales(mode, reader, counts.size) if mode in INTEGER else None
+        self._paired = mode in INTEGER and code == NIBBLES
+        self._at = reader.at
+        self._row = decode_symbols(reader, (n + 1) >> 1 if self._paired else n)
+        at = reader.at
+        self._fields = Fields(reader.take(reader.left, "raw bits"), at, "raw bits")
+        if mode in RAW_BITS:
+            self._fields.check(RAW_BITS[mode] * n)
+        self._done = 0
+        # Whether the last number that was not 0 was negative.
+        self._negative = False
+
+    def take(self, count: int, base: Floats | None) -> Floats:
+        """The next `count` numbers; `base` is what the reference holds there, if they are relative."""
+        symbols = self._symbols(count)
+        if self._mode == "absolute":
+            raw = self._fields.take(count, RAW_BITS["absolute"])
+            wide = symbols.astype(np.uint32)
+            numbers = (((wide << 23) | (raw >> 1)) | (raw << 31)).view(np.float32)
+        elif self._mode == "difference":
+            if base is None:
+                raise SafariError("difference mode needs a reference")
+            numbers = self._differences(symbols, base)
+        else:
+            change = self._multiples(symbols) if self._mode in INTEGER else self._halves(symbols)
+            with np.errstate(over="ignore", invalid="ignore"):
+                numbers = (change if base is None else base.astype(np.float64) + change).astype(np.float32)
+        self._done += count
+        return numbers
+
+    def finish(self) -> None:
+        """Raise unless the data end here."""
+        self._fields.finish()
+
+    def _symbols(self, count: int) -> Bytes8:
+        if not self._paired:
+            return self._row[self._done : self._done + count]
+        odd = self._done & 1
+        row = self._row[self._done >> 1 : (self._done + count + 1) >> 1]
+        return unpair(row, odd + count)[odd:]
+
+    def _differences(self, turned: Bytes8, base_floats: Floats) -> Floats:
+        base = base_floats.view(np.uint32)
+        symbols = (turned.astype(np.int64) - 1 - _turn(base, self._code)) % RING + 1
+        symbols[turned == 0] = 0
+        change = unzigzag(self._whole(symbols))
+        return unordered(ordered(base) + change.view(np.uint32)).view(np.float32)
+
+    def _halves(self, symbols: Bytes8) -> Wide:
+        turned = (symbols.astype(np.uint32) << 8) | self._fields.take(symbols.size, RAW_BITS[self._mode])
+        return _widened(self._mode, ((turned >> 1) | (turned << 15)).astype(np.uint16))
+
+    def _multiples(self, symbols: Bytes8) -> Wide:
+        whole = unchained(unzigzag(self._whole(symbols)), self._negative)
+        moved = np.flatnonzero(whole)
+        if moved.size:
+            self._negative = bool(whole[moved[-1]] < 0)
+        return whole * self._scales_of(whole.size)
+
+    def _scales_of(self, count: int) -> Wide:
+        """The scale of each of the next numbers."""
+        if self._scales is None or self._mode == "step":
+            return np.empty(0) if self._scales is None else self._scales
+        last = self._done + count - 1
+        first, stop = np.searchsorted(self._ends, [self._done, last], "right").tolist()
+        edges = np.clip(self._ends[first : stop + 1] - self._done, 0, count)
+        return np.repeat(self._scales[first : stop + 1], np.diff(edges, prepend=0))
+
+    def _whole(self, symbols: Ints | Bytes8) -> Words:
+        """Whole numbers from their symbols and the raw bits."""
+        table = alphabet(self._code)
+        if symbols.size and int(symbols.max()) >= table.base.size:
+            raise WireError(f"symbols must be below {table.base.size}, got {int(symbols.max())}", self._at)
+        numbers = table.base.take(symbols) + self._fields.take(symbols.size, table.width.take(symbols))
+        if symbols.size and int(numbers.max()) > 0xFFFFFFFF:
+            raise WireError(f"numbers must be at most {0xFFFFFFFF}, got {int(numbers.max())}", self._at)
+        return numbers.astype(np.uint32)
+
+
+def _read_scales(mode: str, reader: Reader, entries: int) -> Wide:
+    at = reader.at
+    stored = reader.take(SCALE_BYTES * (1 if mode == "step" else entries), "scales")
+    scales = from_bf16(np.frombuffer(stored, "<u2"))
+    if not (np.isfinite(scales) & (scales >= 0)).all():
+        raise WireError("scales must be finite and at least 0", at)
+    return scales.astype(np.float64)
 
 
 def ordered(bits: Words) -> Words:
@@ -192,28 +269,6 @@ def _turned(code: int, change: Words, base: Words) -> tuple[Bytes8, Words, Bytes
 
 def _turn(base: Words, code: int) -> Ints:
     return ((base >> 23) & np.uint32(255)).astype(np.int64) << code
-
-
-def _undo_difference(code: int, reader: Reader, base_floats: Floats, n: int) -> Floats:
-    at = reader.at
-    base = base_floats.view(np.uint32)
-    turned = decode_symbols(reader, n)
-    symbols = (turned.astype(np.int64) - 1 - _turn(base, code)) % RING + 1
-    symbols[turned == 0] = 0
-    change = _numbers(code, symbols, reader, at)
-    return unordered(ordered(base) + unzigzag(change).view(np.uint32)).view(np.float32)
-
-
-def _numbers(code: int, symbols: Ints | Bytes8, reader: Reader, at: int) -> Words:
-    """Numbers from their symbols and the raw bits that follow."""
-    table = alphabet(code)
-    if symbols.size and int(symbols.max()) >= table.base.size:
-        raise WireError(f"symbols must be below {table.base.size}, got {int(symbols.max())}", at)
-    fields = read_fields(reader, table.width.take(symbols), symbols.size)
-    numbers = table.base.take(symbols) + fields
-    if symbols.size and int(numbers.max()) > 0xFFFFFFFF:
-        raise WireError(f"numbers must be at most {0xFFFFFFFF}, got {int(numbers.max())}", at)
-    return numbers.astype(np.uint32)
 
 
 def _target(kept: Kept) -> Wide:
@@ -367,18 +422,3 @@ def _about_bits(symbols: Bytes8, code: int) -> float:
     width = alphabet(code).width.astype(np.int64)
     both = np.add.outer(width, width).ravel() if code == NIBBLES else width
     return block_bits(counts.astype(np.float64)) + float(counts[: both.size] @ both)
-
-
-def _read_integers(mode: str, code: int, reader: Reader, counts: Ints) -> Wide:
-    at = reader.at
-    how_many = 1 if mode == "step" else counts.size
-    stated = from_bf16(np.frombuffer(reader.take(SCALE_BYTES * how_many, "scales"), "<u2"))
-    if not (np.isfinite(stated) & (stated >= 0)).all():
-        raise WireError("scales must be finite and at least 0", at)
-    scales = stated.astype(np.float64)
-    n = int(counts.sum())
-    at = reader.at
-    row = decode_symbols(reader, (n + 1) >> 1 if code == NIBBLES else n)
-    symbols = unpair(row, n) if code == NIBBLES else row
-    whole = unchained(unzigzag(_numbers(code, symbols, reader, at))).astype(np.float64)
-    return whole * (scales[0] if mode == "step" else np.repeat(scales, counts))

@@ -8,6 +8,13 @@ from __future__ import annotations
 
 from torch import Tensor, lerp
 
+from safari.aggregation.compensation import Round, State
+from safari.aggregation.steps.step import ServerStep
+from safari.errors import ConfigError
+
+# The name of the average in the step's state; `Server.average` looks for it.
+AVERAGE = "running_average"
+
 
 def kept_share(done: int, most: float) -> float:
     """The weight that the past has in the average when `done` models are in it already.
@@ -34,3 +41,20 @@ def running_average(past: Tensor, model: Tensor, done: int, most: float) -> Tens
     tensor([3.5000])
     """
     return lerp(model, past, kept_share(done, most))
+
+
+def average(*, most: float = 0.9) -> ServerStep:
+    """A running average of the models beside the newest one; training is the same with and without it.
+
+    `most`: the weight that the past keeps in each round; until then the plain mean.
+    """
+    if not 0 < most < 1:
+        raise ConfigError(f"most must lie above 0 and below 1, got {most}")
+
+    def apply(state: State, step: Tensor, round: Round) -> tuple[Tensor, State]:
+        return step, state
+
+    def observe(state: State, model: Tensor, round: Round) -> State:
+        return {AVERAGE: running_average(state[AVERAGE], model, round.number, most)}
+
+    return ServerStep(lambda model: {AVERAGE: model}, apply, observe)

@@ -1,0 +1,136 @@
+"""What the server makes of the weighted sum: a pair of pure functions, and chains of them.
+
+The weighted sum over the arrivals (`combine`) says how far the parameters should move. A server step takes
+that change and returns another one: scaled, with momentum, scaled coordinate by coordinate. Steps are chained
+as optax chains gradient transformations: each is given what the one before returned.
+
+What holds for every step, whatever it returns:
+
+- Only parameters step. Buffers are statistics: they are the weighted mean.
+- Only what is kept steps. A number that no arrival kept is as the weighted sum has it: exactly 0 for a mean
+  of the arrivals. The step is 0 there, and a step that keeps a memory forgets it there (`Round.kept`), so
+  that a weight that comes back starts anew.
+- A round without an update (nobody arrived, nothing was recalled) does not reach `apply`: the model and the
+  state stay as they are. Where models arrive in part, a number that came from nobody stays, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from safari.aggregation.checks import check_state, describe
+from safari.aggregation.compensation import Round, State
+from safari.errors import ConfigError
+
+
+def _unchanged(state: State, model: Tensor, round: Round) -> State:
+    return state
+
+
+@dataclass(frozen=True)
+class ServerStep:
+    """`init(model) -> state`; `apply(state, step, round) -> (step, state)`.
+
+    `init`: the state before the first round, named tensors; `model` is the first global model.
+    `apply`: `step` is the change of the parameters that the weighted sum gave, a vector as long as the model,
+    0 for buffers and for what no arrival kept; `round` is what the server knows of the round.
+    `observe(state, model, round) -> state` is told the finished model at the end of every round, also of one
+    in which nobody arrived: for what is kept beside training, such as a running average.
+    `name` is what messages about the step begin with.
+
+    >>> half = ServerStep(init=lambda model: {}, apply=lambda state, step, round: (0.5 * step, state))
+    """
+
+    init: Callable[[Tensor], State]
+    apply: Callable[[State, Tensor, Round], tuple[Tensor, State]]
+    observe: Callable[[State, Tensor, Round], State] = _unchanged
+    name: str = "the step"
+
+
+def chain(*links: ServerStep) -> ServerStep:
+    """Steps one after the other; the state of link k has names that begin with `k.`."""
+
+    def init(model: Tensor) -> State:
+        return _joined([check_state(link.name, "init", link.init(model)) for link in links])
+
+    def apply(state: State, step: Tensor, round: Round) -> tuple[Tensor, State]:
+        after = []
+        for k, link in enumerate(links):
+            step, own = _applied(link, _part(state, k), step, round)
+            after.append(own)
+        return step, _joined(after)
+
+    def observe(state: State, model: Tensor, round: Round) -> State:
+        return _joined(
+            [
+                check_state(link.name, "observe", link.observe(_part(state, k), model, round))
+                for k, link in enumerate(links)
+            ]
+        )
+
+    return ServerStep(init, apply, observe, name=", ".join(link.name for link in links))
+
+
+def advance(
+    step: ServerStep, state: State, round: Round, combined: Tensor, *, updated: bool
+) -> tuple[Tensor, State]:
+    """The next global model and the step's next state.
+
+    `combined`: the weighted sum. `updated`: whether there is an update to step with.
+    """
+    model = combined
+    if updated:
+        inside = round.kept.clone()
+        inside[round.parameters :] = False
+        if round.came is not None:
+            inside &= round.came.any(0)
+        given = torch.where(inside, combined - round.global_model, 0.0)
+        found, state = step.apply(state, given, round)
+        # A chain that leaves the step alone leaves the sum as it is, without the rounding of x + (sum - x).
+        if found is not given:
+            model = torch.where(inside, round.global_model + found, combined)
+            _check_finite(step, model, round)
+    return model, step.observe(state, model, round)
+
+
+def _applied(link: ServerStep, state: State, step: Tensor, round: Round) -> tuple[Tensor, State]:
+    found: Any = link.apply(state, step, round)
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise ConfigError(f"{link.name}: apply must return (step, state), got {describe(found)}")
+    stepped = found[0]
+    fits = isinstance(stepped, Tensor) and stepped.shape == step.shape
+    if not fits or stepped.dtype != step.dtype or stepped.device != step.device:
+        got = describe(stepped)
+        if isinstance(stepped, Tensor):
+            got += f", {stepped.dtype} on {stepped.device}"
+        raise ConfigError(
+            f"{link.name}: the step must be a tensor of shape {[*step.shape]}, {step.dtype} on "
+            f"{step.device}, got {got}"
+        )
+    return stepped, check_state(link.name, "apply", found[1])
+
+
+def _check_finite(step: ServerStep, model: Tensor, round: Round) -> None:
+    # A sum is finite only if all that is in it is.
+    if bool(torch.isfinite(model.sum())):
+        return
+    count = int((~torch.isfinite(model)).sum())
+    if count:
+        raise ConfigError(
+            f"{step.name}: the new model must be finite, got {count} numbers NaN or infinite in round "
+            f"{round.number}"
+        )
+
+
+def _joined(states: list[State]) -> State:
+    return {f"{k}.{name}": tensor for k, state in enumerate(states) for name, tensor in state.items()}
+
+
+def _part(state: State, k: int) -> State:
+    prefix = f"{k}."
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}

@@ -1,0 +1,88 @@
+"""What arrived of a model: some packets of many, each of which says its own coordinates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from safari.errors import WireError
+from safari.net.server import Upload
+from safari.wire.identity import Identity
+from safari.wire.layout import Bools, Floats
+from safari.wire.packet import Part, decode_packet, merge
+from safari.wire.shared import Shared
+
+
+@dataclass(frozen=True, eq=False)
+class Delivery:
+    """A model as far as it arrived: 0 and False where `arrived` is False.
+
+    Args:
+        vector: The model.
+        mask: True where a weight is kept.
+        arrived: True where a coordinate came.
+        ranges: The coordinates that came, as (first, count) in wire order, ascending and disjoint.
+        packets: How many packets could be used.
+        total: How many there were, by the client's own word; 0 where none came.
+        refused: How many authentic packets could not be read.
+        size: Bytes of the packets that could be used.
+        modes: How the model travelled, in words; empty where nothing came.
+    """
+
+    vector: Floats
+    mask: Bools
+    arrived: Bools
+    ranges: tuple[tuple[int, int], ...]
+    packets: int
+    total: int
+    refused: int
+    size: int
+    modes: str
+
+    @property
+    def whole(self) -> bool:
+        """All coordinates came."""
+        return bool(self.arrived.all())
+
+
+def assemble(upload: Upload, shared: Shared, identity: Identity) -> Delivery:
+    """The packets of an upload put together; any that is not of this client, round and model is refused."""
+    parts: list[Part] = []
+    refused, size = 0, 0
+    for number in sorted(upload.packets):
+        data = upload.packets[number]
+        try:
+            parts.append(decode_packet(data, shared, expect=identity))
+        except WireError:
+            refused += 1
+        else:
+            size += len(data)
+    merged = merge(parts, shared)
+    modes = sorted({f"{part.modes.values}, mask {part.modes.mask}" for part in parts})
+    ranges = join_ranges([(part.first, part.mask.size) for part in parts])
+    return Delivery(
+        merged.vector,
+        merged.mask,
+        merged.arrived,
+        ranges,
+        len(parts),
+        upload.total,
+        refused,
+        size,
+        " + ".join(modes),
+    )
+
+
+def join_ranges(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Ranges (first, count) with neighbours and overlaps joined, ascending.
+
+    >>> join_ranges([(10, 5), (0, 4), (4, 2), (12, 6)])
+    ((0, 6), (10, 8))
+    """
+    out: list[tuple[int, int]] = []
+    for first, count in sorted(ranges):
+        if out and first <= sum(out[-1]):
+            start = out[-1][0]
+            out[-1] = start, max(sum(out[-1]), first + count) - start
+        else:
+            out.append((first, count))
+    return tuple(out)

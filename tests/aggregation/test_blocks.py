@@ -1,0 +1,235 @@
+"""Models that arrive in part: what a plain loop over coordinates gives, and whole-model loss."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from safari.aggregation import RULES, Compensation, Decision, Server
+from safari.aggregation.blocks import arrange
+from safari.aggregation.checks import decide
+from safari.aggregation.compensation import Round, combine
+from safari.aggregation.similarity import common_cosines, common_distances, cosines, distances
+from safari.errors import ConfigError, SafariError
+
+CLIENTS, SIZE, PARAMETERS = 5, 60, 52
+OPTIONS: dict[str, dict[str, Any]] = {
+    "cluster-fedvarp": {"clusters": 2},
+    "known-p": {"p": 0.7},
+    "few": {"heard": 2, "clusters": 2},
+}
+
+
+def server_of(rule: str, seed: int = 0) -> Server:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(SIZE, generator=generator)
+    made = replace(RULES[rule](**OPTIONS.get(rule, {})), name=f"rule {rule}")
+    return Server.start(x, CLIENTS, made, parameters=PARAMETERS, weights=[1, 2, 3, 4, 5])
+
+
+def round_data(t: int, seed: int = 0, cut: float = 0.4) -> tuple[Tensor, Tensor]:
+    """Models and masks of all clients in round t."""
+    generator = torch.Generator().manual_seed(1000 * seed + t + 1)
+    masks = torch.rand(CLIENTS, SIZE, generator=generator) >= cut
+    masks[:, PARAMETERS:] = True
+    models = torch.randn(CLIENTS, SIZE, generator=generator) * masks
+    models[:, PARAMETERS:] = models[:, PARAMETERS:].abs()
+    return models, masks
+
+
+def in_packets(t: int, seed: int, packets: int = 6, lost: float = 0.4) -> Tensor:
+    """What came of each client: runs of coordinates, whose edges differ from client to client."""
+    generator = torch.Generator().manual_seed(77 * seed + t)
+    came = torch.zeros(CLIENTS, SIZE, dtype=torch.bool)
+    for row in came:
+        edges = torch.randperm(SIZE - 1, generator=generator)[: packets - 1].sort().values + 1
+        pieces = row.tensor_split(edges)
+        for piece in pieces:
+            piece |= bool(torch.rand(1, generator=generator) >= lost)
+    return came
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_everything_or_nothing_of_a_client_is_the_ordinary_step_bit_for_bit(rule):
+    ordinary = parts = server_of(rule)
+    for t, arrived in enumerate([[0, 1, 2, 3, 4], [0, 3], [1, 2, 4], [], [2], [0, 1, 4]]):
+        models, masks = round_data(t)
+        rows = torch.tensor(arrived, dtype=torch.int64)
+        ordinary, expected = ordinary.step_stacked(arrived, models[rows], None, masks[rows])
+        came = torch.zeros(CLIENTS, SIZE, dtype=torch.bool)
+        came[rows] = True
+        parts, found = parts.step_stacked(list(range(CLIENTS)), models, None, masks, came)
+        assert found == expected
+        assert torch.equal(parts.model, ordinary.model)
+        assert parts.state.keys() == ordinary.state.keys()
+        assert all(
+            torch.equal(parts.state[k].nan_to_num(9), v.nan_to_num(9)) for k, v in ordinary.state.items()
+        )
+
+
+def plain_loop(server: Server, models: Tensor, masks: Tensor, came: Tensor) -> Tensor:
+    """The formula, coordinate by coordinate: a round of one number each, from the state that has learned."""
+    rows = came.any(1).nonzero().flatten()
+    x, cohort = server.model, torch.arange(CLIENTS)
+    filled = torch.where(came, models, x)
+    weights = server.weights / server.weights.sum()
+    whole = Round(0, x, cohort, rows, filled[rows], (masks & came)[rows], weights, PARAMETERS, came[rows])
+    rule = server.rule
+    state = (
+        server.state if rule.learn is None else rule.learn(server.state, replace(whole, number=server.round))
+    )
+    rule = replace(rule, apply=rule.respond or rule.apply)
+    out = torch.empty_like(x)
+    for k in range(SIZE):
+        here = came[:, k].nonzero().flatten()
+        one = slice(k, k + 1)
+        view = Round(
+            server.round,
+            x[one],
+            cohort,
+            here,
+            models[here, one],
+            masks[here, one],
+            weights,
+            int(k < PARAMETERS),
+        )
+        sliced = {name: t[:, one] if name in rule.columns else t for name, t in state.items()}
+        decision, _ = decide(rule, sliced, view)
+        out[one] = combine(view, decision)
+    return out
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("rule", RULES)
+def test_blocks_are_what_a_plain_loop_over_coordinates_gives(rule, seed):
+    server = server_of(rule, seed)
+    # safari+ holds cuts back by a look at all coordinates of a block together: masks that are alike here.
+    cut = 0.0 if rule == "safari+" else 0.4
+    for t in range(4):
+        models, masks = round_data(t, seed, cut)
+        came = in_packets(t, seed)
+        expected = plain_loop(server, models, masks, came)
+        server, outcome = server.step_stacked(list(range(CLIENTS)), models, None, masks, came)
+        torch.testing.assert_close(server.model, expected, rtol=1e-5, atol=1e-6)
+        shares = {i: float(row.double().mean()) for i, row in enumerate(came) if row.any() and not row.all()}
+        assert outcome.parts == shares
+        assert set(outcome.arrived) == {i for i, row in enumerate(came) if row.any()}
+
+
+def test_by_hand():
+    """Clients 0 and 1 are alike, 2 is not; then the second half of 1 and the first of 2 are lost."""
+    server = Server.start(torch.zeros(4), 3, "safari")
+    near, far = torch.tensor([1.0, 1.0, 1.0, 1.0]), torch.tensor([9.0, 9.0, 9.0, 9.0])
+    server, _ = server.step({0: near, 1: near, 2: far})
+    half = torch.tensor([True, True, False, False])
+    server, outcome = server.step({0: near, 1: near, 2: far}, came={1: half, 2: ~half})
+    # First half: 0 and 1 arrived, the one that is most similar to 2 is either: (1 + 1 + 1) / 3.
+    # Second half: 0 stands in for 1: (1 + 1 + 9) / 3.
+    torch.testing.assert_close(server.model, torch.tensor([1.0, 1.0, 11 / 3, 11 / 3]))
+    assert outcome.stand_ins == {1: (0,), 2: (0,)}
+    assert outcome.parts == {1: 0.5, 2: 0.5}
+    assert outcome.arrived == (0, 1, 2)
+
+
+def test_a_block_that_came_of_nobody_stays():
+    server = Server.start(torch.tensor([5.0, 5.0]), 2, "safari")
+    came = torch.tensor([True, False])
+    server, _ = server.step({0: torch.ones(2), 1: torch.ones(2)}, came={0: came, 1: came})
+    assert server.model.tolist() == [1.0, 5.0]
+
+
+def test_numbers_that_did_not_come_are_not_looked_at():
+    came = {0: torch.tensor([True, False])}
+    server = Server.start(torch.zeros(2), 2, "drop")
+    first, _ = server.step({0: torch.tensor([1.0, float("nan")])}, came=came)
+    second, _ = server.step({0: torch.tensor([1.0, 777.0])}, came=came)
+    assert first.model.tolist() == second.model.tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_memory_keeps_what_did_not_come_and_nothing_is_cut_because_it_is_missing(rule):
+    server = Server.start(torch.full((4,), 8.0), 2, replace(RULES[rule](**OPTIONS.get(rule, {})), name=rule))
+    half = torch.tensor([True, True, False, False])
+    both = {0: torch.full((4,), 8.0), 1: torch.full((4,), 8.0)}
+    for _ in range(3):
+        # The second half of 1 never comes; whatever a rule makes of that, everybody sent 8.
+        server, _ = server.step(both, came={1: half})
+        torch.testing.assert_close(server.model, torch.full((4,), 8.0))
+    server, _ = server.step({0: both[0]})
+    torch.testing.assert_close(server.model, torch.full((4,), 8.0))
+
+
+def test_patterns_are_few_and_cover_every_coordinate_once():
+    came = in_packets(3, 1)
+    order, found = arrange(came)
+    assert order.sort().values.tolist() == list(range(SIZE))
+    assert [block.part.start for block in found[1:]] == [block.part.stop for block in found[:-1]]
+    for block in found:
+        columns = came[:, order[block.part]]
+        assert columns[block.arrived].all()
+        assert int(columns.sum()) == columns[block.arrived].numel()
+    assert len(found) == len({tuple(column) for column in came.T.tolist()})
+
+
+def test_common_distances_are_the_distances_where_everything_came():
+    models, _ = round_data(0)
+    x, came = torch.randn(SIZE, generator=torch.Generator().manual_seed(0)), torch.ones(CLIENTS, SIZE).bool()
+    torch.testing.assert_close(common_distances(models, x, came), distances(models, x))
+    updates = models - x
+    torch.testing.assert_close(common_cosines(updates, came, updates, came), cosines(updates))
+
+
+def test_common_distances_come_near_the_true_ones():
+    """Two groups, layers that move differently, 30% of the packets lost: pairs keep their order."""
+    generator = torch.Generator().manual_seed(3)
+    scale = torch.cat([torch.full((3000,), 0.1), torch.full((500,), 5.0), torch.full((2500,), 1.0)])
+    centres = torch.randn(2, 6000, generator=generator) * scale
+    models = centres.repeat_interleave(4, 0) + 0.7 * torch.randn(8, 6000, generator=generator) * scale
+    came = (torch.rand(8, 60, generator=generator) >= 0.3).repeat_interleave(100, 1)
+    found, true = common_distances(models, torch.zeros(6000), came), distances(models)
+    off = ~torch.eye(8, dtype=torch.bool)
+    assert float((found / true)[off].sub(1).abs().max()) < 0.12
+    assert float(found[:4, :4].max()) < float(found[:4, 4:].min())
+
+
+def test_pairs_without_anything_in_common_teach_nothing():
+    came = torch.tensor([[True, False], [False, True], [True, True]])
+    models = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    assert common_distances(models, torch.zeros(2), came).isnan().tolist() == [
+        [False, True, False], [True, False, False], [False, False, False],
+    ]  # fmt: skip
+    assert common_cosines(models, came, models, came)[0].isnan().tolist() == [False, True, False]
+    server = Server.start(torch.zeros(2), 3, "safari")
+    server, _ = server.step(dict(enumerate(models)), came=dict(enumerate(came)))
+    assert server.state["similarity"].isnan()[0].tolist() == [False, True, False]
+
+
+def test_what_came_must_fit():
+    server = Server.start(torch.zeros(2), 2, "drop")
+    with pytest.raises(SafariError, match=r"came must map client ids to bools, got a list"):
+        server.step({0: torch.ones(2)}, came=[True])
+    with pytest.raises(
+        SafariError, match=r"came must be a tensor of bools of shape \[1, 2\], got float32 of"
+    ):
+        server.step_stacked([0], torch.ones(1, 2), came=torch.ones(1, 2))
+    _, outcome = server.step({0: torch.ones(2)}, came={0: torch.ones(3).bool()})
+    assert outcome.refused == {0: "expected 2 bools of what came, got bool of shape [3]"}
+
+
+def test_a_rule_of_ones_own_without_halves_works_block_by_block_and_wrong_columns_are_named():
+    def apply(state, round):
+        return Decision(round.weights[round.present]), state
+
+    own = Compensation(lambda clients, size, device: {}, apply)
+    server = Server.start(torch.zeros(2), 2, own)
+    server, _ = server.step(
+        {0: torch.full((2,), 4.0), 1: torch.full((2,), 8.0)}, came={0: torch.tensor([True, False])}
+    )
+    assert server.model.tolist() == [6.0, 4.0]
+    wrong = Server.start(torch.zeros(2), 2, replace(own, columns=("memory",)))
+    with pytest.raises(ConfigError, match="the rule: columns must name tensors of the state, got 'memory'"):
+        wrong.step({0: torch.ones(2)}, came={0: torch.tensor([True, False])})

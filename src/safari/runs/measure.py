@@ -78,8 +78,10 @@ class Facts:
 
     `losses` and `masks` are those of the clients that arrived: what a server could know. `sizes` are the
     bytes of one message up and down, `modes` how many uploads went in which; None where not counted.
-    `before` and `after` are the global models. `metrics` says what a test finds: `scores` are those of the
-    new model and `average` those of the running average; None where there was no test.
+    `before` and `after` are the global models; `kept` are the masks of the round before and of this one,
+    where the server chooses them (None: what is not 0 in the models is what is left of them). `metrics` says
+    what a test finds: `scores` are those of the new model and `average` those of the running average; None
+    where there was no test.
     """
 
     round: int
@@ -95,14 +97,15 @@ class Facts:
     scores: Mapping[str, float] | None = None
     average: Mapping[str, float] | None = None
     diagnosis: Mapping[str, float | None] | None = None
+    kept: tuple[Tensor, Tensor] | None = None
 
 
 def record_of(layout: Layout, facts: Facts) -> RoundRecord:
     """The record of a round, in which it counts from 1."""
     weights = [e for e in layout.entries if e.kind == "weight"]
     outcome, masks = facts.outcome, facts.masks
-    now = facts.after != 0
-    changed = now ^ (facts.before != 0)
+    before, now = facts.kept or (facts.before != 0, facts.after != 0)
+    changed = now ^ before
     # One look at the device for all layers.
     counts = torch.stack([now[e.offset : e.end].sum() for e in weights]).tolist()
     changes = torch.stack([changed[e.offset : e.end].sum() for e in weights]).tolist()

@@ -63,7 +63,8 @@ class RecordError(RunError):
     """A line that is not a round's record: the message names the field."""
 
 
-@dataclass(frozen=True)
+# Equal where their lines are: the comparison of mappings, not that of a data class.
+@dataclass(frozen=True, eq=False)
 class RoundRecord(Mapping[str, Any]):
     """What happened in a round. It can also be read as the JSON object of its line: `record["top1"]`.
 
@@ -81,8 +82,9 @@ class RoundRecord(Mapping[str, Any]):
     lost: nobody arrived, so that the model stayed as it was.
     density: mean fraction of the prunable weights that a client's mask kept.
     agreement: weights kept by all clients over weights kept by any.
-    support: fraction of the prunable weights of the new global model that are not 0.
-    churn: fraction of them that became or ceased to be 0 in this round.
+    support: fraction of the prunable weights that are kept: by the server's mask where it chooses one, or else
+        those of the new global model that are not 0.
+    churn: fraction of them that changed between kept and cut in this round.
     layers: `support` by layer. A layer at 0 is dead: nothing of it is left.
     layer_churn: `churn` by layer; layers without any are left out. None in records that do not say.
     mask_age: by layer, for how many rounds the kept weights have been in the mask, on average; None where the

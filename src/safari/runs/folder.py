@@ -361,6 +361,11 @@ class RunFolder:
         """The metrics of the run's task; RunError when its `task.json` cannot be read."""
         return read_metrics(self.path)
 
+    @property
+    def is_federation(self) -> bool:
+        """Was it made by a Flower federation? Then only a federation can go on with it."""
+        return "flwr" in self.read("environment.json")
+
     def read(self, name: str) -> dict[str, Any]:
         """What a JSON file in the folder holds; an empty object where there is none."""
         return files.read_object(self.path / name, self.path)
@@ -391,7 +396,8 @@ class RunFolder:
             files.write_atomically(owner, f"{os.getpid()}\n".encode())
             yield
         finally:
-            owner.unlink(missing_ok=True)
+            with suppress(OSError):
+                owner.unlink()
             lock.release()
 
 

@@ -88,6 +88,7 @@ def broadcast(
         step=config.wire.step,
         ratio=config.wire.ratio,
         layout=wire.digest,
+        model=shared.reference_digest,
         predicted=shared.mask_digest,
         remember=remember,
         feedback=config.wire.feeds_back,

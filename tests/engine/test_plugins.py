@@ -12,6 +12,7 @@ from engine.kit import SMALL, play, records, world_of
 from safari.aggregation import RULES
 from safari.config import parse
 from safari.engine import ENGINES, check
+from safari.models import MODELS
 from safari.runs import RunFolder
 
 MINE = '''
@@ -318,14 +319,14 @@ def test_problems_of_all_kinds_are_collected_at_once():
         "arms": ["safri"],
     }
     assert check(parse(wrong)) == [
-        "partition: groups must be at most the number of classes (10), got 99",
-        "model: width must be at least 1, got 0",
         "pruning.pruner must be one of grasp, mag, rand, snip, synflow; got 'snipp' (did you mean 'snip'?); "
         "your own goes in as file.py:name or package.module:name",
         "downlink.burst must be a number, got 'long'",
         "downlink.bets is not an option (allowed: p, burst, good, bad)",
         f"arms must be one of {NAMES}; got 'safri' (did you mean 'safari'?); "
         "your own goes in as file.py:name or package.module:name",
+        "partition: groups must be at most the number of classes (10), got 99",
+        "model: width must be at least 1, got 0",
     ]
     mended = {**wrong, "partition": {"name": "iid"}}
     lines = check(parse(mended))
@@ -346,7 +347,7 @@ def test_data_that_is_not_there_does_not_hide_the_rest(tmp_path):
     wrong = {"data": {"name": "cifar10", "root": str(tmp_path)}, "model": {"name": "cnnn"}}
     lines = check(parse(wrong))
     assert len(lines) == 2
-    assert lines[0].startswith("model.name must be one of cnn, mlp, pfl_cnn, resnet20; got 'cnnn'")
+    assert lines[0].startswith(f"model.name must be one of {', '.join(sorted(MODELS))}; got 'cnnn'")
     assert lines[1].startswith(f"cifar10: expected {tmp_path}/cifar-10-batches-bin or ")
     with pytest.raises(safari.errors.DataError):
         safari.run({"data": wrong["data"]}, tmp_path / "run")

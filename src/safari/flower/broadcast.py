@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor, nn
 
 from safari.config import Config
-from safari.engine.mail import wire_layout
+from safari.engine.codec import wire_layout
 from safari.flower.arrays import chain_record, frame_record
 from safari.flower.protocol import Instructions
 from safari.flower.residual import NEVER
@@ -87,6 +87,8 @@ def broadcast(
         bits=config.wire.bits,
         step=config.wire.step,
         ratio=config.wire.ratio,
+        fraction=config.wire.fraction,
+        threshold=config.wire.threshold,
         layout=wire.digest,
         model=shared.reference_digest,
         predicted=shared.mask_digest,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from safari.aggregation import Server
 from safari.config import Config
-from safari.engine.mail import wire_layout
+from safari.engine.codec import wire_layout
 from safari.errors import SafariError
 from safari.models import Layout
 from safari.seeds import generator
@@ -89,7 +89,7 @@ class Downloads:
             start = Chain.start(server.model.cpu(), server.round, layout.parameters)
             return server, Downloads(self.values, start)
         rng = generator(config.seed, "download", server.round)
-        lossy = Lossy(config.wire.bits, config.wire.step, rng, config.wire.ratio)
+        lossy = Lossy.of(config.wire, rng)
         chain = self.chain.advance(
             server.model.cpu(), wire_layout(layout), layout.prunable, self.values, lossy
         )

@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import Tensor, nn
 
-from safari.engine.mail import wire_layout
+from safari.engine.codec import wire_layout
 from safari.errors import SafariError
 from safari.flower.arrays import chain_of, dense_record, dense_vector, frame_of, frame_record, state_names
 from safari.flower.broadcast import ARRAYS, CONFIG, predict_mask
@@ -87,7 +87,7 @@ class Job:
         # The draws of our own engines, where a client is a number.
         client = int(self.client) if self.client.isdecimal() else self.client
         rng = generator(self.instructions.seed, "wire", client, self.instructions.round)
-        lossy = Lossy(self.instructions.bits, self.instructions.step, rng, self.instructions.ratio)
+        lossy = Lossy.of(self.instructions, rng)
         model, mask, values = vector.numpy(), self.mask.numpy(), self.instructions.values
         if not self.instructions.feedback:
             return encode(model, mask, self.shared, values=values, lossy=lossy)

@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Context
 from safari.errors import SafariError, one_of
 from safari.flower.text import visible
 from safari.pruning import PRUNERS
-from safari.wire import VALUE_MODES
+from safari.wire import ValueMode
 
 PROTOCOL = 2
 # What a client says is a record of this name. What the server says is in the one record "config", under names
@@ -47,6 +47,8 @@ class Instructions:
     bits: int
     step: float
     ratio: float
+    fraction: float
+    threshold: float
     layout: bytes
     model: bytes
     predicted: bytes
@@ -72,8 +74,8 @@ class Instructions:
                 raise SafariError(f"{SAFARI}.{field.name} must be {field.type}, got {value!r}")
             values[field.name] = value
         instructions = cls(**values)
-        if instructions.values not in ("auto", *VALUE_MODES):
-            raise SafariError(one_of("values", instructions.values, ["auto", *VALUE_MODES]))
+        if instructions.values not in tuple(ValueMode):
+            raise SafariError(one_of("values", instructions.values, [mode.value for mode in ValueMode]))
         if instructions.upload not in UPLOADS:
             raise SafariError(one_of("upload", instructions.upload, UPLOADS))
         return instructions

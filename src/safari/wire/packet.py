@@ -16,8 +16,9 @@ from safari.wire.body import Model, Modes, Range, as_model, check_size, decode_b
 from safari.wire.frame import Choice, choose, mode_byte, parse_modes
 from safari.wire.identity import Identity, IdentityError, Label, check_identity, read_packet_label
 from safari.wire.layout import Bools, Floats, Ints, WireLayout
+from safari.wire.rounding import Lossy
 from safari.wire.shared import Shared, SharedKnowledgeError, as_shared
-from safari.wire.values import Lossy, encode_values
+from safari.wire.values import encode_plan
 
 # The first byte: this in its high half, the code of the alphabet in its low one.
 MAGIC = 0xB0
@@ -129,6 +130,8 @@ def decode_packet(
     check_size(len(data), shared.layout.d, len(shared.layout.sizes))
     modes, part = read_packet_head(reader, shared, expect)
     check_size(len(data), part.span, part.entries.stop - part.entries.start)
+    if modes.values == "none":
+        raise WireError("the packet must hold numbers, this one holds a mask alone", 1)
     keep, vector = decode_body(reader, part, modes, shared)
     return Part(shared.layout, part.first, vector, keep, modes, expect)
 
@@ -231,10 +234,9 @@ def _read_range(reader: Reader, layout: WireLayout) -> Range:
 
 
 def _seal(model: Model, part: Range, choice: Choice, identity: Identity | None) -> bytes:
-    modes, numbers = choice.modes, choice.numbers
-    if numbers is not None:
-        numbers = numbers.part(part.entries, model.rows(part))
-    coded = encode_values(modes.values, model.kept(part, modes.relative), numbers)
+    modes = choice.modes
+    plan = choice.plan.part(part.entries, model.rows(part))
+    coded = encode_plan(plan, model.kept(part, modes.relative))
     context = _context(model.shared, modes, identity)
     head = bytes([MAGIC | coded.code, mode_byte(modes), context[0]])
     label = b"" if identity is None else identity.packet_header
@@ -250,7 +252,7 @@ def _weights(model: Model, choice: Choice) -> npt.NDArray[np.float64]:
     out[0] = 0
     out[1 + model.coordinates] += len(choice.values) / max(model.coordinates.size, 1)
     prunable = out[1 : layout.prunable_total + 1]
-    if choice.modes.mask == "flips":
+    if choice.modes.mask in ("flips", "swaps"):
         prunable[model.flips] += len(choice.mask) / max(int(model.flips.sum()), 1)
     elif choice.modes.mask == "coded":
         prunable += len(choice.mask) / max(layout.prunable_total, 1)

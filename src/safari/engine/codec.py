@@ -1,0 +1,173 @@
+"""What a round's messages come to in bytes, and what a lossy format makes of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from safari.config import Wire
+from safari.engine.lossy import encodable, seen
+from safari.engine.world import World
+from safari.models import Layout
+from safari.modes import ValueMode
+from safari.pruning import PRUNERS, Masks
+from safari.seeds import generator
+from safari.wire import Lossy, Shared, WireLayout, encode, encode_votes, inspect
+
+
+def wire_layout(layout: Layout) -> WireLayout:
+    """A model's layout as the wire format knows it: names, sizes, what may be cut."""
+    entries = layout.entries
+    return WireLayout(
+        [e.name for e in entries], [e.size for e in entries], [e.kind == "weight" for e in entries]
+    )
+
+
+class RoundCodec:
+    """One round's messages. Both ends hold the broadcast model; an upload says what the server lacks.
+
+    Messages are encoded in the rounds in which bytes are counted. Lossy modes are felt in every round: the
+    server gets what it would have decoded. `residual` (`float32[clients, parameters]`) is what earlier
+    uploads left out, where clients keep that for later; after the round it is the next round's. Buffers
+    have none: they are statistics that renew themselves.
+    """
+
+    def __init__(
+        self, world: World, x: Tensor, t: int, masks: Masks | None = None, residual: Tensor | None = None
+    ):
+        self._world, self._x, self._t = world, x, t
+        self._masks = world.first_masks(x, t) if masks is None else masks
+        every = world.config.wire.every
+        self.counts = every > 0 and (t % every == 0 or t + 1 == world.config.rounds)
+        self.lossy = not ValueMode(world.config.wire.values).exact
+        self.residual = residual if residual is None else residual.clone()
+        self._up: list[int] = []
+        self._beside = 0
+        self._beside_down = 0
+        self._modes: Counter[str] = Counter()
+
+    def up(self, clients: Sequence[int], models: Tensor, masks: Tensor) -> Tensor:
+        """Clients' models (a row each; one row of masks may stand for all) as they arrive at the server.
+
+        Only for uploads that do arrive: of the others nobody sees anything, and their residual stays. The
+        client learns which they were from its next broadcast, before it looks at its residual again.
+        """
+        if not (self.counts or self.lossy):
+            return models
+        wire = self._world.config.wire
+        kept = masks.expand(len(models), -1)
+        fit = encodable(models, self._x)
+        sent, rows = models, torch.tensor(list(clients), device=models.device)
+        if self.residual is not None:
+            trained = self.residual.shape[1]
+            more = torch.where(kept[:, :trained], models[:, :trained] + self.residual[rows], 0.0)
+            sent = torch.cat([more, models[:, trained:]], dim=1)
+            fit &= encodable(sent, self._x)
+            sent = torch.where(fit[:, None], sent, models)
+        got = sent
+        if self.lossy:
+            choices = [self._choices(wire, client) for client in clients]
+            decoded = seen(sent, masks, self._x, self.layout, wire.values, choices, self._expected(masks))
+            got = torch.where(fit[:, None], decoded, sent)
+        if self.residual is not None:
+            told = kept[:, :trained] & fit[:, None]
+            self.residual[rows] = torch.where(told, (sent - got)[:, :trained], self.residual[rows])
+        if self.counts:
+            self._count(clients, sent, kept, fit)
+        return got
+
+    def _count(self, clients: Sequence[int], sent: Tensor, kept: Tensor, fit: Tensor) -> None:
+        wire = self._world.config.wire
+        for client, vector, mask, fits in zip(clients, sent, kept, fit.tolist(), strict=True):
+            if fits:
+                lossy = self._choices(wire, client)
+                arrays = vector.cpu().numpy(), mask.cpu().numpy()
+                frame = encode(*arrays, self.shared, values=wire.values, lossy=lossy)
+                self._up.append(len(frame))
+                modes = inspect(frame).modes
+                self._modes[f"{modes.values}, mask {modes.mask}"] += 1
+
+    def beside(self, vectors: Mapping[str, Tensor], masks: Tensor, votes: Tensor | None) -> None:
+        """Count what travels beside uploads that arrive: an algorithm's vectors and votes, a row a client."""
+        if not self.counts:
+            return
+        trained = self._world.layout.parameters
+        for rows in vectors.values():
+            kept = masks[:, :trained].expand(len(rows), -1)
+            self._beside += sum(self._vector_bytes(row, mask) for row, mask in zip(rows, kept, strict=True))
+        for row in () if votes is None else votes.cpu().numpy():
+            places = np.flatnonzero(row)
+            sizes = self.layout.sizes
+            self._beside += len(encode_votes(places, row[places], row.size, segments=sizes, mode="auto"))
+
+    def beside_down(self, vectors: Mapping[str, Tensor]) -> None:
+        """Count what travels down beside the model."""
+        if self.counts:
+            for vector in vectors.values():
+                self._beside_down += self._vector_bytes(vector, vector != 0)
+
+    def _vector_bytes(self, vector: Tensor, kept: Tensor) -> int:
+        """The size of a vector over the parameters, exact, within a mask; other numbers as they are."""
+        entries = [e for e in self._world.layout.entries if e.kind != "buffer"]
+        if len(vector) != self._world.layout.parameters:
+            return 4 * len(vector)
+        layout = WireLayout(
+            [e.name for e in entries], [e.size for e in entries], [e.kind == "weight" for e in entries]
+        )
+        whole = kept | ~self._world.layout.prunable[: len(vector)].to(kept.device)
+        numbers = torch.where(whole, vector, 0.0)
+        return len(encode(numbers.cpu().numpy(), whole.cpu().numpy(), layout, values="absolute"))
+
+    def sizes(self) -> dict[str, float | None]:
+        """Bytes of an upload that arrived (mean over clients) and of the broadcast; None: not counted.
+
+        With everything that travels beside the model.
+        """
+        if not self.counts:
+            return {"up": None, "down": None}
+        model = self._x
+        if self._masks.announced and self._masks.base is not None:
+            kept = self._masks.base
+            model = model.masked_fill(~kept, 0.0)
+        else:
+            # Clients work the mask out from the model; zeros need not be sent.
+            kept = (model != 0) | ~self._world.layout.prunable.to(model.device)
+        frame = encode(model.cpu().numpy(), kept.cpu().numpy(), self.layout, values="absolute")
+        up = (sum(self._up) + self._beside) / len(self._up) if self._up else None
+        return {"up": up, "down": float(len(frame) + self._beside_down)}
+
+    def modes(self) -> dict[str, int] | None:
+        """How many uploads were encoded in which mode; None: not counted."""
+        return dict(sorted(self._modes.items())) if self.counts else None
+
+    @cached_property
+    def layout(self) -> WireLayout:
+        """The model's layout on the wire."""
+        return wire_layout(self._world.layout)
+
+    @cached_property
+    def shared(self) -> Shared:
+        """What both ends hold before an upload: the layout, the broadcast model, the mask to expect."""
+        return Shared(self.layout, self._x.cpu().numpy(), self._predicted.cpu().numpy())
+
+    def _expected(self, masks: Tensor) -> Tensor:
+        """The mask that the server expects, as a row: these clients' own where it is shared."""
+        return masks[:1] if self._masks.shared is not None else self._predicted[None]
+
+    @cached_property
+    def _predicted(self) -> Tensor:
+        """The mask that the server expects: the shared one, the one that clients start from, or by magnitude."""
+        masks = self._masks
+        if masks.shared is not None:
+            return masks.shared
+        if masks.own is not None and masks.support is not None:
+            return masks.support
+        return self._world.score_mask(self._x, self._t, masks.support, pruner=PRUNERS["mag"])
+
+    def _choices(self, wire: Wire, client: int) -> Lossy:
+        return Lossy.of(wire, generator(self._world.seed, "wire", client, self._t))

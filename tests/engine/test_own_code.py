@@ -1,0 +1,313 @@
+"""Links, rules and pruners that are wrong: each is one line with its field and name, before a folder is made
+where a first round would show it, and as soon as it shows where not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import safari
+from engine.kit import SMALL, world_of
+from safari.config import parse
+from safari.engine import ENGINES, check
+from safari.errors import ConfigError, DataError
+from safari.hosting import sheltered
+from safari.plugins import check_call
+from safari.runs import RunFolder
+
+BAD = """
+import numpy as np
+import torch
+import safari
+from safari.errors import ConfigError, PruneError
+from safari.links import Link, from_probability
+
+def _link(apply, state=None):
+    return Link(lambda setting: {} if state is None else state, apply)
+
+def _all(state, t, rng):
+    return np.ones(5, bool), state
+
+def short():
+    return _link(lambda state, t, rng: (np.ones(3, bool), state))
+
+def halves():
+    return _link(lambda state, t, rng: (np.ones(5) * 0.5, state))
+
+def listed():
+    return _link(lambda state, t, rng: ([True] * 5, state))
+
+def alone():
+    return _link(lambda state, t, rng: np.ones(5, bool))
+
+def nothing():
+    return _link(lambda state, t, rng: None)
+
+def stateless():
+    return _link(lambda state, t, rng: (np.ones(5, bool), None))
+
+def raises():
+    return _link(lambda state, t, rng: (state["nix"], state))
+
+def first_state():
+    return _link(_all, [1])
+
+def scalar_state():
+    return _link(_all, {"n": 1.0})
+
+def word_state():
+    return _link(_all, {"n": np.array(["a"])})
+
+def positional(p):
+    return _link(_all)
+
+def at_once():
+    raise ValueError("on\\ntwo lines")
+
+def twice():
+    return from_probability(lambda setting: np.full(setting.clients, 2.0))
+
+def polite():
+    raise ConfigError("p must be nice, got 3")
+
+def late():
+    def apply(state, t, rng):
+        if t == 2:
+            raise LookupError("too late")
+        return np.ones(5, bool), state
+    return _link(apply)
+
+def late_halves():
+    return _link(lambda state, t, rng: (np.ones(5) * 0.5 if t == 2 else np.ones(5, bool), state))
+
+def backwards():
+    return _link(lambda state, t, rng: (np.ones(5, bool), {"n": state["n"][::-1]}), {"n": np.arange(3)})
+
+def _rule(apply, state=None):
+    return safari.Compensation(lambda clients, size, device: {} if state is None else state, apply)
+
+def _mean(state, round):
+    return safari.Decision(round.weights[round.present]), state
+
+def rule_long():
+    return _rule(lambda state, round: (safari.Decision(torch.ones(77)), state))
+
+def rule_nan():
+    return _rule(lambda state, round: (safari.Decision(round.weights[round.present] * float("nan")), state))
+
+def rule_none():
+    return _rule(lambda state, round: None)
+
+def rule_raises():
+    return _rule(lambda state, round: 1 / 0)
+
+def rule_refuses():
+    def apply(state, round):
+        raise safari.SafariError("no such round")
+    return _rule(apply)
+
+def rule_state():
+    return _rule(_mean, {"a": 1})
+
+def rule_init():
+    return safari.Compensation(lambda clients: {}, _mean)
+
+def rule_late():
+    def apply(state, round):
+        weights = round.weights[round.present]
+        return safari.Decision(weights * float("inf") if round.number == 2 else weights), state
+    return _rule(apply)
+
+def rule_tensor_ids():
+    def apply(state, round):
+        names = {np.int64(j): (round.arrived[0],) for j in round.missing.tolist()}
+        return safari.Decision(round.weights[round.present], stand_ins=names), state
+    return _rule(apply)
+
+def scores_none(module, batch, generator):
+    pass
+
+def scores_few(module, batch, generator):
+    return {}
+
+def scores_raise(module, batch, generator):
+    raise KeyError("no")
+
+def scores_refuse(module, batch, generator):
+    raise PruneError("too hard")
+
+def scores_two(module, batch):
+    return {}
+"""
+
+
+def at(code):
+    """Where a message says that this line of the file is."""
+    (line,) = [number for number, text in enumerate(BAD.splitlines(), 1) if code in text]
+    return f"(bad.py, line {line})"
+
+
+DELIVERED = (
+    ": apply must return (delivered, state), delivered being a bool array with an entry "
+    "for each of the 5 clients"
+)
+ARRAYS = ": the state that init returns must hold numpy arrays of numbers by name"
+LINKS = {
+    "short": f"{DELIVERED}; got ndarray of bool and shape [3]",
+    "halves": f"{DELIVERED}; got ndarray of float64 and shape [5]",
+    "listed": f"{DELIVERED}; got list",
+    "alone": f"{DELIVERED}; got ndarray of bool and shape [5], not a pair",
+    "nothing": f"{DELIVERED}; got None, not a pair",
+    "stateless": ": the state that apply returns must be a dict, got None",
+    "raises": f" raised KeyError: 'nix' {at('nix')}",
+    "first_state": ": the state that init returns must be a dict, got list",
+    "scalar_state": f"{ARRAYS}, got float as 'n'",
+    "word_state": f"{ARRAYS}, got ndarray of <U1 and shape [1] as 'n'",
+    "positional": " must take no arguments by position, and options by name alone, "
+    "as in def positional(*, p=0.3); missing a required argument: 'p'",
+    "at_once": f" raised ValueError: on two lines {at('two lines')}",
+    "twice": ": the probability of client 0 must lie between 0 and 1, got 2.0 at the start",
+    "polite": ": p must be nice, got 3",
+}
+RULES = {
+    "rule_long": "arms: bad.py:rule_long: a must be a tensor on cpu with a weight for each of the 5 "
+    "arrivals, got a tensor of shape [77], torch.float32 on cpu",
+    "rule_nan": "arms: bad.py:rule_nan: weights a must be finite, got 5 numbers NaN or infinite in round 0",
+    "rule_none": "arms: bad.py:rule_none: apply must return (Decision, state), got None",
+    "rule_raises": f"arms: bad.py:rule_raises raised ZeroDivisionError: division by zero {at('1 / 0')}",
+    "rule_refuses": "arms: bad.py:rule_refuses: no such round",
+    "rule_state": "arms: bad.py:rule_state: the state that init returns must hold tensors by name, "
+    "got an int as 'a'",
+}
+PRUNERS = {
+    "scores_none": ": the pruner must return a dict of scores by parameter, got None",
+    "scores_few": ": the pruner gave no score for 1.weight",
+    "scores_raise": f" raised KeyError: 'no' {at('KeyError')}",
+    "scores_refuse": ": too hard",
+}
+
+
+@pytest.fixture
+def bad(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.py").write_text(BAD)
+    return {**SMALL, "rounds": 3, "arms": ["drop"], "uplink": {"name": "perfect"}}
+
+
+def told(config, message):
+    """By `validate` and by `run`, which makes no folder."""
+    parsed = parse(config)
+    assert check(parsed) == [message]
+    with pytest.raises(ConfigError) as error:
+        safari.run(parsed, "run")
+    assert str(error.value) == message
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize("direction", ["uplink", "downlink"])
+@pytest.mark.parametrize("name", LINKS)
+def test_a_wrong_link(bad, direction, name):
+    told({**bad, direction: {"name": f"bad.py:{name}"}}, f"{direction}.name: bad.py:{name}{LINKS[name]}")
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_wrong_rule(bad, name):
+    told({**bad, "arms": ["drop", f"bad.py:{name}"]}, RULES[name])
+
+
+@pytest.mark.parametrize("name", PRUNERS)
+def test_a_wrong_pruner(bad, name):
+    told({**bad, "pruning": {"pruner": f"bad.py:{name}"}}, f"pruning.pruner: bad.py:{name}{PRUNERS[name]}")
+
+
+def test_functions_of_other_arguments(bad):
+    (problem,) = check(parse({**bad, "arms": [{"name": "mine", "rule": "bad.py:rule_init"}]}))
+    assert problem.startswith("arms: mine: bad.py:rule_init raised TypeError: ")
+    assert "takes 1 positional argument but 3 were given" in problem
+    (problem,) = check(parse({**bad, "pruning": {"pruner": "bad.py:scores_two"}}))
+    assert problem.startswith("pruning.pruner: bad.py:scores_two raised TypeError: scores_two() takes 2 ")
+    (problem,) = check(parse({**bad, "model": {"name": "bad.py:short"}}))
+    assert problem == (
+        "model.name: bad.py:short must take the arguments (shape, classes) by position, and options by name "
+        "alone, as in def short(shape, classes, *, p=0.3); too many positional arguments"
+    )
+    (problem,) = check(parse({**bad, "uplink": {"name": "builtins:int"}}))
+    assert problem.startswith("uplink.name: builtins:int raised ValueError: no signature found")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"uplink": {"name": "bad.py:late"}},
+            f"uplink.name: bad.py:late raised LookupError: too late {at('LookupError')}",
+        ),
+        (
+            {"downlink": {"name": "bad.py:late_halves"}},
+            f"downlink.name: bad.py:late_halves{DELIVERED}; got ndarray of float64 and shape [5]",
+        ),
+        (
+            {"arms": ["bad.py:rule_late"]},
+            "arms: bad.py:rule_late: weights a must be finite, got 5 numbers NaN or infinite in round 2",
+        ),
+    ],
+)
+def test_trouble_that_comes_late_is_told_when_it_comes(bad, engine, change, message):
+    config = parse({**bad, **change, "engine": {**SMALL["engine"], "name": engine}})
+    assert check(config) == []
+    with pytest.raises(ConfigError) as error:
+        safari.run(config, "run")
+    assert str(error.value) == message
+    arm = config.arms[0].name
+    assert [r["round"] for r in RunFolder.open(Path("run")).trial(arm, 0).records()] == [1, 2]
+
+
+def test_a_state_that_runs_backwards_can_be_saved(bad):
+    safari.run({**bad, "uplink": {"name": "bad.py:backwards"}}, "run")
+    saved = RunFolder.open(Path("run")).trial("drop", 0).load()
+    assert saved is not None
+    assert saved.tensors["uplink.n"].tolist() == [2, 1, 0]
+
+
+def test_stand_ins_named_by_other_libraries_numbers_can_be_recorded(bad):
+    safari.run({**bad, "arms": ["bad.py:rule_tensor_ids"], "uplink": {"name": "bernoulli", "p": 0.5}}, "run")
+    text = (Path("run") / "trials/rule_tensor_ids/seed-0/rounds.jsonl").read_text()
+    first = json.loads(text.splitlines()[0])
+    assert first["stand_ins"] == {str(j): [first["arrived"][0]] for j in first["missing"]}
+
+
+def test_rehearsing_changes_nothing_and_our_own_parts_are_not_wrapped(bad):
+    plain = world_of(bad)
+    assert plain.uplink.apply.__module__ == "safari.links.link"
+    worlds = [world_of({**bad, "pruning": {"pruner": "safari.pruning.scores:snip"}}) for _ in range(2)]
+    assert torch.equal(worlds[0].start, plain.start)
+    assert torch.equal(worlds[0].mask(plain.start, 1, 1), worlds[1].mask(plain.start, 1, 1))
+    assert np.array_equal(worlds[0].training_draw(0, 0)[0], plain.training_draw(0, 0)[0])
+
+
+def test_what_a_shelter_lets_through():
+    """An engine tries again with fewer clients when memory is short, and a data set's error is its own."""
+    for error in (
+        torch.cuda.OutOfMemoryError("full"),
+        MemoryError(),
+        DataError("no file"),
+        KeyboardInterrupt(),
+    ):
+
+        def fail(error=error):
+            raise error
+
+        with pytest.raises(type(error)) as found:
+            sheltered("here", fail)
+        assert found.value is error
+
+
+def test_a_call_that_fits_is_silent():
+    def model(shape, classes, *, width: int = 1): ...
+
+    check_call("model.name: x", model, ("shape", "classes"), {"width": 2})

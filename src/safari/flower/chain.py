@@ -113,12 +113,12 @@ def follow(frames: Sequence[bytes], wire: WireLayout, held: np.ndarray | None, t
     A client whose last reply was lost, or late, is further than the server knows. Frames that lead to where
     it is already are left out; without any that it lacks, it holds the model.
     """
-    found = held
-    for frame in frames if found is not None else ():
+    found = np.zeros(0, np.float32) if held is None else held
+    for frame in () if held is None else frames:
         # A frame states what it builds on.
         with suppress(SharedKnowledgeError):
             found = decode(frame, _shared(wire, found)).vector
-    if found is None or reference_digest(found) != target:
+    if held is None or reference_digest(found) != target:
         raise SafariError(
             "the message builds on a model that this client does not hold; it will get it in full"
         )

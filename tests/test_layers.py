@@ -23,6 +23,7 @@ LEVELS = (
         "modes",
         "toml",
         "hosting",
+        "presets",
         "trust",
         "plugins",
         "loading",

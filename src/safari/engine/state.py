@@ -182,7 +182,8 @@ def meaning(config: Config, arm: str) -> dict[str, Any]:
     """What a trial's numbers follow from. How long it runs, how often it is tested and where is left out:
     that may change between two processes."""
     own = next(a for a in config.arms if a.name == arm)
-    table, rule = config.for_arm(own).to_dict(), own.rule
+    config, rule = config.for_arm(own), own.rule
+    table = config.to_dict()
     # How often bytes are counted changes nothing else.
     wire = {name: value for name, value in table["wire"].items() if name != "every"}
     wire["feedback"] = config.wire.feeds_back
@@ -198,6 +199,9 @@ def meaning(config: Config, arm: str) -> dict[str, Any]:
             {"name": plug.name, **step_defaults(plug.name, plug.options)} for plug in config.aggregation.steps
         ],
     }
+    if config.policy.name != "static" or config.local.schedule != "constant":
+        # Masks that come to rest and rates that fall do so by the part of the run that is over.
+        named["rounds"] = config.rounds
     return {name: table[name] for name in _MEANINGFUL} | named
 
 

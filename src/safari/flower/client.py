@@ -25,7 +25,7 @@ from safari.flower.residual import read_residual, write_residual
 from safari.models import Layout
 from safari.pruning import PRUNERS, Batch, Pruner, Score, as_pruner, compute_mask
 from safari.seeds import generator, torch_generator
-from safari.wire import Lossy, Shared, decode, encode, settle, with_residual
+from safari.wire import Identity, Lossy, Shared, decode, encode, settle, with_residual
 
 METRICS = "metrics"
 # Entries of a message's config by which `sparse_mod` hands the mask to the function: the bits, and the names
@@ -89,11 +89,12 @@ class Job:
         rng = generator(self.instructions.seed, "wire", client, self.instructions.round)
         lossy = Lossy.of(self.instructions, rng)
         model, mask, values = vector.numpy(), self.mask.numpy(), self.instructions.values
+        whose = Identity(self.client, self.instructions.round, self.shared.reference_digest)
         if not self.instructions.feedback:
-            return encode(model, mask, self.shared, values=values, lossy=lossy)
+            return encode(model, mask, self.shared, values=values, lossy=lossy, identity=whose)
         before = read_residual(self.state, self.layout.parameters, self.instructions.heard)
         target = with_residual(model, mask, before)
-        frame = encode(target, mask, self.shared, values=values, lossy=lossy)
+        frame = encode(target, mask, self.shared, values=values, lossy=lossy, identity=whose)
         after = settle(before, target, decode(frame, self.shared).vector, mask, True)
         write_residual(self.state, before, after, self.instructions.round)
         return frame

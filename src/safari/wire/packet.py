@@ -150,13 +150,18 @@ def packet_label(data: bytes) -> Label | None:
 def covered(data: bytes, layout: WireLayout | Shared) -> Ints:
     """The places in the flat vector that a datagram of one's own covers: its head is read, not checked."""
     whole = layout if isinstance(layout, WireLayout) else layout.layout
+    return whole.positions(*covered_range(data, whole))
+
+
+def covered_range(data: bytes, layout: WireLayout) -> tuple[int, int]:
+    """The first wire coordinate that a datagram of one's own covers, and how many."""
     reader = Reader(data)
     modes = _read_modes(reader)
     reader.take(HEAD_BYTES - reader.at, "head")
     if modes.identified:
         read_packet_label(reader)
-    part = _read_range(reader, whole)
-    return whole.positions(part.first, part.span)
+    part = _read_range(reader, layout)
+    return part.first, part.span
 
 
 def merge(parts: Iterable[Part], layout: WireLayout | Shared) -> Merged:

@@ -10,7 +10,9 @@ import math
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date, time
 from typing import Any, Literal, cast
+from urllib.parse import urlsplit
 
 from safari.errors import ConfigError, did_you_mean, one_of
 from safari.modes import ValueMode
@@ -291,7 +293,8 @@ class Config:
         },
     )
     data: Plug = _plug(
-        "digits", "the data set: digits, cifar10, hf:NAME (the Hugging Face hub, or a path), or your own"
+        "digits",
+        "the data set: digits, cifar10, dialogue, leaf, hf:NAME (the Hugging Face hub, or a path), or your own",
     )
     partition: Plug = _plug(
         "groups",
@@ -385,7 +388,7 @@ def parse(table: Mapping[str, Any]) -> Config:
 def examine(table: Mapping[str, Any]) -> tuple[Config, list[str]]:
     """A Config in which everything wrong has its default, and what is wrong: to look on for more problems."""
     problems: list[str] = []
-    values = _read(Config, table, "", problems)
+    values = _read(Config, _without_dates(table, "", problems), "", problems)
     clients, cohort = values.get("clients", 10), values.get("cohort", 0)
     if cohort > clients and ("clients" in values or "clients" not in table):
         problems.append(f"cohort must be at most clients ({clients}), got {cohort}")
@@ -394,6 +397,7 @@ def examine(table: Mapping[str, Any]) -> tuple[Config, list[str]]:
     wire = values.get("wire", Wire())
     if wire.feeds_back and ValueMode(wire.values).exact:
         problems.append(f"wire.feedback needs lossy wire.values, got {wire.values!r}")
+    problems += _address_problems(values.get("track", Track()))
     names = [arm.name for arm in values.get("arms", ())]
     problems += [f"arms: the name {n!r} is used twice" for n in sorted(set(names)) if names.count(n) > 1]
     problems += [
@@ -406,6 +410,35 @@ def examine(table: Mapping[str, Any]) -> tuple[Config, list[str]]:
     if not _is_plain(name):
         problems.append(f"name may hold letters, digits, and . _ + - only, got {name!r}")
     return Config(**values), problems
+
+
+def _without_dates(value: Any, path: str, problems: list[str]) -> Any:
+    """The same without dates and times: TOML has them, but no field and no record can hold one."""
+    if isinstance(value, Mapping):
+        inner = {key: (f"{path}.{key}" if path else str(key), held) for key, held in value.items()}
+        return {
+            key: _without_dates(held, where, problems)
+            for key, (where, held) in inner.items()
+            if not _is_date(where, held, problems)
+        }
+    if isinstance(value, list | tuple):
+        return [_without_dates(held, path, problems) for held in value if not _is_date(path, held, problems)]
+    return value
+
+
+def _is_date(path: str, value: Any, problems: list[str]) -> bool:
+    if isinstance(value, date | time):
+        problems.append(f"{path} must be a text, a number, true or false, a list or a table, got the date {value}")
+        return True
+    return False
+
+
+def _address_problems(track: Track) -> list[str]:
+    try:
+        urlsplit(track.mlflow)
+    except ValueError as error:
+        return [f"track.mlflow must be an address or a folder, got {track.mlflow!r} ({error})"]
+    return []
 
 
 def _arm_problems(table: Mapping[str, Any], arms: Sequence[Arm]) -> list[str]:

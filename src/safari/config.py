@@ -428,7 +428,9 @@ def _without_dates(value: Any, path: str, problems: list[str]) -> Any:
 
 def _is_date(path: str, value: Any, problems: list[str]) -> bool:
     if isinstance(value, date | time):
-        problems.append(f"{path} must be a text, a number, true or false, a list or a table, got the date {value}")
+        problems.append(
+            f"{path} must be a text, a number, true or false, a list or a table, got the date {value}"
+        )
         return True
     return False
 

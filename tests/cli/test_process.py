@@ -77,7 +77,8 @@ def test_a_config_with_six_mistakes_is_told_all_of_them(tmp_path):
         "ronuds is not a field (did you mean 'rounds'?)",
         "clients must be at least 1, got 0",
         "pruning.sparsity must be below 1.0, got 1.0",
-        f"model.name must be one of cnn, mlp, pfl_cnn, resnet20; got 'cnnn' (did you mean 'cnn'?){own}",
+        "model.name must be one of cnn, fedawe_cnn, mlp, pfl_cnn, resnet20; got 'cnnn' "
+        f"(did you mean 'cnn'?){own}",
         "uplink.q is not an option (allowed: p)",
         f"arms must be one of {NAMES}; got 'safri' (did you mean 'safari'?){own}",
     ]

@@ -346,7 +346,9 @@ def test_data_that_is_not_there_does_not_hide_the_rest(tmp_path):
     wrong = {"data": {"name": "cifar10", "root": str(tmp_path)}, "model": {"name": "cnnn"}}
     lines = check(parse(wrong))
     assert len(lines) == 2
-    assert lines[0].startswith("model.name must be one of cnn, mlp, pfl_cnn, resnet20; got 'cnnn'")
+    assert lines[0].startswith(
+        "model.name must be one of cnn, fedawe_cnn, mlp, pfl_cnn, resnet20; got 'cnnn'"
+    )
     assert lines[1].startswith(f"cifar10: expected {tmp_path}/cifar-10-batches-bin or ")
     with pytest.raises(safari.errors.DataError):
         safari.run({"data": wrong["data"]}, tmp_path / "run")

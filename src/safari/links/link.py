@@ -34,8 +34,8 @@ class Setting:
 class Link:
     """`init(setting) -> state`; `apply(state, round, rng) -> (delivered, state)`.
 
-    `delivered` holds a bool a client. `rng` is fresh every round; draw one number a client, in order,
-    and adding a client will not change the others' luck.
+    `delivered` holds a bool a client. `rng` is fresh every round; draw the same number of random numbers
+    for each client, in order, so that adding a client does not change what the others draw.
     """
 
     init: Callable[[Setting], State]

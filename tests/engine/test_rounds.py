@@ -87,7 +87,7 @@ def test_one_more_client_changes_nothing_for_the_others(tmp_path, uplink):
     }
     base["local"] = {**SMALL["local"], "augment": "crop-flip"}
     ten, eleven = (world_of({**base, "clients": clients}) for clients in (10, 11))
-    luck = []
+    random_state = []
     for world in (ten, eleven):
         state = initial(world, safari.Compensation(lambda *_: {}, None))
         rows = []
@@ -97,9 +97,9 @@ def test_one_more_client_changes_nothing_for_the_others(tmp_path, uplink):
             server = safari.Server.start(torch.zeros(1), 1, state.server.rule)
             server = type(server)(**{**vars(server), "round": t + 1})
             state = type(state)(server, up, down)
-        luck.append(rows)
-    assert luck[0] == luck[1]
-    assert any(not all(row) for pair in luck[0] for row in pair), "nothing was ever lost"
+        random_state.append(rows)
+    assert random_state[0] == random_state[1]
+    assert any(not all(row) for pair in random_state[0] for row in pair), "nothing was ever lost"
     for client in range(10):
         for t in (0, 7):
             batches = [world.training_batches(client, t) for world in (ten, eleven)]

@@ -29,9 +29,9 @@ from safari.cli.progress import Bars
 from safari.config import parse
 from safari.engine import device as device_room
 from safari.engine import world as world_room
+from safari.engine.parts import rule_of
 from safari.engine.state import initial
 from safari.engine.vectorised import Vectorised
-from safari.engine.world import rule_of
 from safari.runs import RunFolder
 from safari.toml import to_toml
 

@@ -1,7 +1,7 @@
 """The server's side (Algorithm 3): similarity, compensation, the weighted sum."""
 
 from safari.aggregation.compensation import Compensation, Decision, Round, combine
-from safari.aggregation.registry import RULES, is_known, rule_defaults
+from safari.aggregation.registry import RULES, is_known, rule_defaults, rule_of
 from safari.aggregation.rules import stand_in
 from safari.aggregation.server import Outcome, Server
 from safari.aggregation.similarity import observe, unknown
@@ -34,6 +34,7 @@ __all__ = [
     "kept_share",
     "observe",
     "rule_defaults",
+    "rule_of",
     "running_average",
     "stand_in",
     "step_defaults",

@@ -27,8 +27,12 @@ Vector = Tensor | np.ndarray
 
 @dataclass(frozen=True)
 class Outcome:
-    """What happened in a round: who arrived, who was missing, whose update was refused and why,
-    and who stood in for whom."""
+    """What happened in a round: who arrived, who was missing, whose update was refused and why, and who stood in
+    for whom.
+
+    `shares` are the weights of the arrivals in the sum, those of the clients they stood in for included;
+    `own` are their shares without these.
+    """
 
     arrived: tuple[int, ...]
     missing: tuple[int, ...]
@@ -36,6 +40,8 @@ class Outcome:
     stand_ins: Mapping[int, tuple[int, ...]]
     # The share of a model that came, of those of whom a part did.
     parts: Mapping[int, float] = field(default_factory=dict)
+    shares: Tensor | None = field(default=None, compare=False, repr=False)
+    own: Tensor | None = field(default=None, compare=False, repr=False)
 
     @property
     def lost(self) -> bool:
@@ -175,11 +181,16 @@ class Server:
         cohort: Sequence[int] | None = None,
         masks: Tensor | None = None,
         came: Tensor | None = None,
+        *,
+        same_mask: bool = False,
+        up: Mapping[str, Tensor] | None = None,
     ) -> tuple[Server, Outcome]:
         """The same for models in one matrix: row i is the model of client `ids[i]`; ids ascend.
 
         `masks`: `bool[len(ids), size]`, or one row for all; None: nothing was cut. `came`: `bool[len(ids),
         size]`, True where a number arrived; None: all of them did. A client of whom nothing came is missing.
+        `same_mask`: every client has the same mask, those who are missing included. `up`: what clients sent
+        beside their models, by name, a row for each id.
         """
         asked = self._cohort(cohort)
         ids = whole_ids("ids", ids)
@@ -195,6 +206,7 @@ class Server:
         if refused or empty:
             good = [i for i, client in enumerate(ids) if client not in refused and client not in empty]
             ids, models = [ids[i] for i in good], models[good]
+            up = {name: rows[good] for name, rows in (up or {}).items()}
             masks = masks if masks is None or len(masks) == 1 else masks[good]
             came = None if came is None else came[good]
         if masks is None:
@@ -211,6 +223,8 @@ class Server:
             masks=masks.expand(len(ids), -1),
             weights=weights / weights.sum(),
             parameters=self.parameters,
+            same_mask=same_mask,
+            up=up or {},
             came=came,
         )
         decision, model, state = aggregate(self.rule, self.state, view)
@@ -225,6 +239,8 @@ class Server:
             missing=tuple(client for client in asked if client not in arrived),
             refused=refused,
             stand_ins=dict(decision.stand_ins),
+            shares=decision.a,
+            own=view.weights[view.present],
             parts={client: share for client, share in shares.items() if client in arrived and share < 1},
         )
         return following, outcome

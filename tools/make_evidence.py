@@ -1,6 +1,6 @@
 """Fill the tables of docs/evidence.md from the records.
 
-    python tools/make_evidence.py [--page PAGE]... [--check] RESULTS...
+    python tools/make_evidence.py [--page PAGE]... [--check] [RESULTS...]
 
 A page holds blocks such as
 
@@ -9,9 +9,10 @@ A page holds blocks such as
 
 and what stands between the two lines is written here. Kinds: `verdicts NAME...`, `table NAME [COLUMN]...`,
 `matrix NAME [COLUMN]`, `rivals NAME [COLUMN]`, `race NAME`, with the names of experiments and columns. An
-experiment's numbers come from the first of the folders RESULTS (of `safari reproduce --out`) that has any
-of it; below each table stand hardware, version of the code and records. What has no records yet says so.
-`--check` writes nothing and fails where a page is not what the records say.
+experiment's numbers come from the first of the folders RESULTS (of `safari reproduce --out`; by default
+results/evidence*, the last one first) that has any of it; below each table stand hardware, version of the
+code and records. What has no records yet says so. `--check` writes nothing and fails where a page is not
+what the records say.
 """
 
 from __future__ import annotations
@@ -62,6 +63,11 @@ class Records:
         return None
 
 
+def folders() -> list[Path]:
+    """The folders of results that come with the repository: a later edition sorts behind and goes first."""
+    return sorted(ROOT.glob("results/evidence*"), reverse=True)
+
+
 def filled(text: str, records: Records, root: Path = ROOT) -> str:
     """A page with all its blocks written anew."""
 
@@ -92,7 +98,8 @@ def _part(kind: str, name: str, columns: Sequence[str], records: Records, root: 
     experiment, folder, results = found
     texts = []
     for table in _tables(kind, experiment, results, columns):
-        texts += [markdown_table(table), *([table.note] if table.note else [])]
+        # The page itself says what verdicts mean.
+        texts += [markdown_table(table), *([table.note] if table.note and kind != "verdicts" else [])]
     return "\n\n".join([*texts, _source(experiment, folder, results, root)])
 
 
@@ -132,11 +139,11 @@ def _source(experiment: Experiment, folder: Path, results: Results, root: Path) 
 def main() -> None:
     """Read the arguments and write the pages."""
     parser = argparse.ArgumentParser(description="Fill the tables of docs/evidence.md from the records.")
-    parser.add_argument("results", type=Path, nargs="+", help="folders with a results.json")
+    parser.add_argument("results", type=Path, nargs="*", help="folders with a results.json")
     parser.add_argument("--page", type=Path, action="append", help="to fill; docs/evidence.md by default")
     parser.add_argument("--check", action="store_true", help="write nothing; fail where it would")
     given = parser.parse_args()
-    records, stale = Records.open(given.results, shipped()), []
+    records, stale = Records.open(given.results or folders(), shipped()), []
     for page in given.page or [PAGE]:
         before = page.read_text(encoding="utf-8")
         after = filled(before, records)

@@ -58,9 +58,9 @@ def is_share(column: str) -> bool:
 
 def write_numbers(trial: Trial, config: Config) -> Numbers:
     """Put a finished trial's numbers beside its records."""
-    numbers = trial_numbers(list(read_lines(trial.rounds)), config, group_of(config))
     arm = next(arm for arm in config.arms if arm.name == trial.arm)
-    numbers |= maker_of(arm)
+    numbers = trial_numbers(list(read_lines(trial.rounds)), config, group_of(config))
+    numbers |= maker_of(arm) | ({"set": dict(arm.set)} if arm.set else {})
     numbers["code"] = versions_of(trial)
     numbers["seconds"] = round(_seconds(trial), 3)
     similarity = read_checkpoint(trial.checkpoint).tensors.get("rule.similarity")
@@ -71,13 +71,13 @@ def write_numbers(trial: Trial, config: Config) -> Numbers:
 
 
 def read_numbers(path: Path, arm: Arm) -> Numbers | None:
-    """The numbers in a trial's folder, if it is finished and was made by the rule that the arm has now."""
+    """The numbers in a trial's folder, if it is finished and was made by the arm as it is now."""
     file = path / NUMBERS
     if not file.exists():
         return None
     try:
         numbers: Numbers = json.loads(file.read_text(encoding="utf-8"))
-        return numbers if made_by(numbers, arm) else None
+        return numbers if numbers.get("set", {}) == arm.set and made_by(numbers, arm) else None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{file} does not hold a trial's numbers: {error!r}; remove it") from error
 

@@ -149,7 +149,8 @@ def fedawe_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
     for layer in list(module)[:-1]:
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-            nn.init.zeros_(layer.bias)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
     return module
 
 

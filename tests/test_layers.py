@@ -13,6 +13,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "safari"
 # Upper rooms use lower ones. Rooms on one line may use each other, but not in a circle.
 LEVELS = (
     ("__main__", "cli"),
+    ("api",),
     ("evidence",),
     ("engine", "flower", "view"),
     ("aggregation", "training", "links", "data", "runs", "report", "net"),

@@ -288,7 +288,9 @@ class Config:
         "who holds which samples: groups, iid, shards, dirichlet, natural, or one of Flower's (flwr-...)",
         groups=2,
     )
-    model: Plug = _plug("cnn", "the model: cnn, mlp, resnet20, pfl_cnn, or your own")
+    model: Plug = _plug(
+        "cnn", "the model: cnn, mlp, resnet20, resnet18, pfl_cnn, gru, lstm, transformer, or your own"
+    )
     task: Plug = _plug("classification", "what is learned: classification, tokens, multilabel, regression")
     pruning: Pruning = field(default_factory=Pruning)
     policy: Plug = _plug(

@@ -20,6 +20,7 @@ import safari as package
 from runs.kit import TINY, checkpoints, environment, leftovers, python, results
 from safari.aggregation import RULES
 from safari.config import parse
+from safari.models import MODELS
 from safari.toml import to_toml
 
 FAST = ["--set", "model.name=mlp", "--set", "local.steps=1", "--set", "engine.threads=1"]
@@ -77,8 +78,7 @@ def test_a_config_with_six_mistakes_is_told_all_of_them(tmp_path):
         "ronuds is not a field (did you mean 'rounds'?)",
         "clients must be at least 1, got 0",
         "pruning.sparsity must be below 1.0, got 1.0",
-        "model.name must be one of cnn, fedawe_cnn, mlp, pfl_cnn, resnet20; got 'cnnn' "
-        f"(did you mean 'cnn'?){own}",
+        f"model.name must be one of {', '.join(sorted(MODELS))}; got 'cnnn' (did you mean 'cnn'?){own}",
         "uplink.q is not an option (allowed: p)",
         f"arms must be one of {NAMES}; got 'safri' (did you mean 'safari'?){own}",
     ]

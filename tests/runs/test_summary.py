@@ -133,13 +133,24 @@ def test_a_window_longer_than_the_run_takes_all_of_it():
     assert summarise_trial(records, config(rounds=2))["top1"] == pytest.approx(0.3)
 
 
-def test_no_evaluation_in_the_last_rounds():
+def test_a_run_that_goes_on_has_the_newest_numbers():
     unfinished = [record(n, 0.9) for n in range(1, 6)]
     summary = summarise_trial(unfinished, config())
     assert summary["finished"] is False
     assert summary["rounds"] == 5
-    assert [summary[key] for key in ("top1", "top5", "loss", "top1_wobble")] == [None] * 4
+    assert summary["top1"] == pytest.approx(0.9)
     assert summary["rounds_to_target"] == 1
+    # The last rounds so far, as the end of a whole run has them.
+    longer = unfinished + [record(n, 0.5) for n in range(6, 12)]
+    assert summarise_trial(longer, config(evaluation={"last": 4}))["top1"] == pytest.approx(0.5)
+    # None of those was evaluated: the newest evaluation there is.
+    rarely = unfinished + [record(n, None) for n in range(6, 24)]
+    assert summarise_trial(rarely, config(evaluation={"last": 4}))["top1"] == pytest.approx(0.9)
+
+
+def test_no_evaluation_yet():
+    summary = summarise_trial([record(n, None) for n in range(1, 6)], config())
+    assert [summary[key] for key in ("top1", "top5", "loss", "top1_wobble")] == [None] * 4
 
 
 def test_no_records_at_all():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from safari.cli.offers import complete_experiment
 from safari.cli.options import json_option, quiet_option, set_option
 from safari.errors import ConfigError, RunError
 from safari.toml import parse_setting
@@ -23,7 +24,7 @@ Units = Mapping[str, Sequence["Unit"]]
 
 
 @click.command(short_help="Run the claims of the paper again.")
-@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=complete_experiment)
 @set_option
 @click.option("--seeds", type=click.IntRange(min=1), help="How many seeds to run.  [default: each file's]")
 @click.option("--quick", is_flag=True, help="The small version, on the embedded digits, where there is one.")

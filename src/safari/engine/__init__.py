@@ -4,6 +4,7 @@ from safari.engine.assembly import assemble
 from safari.engine.experiment import (
     ENGINES,
     Watcher,
+    as_config,
     check,
     engine_of,
     finished,
@@ -23,6 +24,7 @@ __all__ = [
     "Problems",
     "Watcher",
     "World",
+    "as_config",
     "assemble",
     "check",
     "check_names",

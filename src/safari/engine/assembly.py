@@ -26,7 +26,7 @@ from safari.engine.rehearsal import rehearse
 from safari.engine.world import World
 from safari.errors import ConfigError
 from safari.hosting import named
-from safari.links import Setting, check_arrays
+from safari.links import Setting, check_arrays, check_length
 from safari.models import Layout
 from safari.plugins import named_arguments
 from safari.pruning import budget_for
@@ -151,6 +151,7 @@ def _start_link(built: Parts, direction: str, seed: int, counts: np.ndarray) -> 
     plug, link = getattr(built.config, direction), getattr(built, direction)
     setting = Setting(len(counts), counts, generator(seed, direction))
     state = call_own("link", direction, plug, lambda: link.init(setting))
+    check_length(direction, link, state, built.config.rounds)
     if is_own("link", plug.name):
         check_arrays(f"{direction}.name: {plug.name}", "init", state)
         link.apply(state, 0, generator(seed, direction, 0))

@@ -72,6 +72,7 @@ def run(
     out: str | Path,
     watchers: Sequence[Watcher] = (),
     *,
+    overwrite: bool = False,
     trust: Trust = False,
 ) -> dict[str, Any]:
     """Run an experiment, as tables or from a TOML file, into a new folder; returns its summary.
@@ -80,6 +81,7 @@ def run(
         config: the experiment.
         out: the run's folder, new or empty.
         watchers: told of every round.
+        overwrite: replace a run that the folder holds.
         trust: see `resume`; asked only about the `config.toml` of a run's folder.
 
     >>> import tempfile
@@ -92,7 +94,7 @@ def run(
     with approving(config, trust):
         wanted = as_config(config)
         found = ready(wanted)
-        return _go(RunFolder.create(Path(out), wanted), watchers, found)
+        return _go(RunFolder.create(Path(out), wanted, overwrite=overwrite), watchers, found)
 
 
 def as_config(config: Config | Mapping[str, Any] | str | Path) -> Config:

@@ -40,13 +40,15 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 
 def summarise_trial(records: Sequence[Record], config: Config) -> dict[str, Any]:
-    """One trial: means over the evaluations in the last rounds, and when the target was reached.
+    """One trial: means over the evaluations in the last rounds so far, and when the target was reached.
 
     `rounds_to_target` is the first round at the target, `rounds_to_stay` the first after which accuracy
     never fell below it again: an arm that jumps up and down touches the target long before it stays there.
     """
     evaluated = [r for r in records if r["top1"] is not None]
-    last = [r for r in evaluated if r["round"] > config.rounds - config.evaluation.last]
+    done = records[-1]["round"] if records else 0
+    # A run that goes on may have its newest evaluation before the last rounds.
+    last = [r for r in evaluated if r["round"] > done - config.evaluation.last] or evaluated[-1:]
     reached = [r["round"] for r in evaluated if r["top1"] >= config.evaluation.target]
     below = [r["round"] for r in evaluated if r["top1"] < config.evaluation.target]
     stays = [t for t in reached if t > max(below, default=0)]

@@ -60,7 +60,7 @@ def write_numbers(trial: Trial, config: Config) -> Numbers:
     """Put a finished trial's numbers beside its records."""
     arm = next(arm for arm in config.arms if arm.name == trial.arm)
     numbers = trial_numbers(list(read_lines(trial.rounds)), config, group_of(config))
-    numbers |= maker_of(arm) | ({"set": dict(arm.set)} if arm.set else {})
+    numbers |= maker_of(arm)
     numbers["code"] = versions_of(trial)
     numbers["seconds"] = round(_seconds(trial), 3)
     similarity = read_checkpoint(trial.checkpoint).tensors.get("rule.similarity")
@@ -77,14 +77,16 @@ def read_numbers(path: Path, arm: Arm) -> Numbers | None:
         return None
     try:
         numbers: Numbers = json.loads(file.read_text(encoding="utf-8"))
-        return numbers if numbers.get("set", {}) == arm.set and made_by(numbers, arm) else None
+        return numbers if made_by(numbers, arm) else None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{file} does not hold a trial's numbers: {error!r}; remove it") from error
 
 
 def maker_of(arm: Arm) -> dict[str, dict[str, Any]]:
-    """A rule with its options, the settings that the arm has of its own, and the rule's present defaults: a later
-    version may have others."""
+    """A rule with its options, the settings that the arm has of its own, and the rule's present defaults.
+
+    A later version may have other defaults.
+    """
     rule, own = arm.rule, {"set": dict(arm.set)} if arm.set else {}
     return {
         "rule": {"name": rule.name, **rule.options, **own},

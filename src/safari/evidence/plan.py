@@ -77,12 +77,8 @@ class Case:
 
     @cached_property
     def setting(self) -> str:
-        """A short hash of the setting that arms without settings of their own have; see `digest`."""
+        """A short hash of the setting, without what arms have of their own; see `digest`."""
         return digest(self.config)[:12]
-
-    def setting_of(self, arm: Arm) -> str:
-        """A short hash of an arm's setting."""
-        return digest(self.config.for_arm(arm))[:12] if arm.set else self.setting
 
     @property
     def folder(self) -> str:

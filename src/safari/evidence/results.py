@@ -29,7 +29,7 @@ _FIRST_FORMAT = "safari-evidence-1"
 
 def identity(case: Case, arm: Arm, seed: int) -> tuple[str, str, int]:
     """What makes two trials the same, in any experiment: the setting, the rule as it is now, the seed."""
-    return case.source(arm).setting_of(arm), json.dumps(maker_of(arm), sort_keys=True), seed
+    return case.source(arm).setting, json.dumps(maker_of(arm), sort_keys=True), seed
 
 
 @dataclass
@@ -64,12 +64,12 @@ class Results:
 
     def trial(self, case: Case, arm: Arm, seed: int) -> Numbers | None:
         """A finished trial of this setting and rule, whichever experiment made it, or None."""
-        setting = case.source(arm).setting_of(arm)
+        setting = case.source(arm).setting
         for about in self.entries.values():
             for entry in about["cases"].values():
+                if entry["setting"] != setting:
+                    continue
                 for found in entry["arms"].values():
-                    if found.get("setting", entry["setting"]) != setting:
-                        continue
                     if str(seed) in found["seeds"] and made_by(found, arm):
                         numbers: Numbers = found["seeds"][str(seed)]
                         return numbers
@@ -123,12 +123,11 @@ class Results:
                 "arms": {},
             }
         for arm, seed, numbers in there:
-            entry, setting = cases[case.name]["arms"].get(arm.name), case.setting_of(arm)
-            same = entry is not None and entry.get("setting", case.setting) == setting
-            if entry is None or not same or not made_by(entry, arm):
+            entry = cases[case.name]["arms"].get(arm.name)
+            if entry is None or not made_by(entry, arm):
                 entry = cases[case.name]["arms"][arm.name] = {"seeds": {}}
             # Also into an entry that did not name the defaults: from here on they are known.
-            entry |= maker_of(arm) | ({"setting": setting} if arm.set else {})
+            entry |= maker_of(arm)
             entry["seeds"][str(seed)] = numbers
         environment = path / "environment.json"
         if environment.exists():

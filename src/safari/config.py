@@ -101,12 +101,13 @@ class Local:
     schedule: str = _f(
         "constant",
         "learning rate over the rounds: constant; cosine: down to `final` · lr; steps: times `factor` after "
-        "each of the `milestones`",
-        choices=("constant", "cosine", "steps"),
+        "each of the `milestones`; inverse-sqrt: lr / √(1 + t / `horizon`) in round t",
+        choices=("constant", "cosine", "steps", "inverse-sqrt"),
     )
     final: float = _f(0.0, "where a cosine ends, as a fraction of lr", least=0.0, most=1.0)
     milestones: tuple[float, ...] = _f((0.5, 0.75), "parts of the run after which the rate drops, with steps")
     factor: float = _f(0.1, "what the rate is multiplied by at a milestone", above=0.0, most=1.0)
+    horizon: int = _f(10, "rounds after which inverse-sqrt is down to lr / √2", least=1)
     augment: str = _f("none", "none, or crop-flip for pictures", choices=("none", "crop-flip"))
 
 

@@ -20,9 +20,10 @@ import torch
 
 from safari.config import parse
 from safari.data import Data
+from safari.engine.assembly import assemble
+from safari.engine.parts import rule_of
 from safari.engine.state import initial
 from safari.engine.vectorised import Vectorised
-from safari.engine.world import assemble, rule_of
 
 
 def pictures(samples: int) -> Data:

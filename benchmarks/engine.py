@@ -23,9 +23,11 @@ import torch.nn.functional as F
 from safari.config import parse
 from safari.data import Data
 from safari.data.augment import crop_and_flip
+from safari.engine.assembly import assemble
+from safari.engine.parts import rule_of
 from safari.engine.state import initial
 from safari.engine.vectorised import Vectorised
-from safari.engine.world import World, assemble, rule_of
+from safari.engine.world import World
 from safari.training import evaluate
 
 

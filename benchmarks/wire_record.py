@@ -19,9 +19,10 @@ import numpy as np
 
 from safari.cli.options import read_config
 from safari.engine import vectorised
+from safari.engine.assembly import assemble
+from safari.engine.parts import load_data, rule_of
 from safari.engine.sample import save_upload, upload_of
 from safari.engine.state import initial
-from safari.engine.world import assemble, load_data, rule_of
 
 SETTING = Path(__file__).parents[1] / "experiments" / "base" / "cifar10.toml"
 

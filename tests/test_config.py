@@ -64,6 +64,7 @@ def test_defaults_are_not_shared() -> None:
 
 # --- limits
 
+SCHEDULE = "pruning.schedule must be one of constant, cubic, wait; got 'cubik' (did you mean 'cubic'?)"
 LIMITS = [
     ("seed", -1, "seed must be at least 0, got -1"),
     ("seeds", 0, "seeds must be at least 1, got 0"),
@@ -134,6 +135,21 @@ LIMITS = [
     ("evaluation.last", 0, "evaluation.last must be at least 1, got 0"),
     ("evaluation.target", 0, "evaluation.target must be above 0.0, got 0"),
     ("evaluation.target", 1.5, "evaluation.target must be at most 1.0, got 1.5"),
+    ("pruning.scope", "erdos", "pruning.scope must be one of erk, global, uniform; got 'erdos'"),
+    ("pruning.least", 1.5, "pruning.least must be at most 1.0, got 1.5"),
+    ("pruning.schedule", "cubik", SCHEDULE),
+    ("pruning.initial", 1, "pruning.initial must be below 1.0, got 1"),
+    ("pruning.begin", -1, "pruning.begin must be at least 0, got -1"),
+    ("pruning.end", -1, "pruning.end must be at least 0, got -1"),
+    ("local.factor", 2, "local.factor must be at most 1.0, got 2"),
+    (
+        "local.schedule",
+        "step",
+        "local.schedule must be one of constant, cosine, steps; got 'step' (did you mean 'steps'?)",
+    ),
+    ("local.final", 2, "local.final must be at most 1.0, got 2"),
+    ("local.factor", 0, "local.factor must be above 0.0, got 0"),
+    ("checkpoint.keep", 0, "checkpoint.keep must be at least 1, got 0"),
     ("checkpoint.every", 0, "checkpoint.every must be at least 1, got 0"),
     ("diagnostics.every", -1, "diagnostics.every must be at least 0, got -1"),
 ]

@@ -226,6 +226,12 @@ def test_the_configuration_page_is_what_the_code_says(make_docs):
     assert (DOCS / "configuration.md").read_text(encoding="utf-8") == make_docs.configuration_page(), stale
 
 
+def test_a_shell_is_offered_the_names_that_there_are(make_docs):
+    assert make_docs.NAMES.read_text(encoding="utf-8") == make_docs.names_file(), (
+        "names.json is stale: make docs"
+    )
+
+
 def test_the_configuration_page_leaves_nothing_out(make_docs):
     page = make_docs.configuration_page()
     for name, value in Config().to_dict().items():

@@ -13,11 +13,12 @@ SOURCE = Path(__file__).parent.parent / "src" / "safari"
 # Upper rooms use lower ones. Rooms on one line may use each other, but not in a circle.
 LEVELS = (
     ("__main__", "cli"),
+    ("api",),
     ("evidence",),
     ("engine", "flower", "view"),
     ("aggregation", "training", "links", "data", "runs", "report", "net"),
     ("pruning", "tasks", "models", "wire"),
-    ("config", "toml", "trust", "plugins", "loading", "seeds", "errors", "version"),
+    ("config", "toml", "hosting", "trust", "plugins", "loading", "seeds", "stats", "errors", "version"),
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 WITHOUT_TORCH = ("wire", "net")

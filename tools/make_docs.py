@@ -1,6 +1,7 @@
 """Write the parts of the documentation that come from the code: `make docs`.
 
 docs/configuration.md           from the config's fields and the plug-ins' signatures and docstrings
+src/safari/cli/names.json       names and options of the plug-ins, which a shell completes
 docs/images/partition-*.svg     label counts of each partition of the digits
 With `--demo RUN`, from a finished run of the demo:
 docs/images/demo.svg, demo-dark.svg, the table in README.md and docs/quickstart.md, and
@@ -28,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 IMAGES = DOCS / "images"
 DEMO = ROOT / "results" / "demo"
+NAMES = ROOT / "src" / "safari" / "cli" / "names.json"
 SUMMARY = "summary.json"
 TABLE = re.compile(r"(?<=<!-- demo table -->\n)(.*?)(?=<!-- end of demo table -->)", re.DOTALL)
 
@@ -63,6 +65,18 @@ none. Your own goes in by the same field, as `file.py:name` or `package.module:n
 def configuration_page() -> str:
     """The reference of all fields and of all that they can name."""
     return "\n".join([_INTRO, *_fields(), _PLUG_INS, *_plug_ins()]).rstrip() + "\n"
+
+
+def names_file() -> str:
+    """Every plug-in with its options, for the shell's completion: src/safari/cli/names.json."""
+    table = {
+        kind: {
+            name: [] if dataclasses.is_dataclass(thing) else [option.name for option in options_of(thing)]
+            for name, thing in builtin.items()
+        }
+        for kind, (builtin, _) in KINDS.items()
+    }
+    return json.dumps(table, indent=1) + "\n"
 
 
 def demo_results() -> dict[Path, str]:
@@ -105,7 +119,7 @@ def _fields() -> Iterator[str]:
             yield f"## `[{f.name}]`\n"
             yield f"{inspect.getdoc(type(section))}\n"
             yield from _table(
-                _row(g, inner[g.name], getattr(section, g.name)) for g in dataclasses.fields(section)
+                _row(g, inner[g.name], values[f.name][g.name]) for g in dataclasses.fields(section)
             )
 
 
@@ -153,6 +167,8 @@ def _limited(kind: str, limits: Mapping[str, Any]) -> str:
 def _kind(name: str, hint: Any) -> str:
     if hint == tuple[Plug, ...]:
         return "a list of names and tables"
+    if hint is Plug:
+        return "a name or a table"
     return "a list of rules" if name == "arms" else spell(hint)
 
 
@@ -231,6 +247,7 @@ def main() -> None:
     parser.add_argument("--demo", type=Path, metavar="RUN", help="a finished run of the demo")
     demo = parser.parse_args().demo
     _write(DOCS / "configuration.md", configuration_page().encode())
+    _write(NAMES, names_file().encode())
     draw_partitions()
     if demo is not None:
         show_demo(demo)

@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
-from safari.evidence import Book, find, read, shipped
+from safari.evidence import Results, find, read, shipped
 from safari.evidence.headline import Row, headline
 from safari.report.inline import VARIABLES
 from safari.report.sheet import _DARK
@@ -35,7 +35,7 @@ TROUBLES = {
 }
 
 
-def rows_of(book: Book, troubles: Mapping[str, str], folder: Path) -> list[Row]:
+def rows_of(results: Results, troubles: Mapping[str, str], folder: Path) -> list[Row]:
     """The trials of every arm in these cases."""
     names = {case.split("/")[0] for cases in troubles.values() for case in cases.split()}
     experiments = read(find(folder, sorted(names)), [])
@@ -43,7 +43,11 @@ def rows_of(book: Book, troubles: Mapping[str, str], folder: Path) -> list[Row]:
     return [
         Row(
             name,
-            {a.name: book.arm(known[place], a) for place in places.split() for a in known[place].config.arms},
+            {
+                a.name: results.arm(known[place], a)
+                for place in places.split()
+                for a in known[place].config.arms
+            },
         )
         for name, places in troubles.items()
     ]
@@ -51,7 +55,7 @@ def rows_of(book: Book, troubles: Mapping[str, str], folder: Path) -> list[Row]:
 
 def draw(records: Path, out: Path, words: str, troubles: Mapping[str, str], folder: Path) -> list[Path]:
     """Write the three files; returns their paths."""
-    figure = headline(rows_of(Book.open(records), troubles, folder), words)
+    figure = headline(rows_of(Results.open(records), troubles, folder), words)
     dark = render(figure, "svg", transparent=True).decode("utf-8")
     for light, variable in VARIABLES.items():
         dark = dark.replace(light, _DARK[variable])

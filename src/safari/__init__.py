@@ -13,9 +13,9 @@ from safari.version import __version__
 
 if TYPE_CHECKING:
     from safari.aggregation import Compensation, Decision, Outcome, Round, Server, ServerStep, stand_in
+    from safari.api import resume, run
     from safari.config import Config, parse
     from safari.data import Data
-    from safari.engine import resume, run
     from safari.errors import SafariError
     from safari.links import Link
     from safari.models import Layout
@@ -44,9 +44,9 @@ __all__ = [
 
 _HOMES = {
     "aggregation": ("Compensation", "Decision", "Outcome", "Round", "Server", "ServerStep", "stand_in"),
+    "api": ("resume", "run"),
     "config": ("Config", "parse"),
     "data": ("Data",),
-    "engine": ("resume", "run"),
     "errors": ("SafariError",),
     "links": ("Link",),
     "models": ("Layout",),
@@ -58,7 +58,7 @@ def __getattr__(name: str) -> Any:
     for home, names in _HOMES.items():
         if name in names:
             return getattr(importlib.import_module(f"safari.{home}"), name)
-    if name in {*_HOMES, "flower", "report", "runs", "training", "wire"}:
+    if name in {*_HOMES, "engine", "flower", "report", "runs", "training", "trust", "view", "wire"}:
         return importlib.import_module(f"safari.{name}")
     raise AttributeError(f"module 'safari' has no attribute {name!r}")
 

@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -38,10 +38,12 @@ def _plug(name: str, doc: str, **options: Any) -> Any:
 
 @dataclass(frozen=True)
 class Arm:
-    """One way of treating the missing, under a name of its own."""
+    """One way of treating the missing, under a name of its own; `set` holds the tables in which it differs from
+    the other arms."""
 
     name: str
     rule: Plug
+    set: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,38 @@ class Pruning:
 
     pruner: str = _f("mag", "rand, mag, snip, grasp, synflow, or your own as file.py:name")
     sparsity: float = _f(0.8, "fraction of the prunable weights that is cut", least=0.0, below=1.0)
-    batch: int = _f(64, "samples that snip and grasp look at, drawn anew each round", least=1)
+    batch: int = _f(
+        64,
+        "samples that snip, grasp and policies that ask for gradients look at, drawn anew each round",
+        least=1,
+    )
+    scope: str = _f(
+        "global",
+        "how the cut is divided between layers: global: one ranking of all weights (the paper); uniform: the "
+        "same density in each layer; erk: Erdős–Rényi-kernel, small layers are denser. Always exactly the "
+        "same number in all",
+        choices=("global", "uniform", "erk"),
+    )
+    dense: tuple[str, ...] = _f(
+        (), 'layers of which nothing is cut: "first", "last", or names; the others are cut more'
+    )
+    least: float = _f(
+        0.0, "smallest density of a layer: a little keeps a layer from being cut whole", least=0.0, most=1.0
+    )
+    schedule: str = _f(
+        "constant",
+        "constant: the sparsity holds from the first round on (the paper); wait: from round `begin` on; "
+        "cubic: it grows from `initial` in round `begin` to `sparsity` in round `end`",
+        choices=("constant", "wait", "cubic"),
+    )
+    initial: float = _f(0.0, "sparsity before round `begin`, with wait and cubic", least=0.0, below=1.0)
+    begin: int = _f(0, "round in which cutting begins, with wait and cubic", least=0)
+    end: int = _f(0, "round in which `sparsity` is reached, with cubic", least=0)
+    masks_gradient: bool = _f(
+        True,
+        "clients train inside their mask; false: Algorithm 2 as it is printed, where only the model that a "
+        "client begins with is masked",
+    )
 
 
 @dataclass(frozen=True)
@@ -62,6 +95,15 @@ class Local:
     batch: int = _f(32, "samples in a step", least=1)
     optimiser: str = _f("adam", "adam (lr) or sgd (lr/τ, as in the paper)", choices=("adam", "sgd"))
     lr: float = _f(0.001, "learning rate η", above=0.0)
+    schedule: str = _f(
+        "constant",
+        "learning rate over the rounds: constant; cosine: down to `final` · lr; steps: times `factor` after "
+        "each of the `milestones`",
+        choices=("constant", "cosine", "steps"),
+    )
+    final: float = _f(0.0, "where a cosine ends, as a fraction of lr", least=0.0, most=1.0)
+    milestones: tuple[float, ...] = _f((0.5, 0.75), "parts of the run after which the rate drops, with steps")
+    factor: float = _f(0.1, "what the rate is multiplied by at a milestone", above=0.0, most=1.0)
     augment: str = _f("none", "none, or crop-flip for pictures", choices=("none", "crop-flip"))
 
 
@@ -83,6 +125,11 @@ class Aggregation:
         (),
         "what the server does with the change that the weighted sum gave, in this order: steps by name, or "
         'tables such as {name = "fedadam", lr = 0.01} (docs/algorithm.md)',
+    )
+    gate: Plug = _plug(
+        "norm",
+        "which updates the rule gets to see: norm: all but absurdly large ones; off: all that are finite; or a "
+        'table such as {name = "norm", factor = 3.0, action = "clip"} (docs/algorithm.md)',
     )
 
 
@@ -157,6 +204,11 @@ class Evaluation:
     """When and how the global model is tested."""
 
     every: int = _f(1, "rounds between two evaluations; the last round is always evaluated", least=1)
+    pairs: bool = _f(
+        False,
+        "also evaluate the round before each evaluated one: averaging may alternate from round to round, and "
+        "an even `every` alone would see one phase of it",
+    )
     batch: int = _f(1000, "test samples in one forward pass", least=1)
     validation: float = _f(
         0.0,
@@ -167,6 +219,14 @@ class Evaluation:
     )
     last: int = _f(20, "final accuracy is the mean over the evaluations of so many last rounds", least=1)
     target: float = _f(0.85, "top-1 accuracy for 'rounds to target'", above=0.0, most=1.0)
+
+    def is_due(self, done: int, rounds: int) -> bool:
+        """Whether the model is tested after `done` of `rounds` rounds.
+
+        >>> [done for done in range(1, 12) if Evaluation(every=4, pairs=True).is_due(done, 11)]
+        [3, 4, 7, 8, 10, 11]
+        """
+        return any(after % self.every == 0 or after == rounds for after in (done, done + 1)[: 1 + self.pairs])
 
 
 @dataclass(frozen=True)
@@ -220,7 +280,8 @@ class Config:
         ),
         metadata={
             "doc": "what the server does about the missing, compared side by side: rules by name, or tables "
-            'such as {name = "mine", rule = "file.py:rule", option = 1}'
+            'such as {name = "mine", rule = "file.py:rule", option = 1}; with set = {client = {name = "scaffold"}} '
+            "an arm has settings of its own"
         },
     )
     data: Plug = _plug(
@@ -234,7 +295,17 @@ class Config:
     model: Plug = _plug("cnn", "the model: cnn, mlp, resnet20, pfl_cnn, or your own")
     task: Plug = _plug("classification", "what is learned: classification, tokens, multilabel, regression")
     pruning: Pruning = field(default_factory=Pruning)
+    policy: Plug = _plug(
+        "static",
+        "which weights are trained in each round: static: what was cut stays cut (the paper); set, rigl, "
+        "sparse-momentum, feddst, fedrts: masks that move; or your own",
+    )
     local: Local = field(default_factory=Local)
+    client: Plug = _plug(
+        "fedavg",
+        "what clients do besides plain local steps: fedavg, calibrated, masked-loss, fedprox, scaffold, "
+        "feddyn, fednova, dane, bvr-l-sgd, or your own",
+    )
     uplink: Plug = _plug(
         "bernoulli", "how updates get lost on the way to the server", p=[1, 0.3, 0.3, 0.3, 0.3]
     )
@@ -251,11 +322,36 @@ class Config:
         """The complete config as plain tables: `parse(config.to_dict()) == config`."""
         return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
 
+    def for_arm(self, arm: Arm) -> Config:
+        """The config of one arm: with its own settings, and no other arm."""
+        return dataclasses.replace(self._with(arm.set), arms=(arm,))
+
+    def arm_groups(self) -> list[Config]:
+        """A config for each group of arms that have the same settings; the arms stay in order.
+
+        >>> mine = {"name": "mine", "rule": "drop", "set": {"pruning": {"sparsity": 0.5}}}
+        >>> groups = parse({"arms": ["drop", mine, "safari"]}).arm_groups()
+        >>> [([arm.name for arm in group.arms], group.pruning.sparsity) for group in groups]
+        [(['drop', 'safari'], 0.8), (['mine'], 0.5)]
+        """
+        groups: dict[str, list[Arm]] = {}
+        for arm in self.arms:
+            groups.setdefault(json.dumps(_plain(arm.set), sort_keys=True), []).append(arm)
+        return [dataclasses.replace(self._with(arms[0].set), arms=tuple(arms)) for arms in groups.values()]
+
+    def _with(self, tables: Mapping[str, Any]) -> Config:
+        return parse(_merged(self.to_dict(), tables)) if tables else self
+
     @property
     def digest(self) -> str:
         """A hash of everything that is in the config."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
 
+
+# The tables in which arms of one run may differ: the data, the model and the clients are the same for all.
+ARM_TABLES = (
+    "aggregation", "client", "downlink", "local", "policy", "pruning", "uplink", "wire",
+)  # fmt: skip
 
 # The fields that name a plug-in, with what they name by default.
 _PLUGS = {
@@ -286,6 +382,7 @@ def examine(table: Mapping[str, Any]) -> tuple[Config, list[str]]:
     if cohort > clients and ("clients" in values or "clients" not in table):
         problems.append(f"cohort must be at most clients ({clients}), got {cohort}")
         del values["cohort"]
+    problems += _schedule_problems(values.get("pruning", Pruning()))
     wire = values.get("wire", Wire())
     if wire.feeds_back and wire.values in ("auto", "absolute", "difference"):
         problems.append(f"wire.feedback needs lossy wire.values, got {wire.values!r}")
@@ -296,10 +393,48 @@ def examine(table: Mapping[str, Any]) -> tuple[Config, list[str]]:
         for n in names
         if not _is_plain(n)
     ]
+    problems += _arm_problems(table, values.get("arms", ())) if not problems else []
     name = values.get("name", "demo")
     if not _is_plain(name):
         problems.append(f"name may hold letters, digits, and . _ + - only, got {name!r}")
     return Config(**values), problems
+
+
+def _arm_problems(table: Mapping[str, Any], arms: Sequence[Arm]) -> list[str]:
+    """What is wrong with the settings that arms have of their own."""
+    problems = []
+    for arm in (arm for arm in arms if arm.set):
+        field = f"arms: {arm.name}.set"
+        known = [key for key in arm.set if key in ARM_TABLES]
+        problems += [one_of(field, key, ARM_TABLES) for key in arm.set if key not in ARM_TABLES]
+        own = {key: arm.set[key] for key in known}
+        whole = {key: value for key, value in table.items() if key != "arms"}
+        problems += [f"{field}: {line}" for line in examine(_merged(whole, own))[1]]
+    return problems
+
+
+def _merged(table: Mapping[str, Any], tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables with others laid over them, key by key; naming another plug-in drops the options of the one before."""
+    out = dict(table)
+    for head, own in tables.items():
+        held = out.get(head, {})
+        if not isinstance(own, Mapping) or not isinstance(held, Mapping):
+            out[head] = own
+        elif head in _PLUGS and own.get("name", held.get("name")) != held.get("name", _PLUGS[head].name):
+            out[head] = dict(own)
+        else:
+            out[head] = {**held, **own}
+    return out
+
+
+def _schedule_problems(pruning: Pruning) -> list[str]:
+    if pruning.schedule == "cubic" and pruning.end <= pruning.begin:
+        return [f"pruning.end must be above pruning.begin ({pruning.begin}) with cubic, got {pruning.end}"]
+    if pruning.schedule != "constant" and pruning.initial > pruning.sparsity:
+        return [
+            f"pruning.initial must be at most pruning.sparsity ({pruning.sparsity}), got {pruning.initial}"
+        ]
+    return []
 
 
 def override(table: Mapping[str, Any], settings: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -340,10 +475,14 @@ def _read(cls: type, table: Mapping[str, Any], prefix: str, problems: list[str])
             continue
         path, value, hint = prefix + name, table[name], hints[name]
         if dataclasses.is_dataclass(hint):
+            if hint is Plug and prefix and isinstance(value, str):
+                value = {"name": value}
             if not isinstance(value, Mapping):
-                problems.append(f"{path} must be a table, got {value!r}")
+                form = "a name or a table" if hint is Plug and prefix else "a table"
+                problems.append(f"{path} must be {form}, got {value!r}")
             elif hint is Plug:
-                values[name] = _read_plug(path, value, _PLUGS[name], problems)
+                default = cast(Callable[[], Plug], f.default_factory)()
+                values[name] = _read_plug(path, value, default, problems)
             else:
                 section = cast(type, hint)
                 values[name] = section(**_read(section, value, path + ".", problems))
@@ -358,8 +497,15 @@ def _read(cls: type, table: Mapping[str, Any], prefix: str, problems: list[str])
             if problem:
                 problems.append(problem)
             else:
-                values[name] = float(value) if hint is float else value
+                values[name] = _converted(value, hint)
     return values
+
+
+def _converted(value: Any, hint: Any) -> Any:
+    """A value that fits, as the field holds it: TOML has neither tuples nor, for whole numbers, floats."""
+    if hint is float:
+        return float(value)
+    return tuple(value) if typing.get_origin(hint) is tuple else value
 
 
 def _read_plug(path: str, table: Mapping[str, Any], default: Plug, problems: list[str]) -> Plug:
@@ -400,10 +546,12 @@ def _read_arms(value: object, problems: list[str]) -> tuple[Arm, ...]:
             short = item.rpartition(":")[2]
             arms.append(Arm(short, Plug(item)))
         elif isinstance(item, Mapping) and isinstance(item.get("rule"), str):
-            options = {key: v for key, v in item.items() if key not in ("name", "rule")}
-            arms.append(
-                Arm(str(item.get("name", item["rule"].rpartition(":")[2])), Plug(item["rule"], options))
-            )
+            options = {key: v for key, v in item.items() if key not in ("name", "rule", "set")}
+            name, own = str(item.get("name", item["rule"].rpartition(":")[2])), item.get("set", {})
+            if not isinstance(own, Mapping):
+                problems.append(f"arms: {name}.set must be a table, got {own!r}")
+                own = {}
+            arms.append(Arm(name, Plug(item["rule"], options), dict(own)))
         else:
             problems.append(f'arms: each must be a rule\'s name or a table with "rule", got {item!r}')
     return tuple(arms)
@@ -433,14 +581,19 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Plug):
         return {"name": value.name, **{k: _plain(v) for k, v in value.options.items()}}
     if isinstance(value, Arm):
-        if value.rule.options or value.name != value.rule.name:
-            return {"name": value.name, "rule": value.rule.name, **_plain(dict(value.rule.options))}
+        if value.rule.options or value.set or value.name != value.rule.name:
+            own = {"set": _plain(value.set)} if value.set else {}
+            return {"name": value.name, "rule": value.rule.name, **_plain(dict(value.rule.options)), **own}
         return value.name
     if dataclasses.is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: _plain(_bare(getattr(value, f.name))) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {k: _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        bare = [item.name if isinstance(item, Plug) and not item.options else item for item in value]
-        return [_plain(item) for item in bare]
+        return [_plain(_bare(item)) for item in value]
     return value
+
+
+def _bare(value: Any) -> Any:
+    """A plug-in without options as its name, which is all there is to write inside a table or a list."""
+    return value.name if isinstance(value, Plug) and not value.options else value

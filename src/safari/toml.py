@@ -64,12 +64,17 @@ def parse_setting(text: str) -> tuple[str, Any]:
         return key, value.split(",") if key in _LISTS else value
 
 
-def to_toml(config: Config, *, comments: bool = False) -> str:
-    """The complete config; with `comments`, each field's documentation above it."""
+def to_toml(config: Config, *, comments: bool = False, values: Mapping[str, Any] | None = None) -> str:
+    """The complete config; with `comments`, each field's documentation above it.
+
+    `values`: its tables, where only some of them are to be written.
+    """
     scalars: list[str] = []
     tables: list[str] = []
-    values = config.to_dict()
+    values = config.to_dict() if values is None else values
     for f in dataclasses.fields(Config):
+        if f.name not in values:
+            continue
         value, doc = values[f.name], f.metadata.get("doc", "")
         if not isinstance(value, Mapping):
             scalars += _line(f.name, value, doc, comments)

@@ -18,7 +18,7 @@ from flower.hostile import attacks, giants
 from flower.kit import Loopback, Net, Raw, net
 from safari.aggregation import RULES
 from safari.config import Plug
-from safari.engine.world import rule_of
+from safari.engine.parts import rule_of
 from safari.flower import SafariStrategy, sparse
 
 RULES_ON_FLOWER = [name for name in RULES if not rule_of(Plug(name)).overrides_network]

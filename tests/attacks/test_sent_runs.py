@@ -19,8 +19,8 @@ from click.testing import CliRunner
 import safari as package
 from runs.kit import TINY, environment
 from safari import trust
+from safari.api import rule_lines
 from safari.cli import cli
-from safari.cli.finish import explained
 from safari.errors import ConfigError, RunError, SafariError, TrustError
 from safari.loading import find
 from safari.runs import RunFolder
@@ -124,14 +124,14 @@ def test_the_wire_is_looked_at_without_the_rule(sent):
 
 def test_the_page_has_the_words_of_a_rule_without_loading_it(sent, made):
     runs = [RunFolder.open(sent)]
-    assert explained(runs)["evil/lib.py:rule"] == ""
-    write_report(runs, Path("page.html"), rules=explained(runs))
+    assert rule_lines(runs)["evil/lib.py:rule"] == ""
+    write_report(runs, Path("page.html"), rules=rule_lines(runs))
     assert not ran()
     # Where the run was made, its folder holds what the rule said of itself.
-    assert explained([RunFolder.open(made)])["evil/lib.py:rule"] == "A rule of the sender's own."
+    assert rule_lines([RunFolder.open(made)])["evil/lib.py:rule"] == "A rule of the sender's own."
 
 
-def test_a_model_of_the_sender_s_own_is_asked_about_before_a_frame_is_explained(sent):
+def test_a_model_of_the_sender_s_own_is_asked_about_before_a_frame_is_rule_lines(sent):
     text = (sent / "config.toml").read_text()
     (sent / "config.toml").write_text(text.replace('name = "mlp"', 'name = "evil/lib.py:net"'))
     problem = told(safari("wire", "bench", sent))
@@ -465,7 +465,7 @@ def test_code_that_changed_since_is_refused_by_name(tmp_path, monkeypatch, store
 @pytest.mark.parametrize("text", ["[]", "{", '{"files": 3}', '{"files": {"x": 3}}', '{"about": {"x": 3}}'])
 def test_a_list_of_plug_ins_that_is_damaged_is_named(sent, text):
     (sent / "plugins.json").write_text(text)
-    assert explained([RunFolder.open(sent)])["evil/lib.py:rule"] == ""
+    assert rule_lines([RunFolder.open(sent)])["evil/lib.py:rule"] == ""
     with pytest.raises(RunError, match=r"^run/plugins\.json"):
         package.resume(sent, from_round=0, trust=True)
 

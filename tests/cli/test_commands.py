@@ -308,7 +308,9 @@ def test_list_one_kind_with_options():
 
 def test_list_json():
     found = json.loads(output("list", "--json"))
-    assert list(found) == ["data", "partition", "model", "task", "pruner", "link", "rule", "step"]
+    assert list(found) == [
+        "data", "partition", "model", "task", "pruner", "policy", "client", "link", "rule", "step", "gate",
+    ]  # fmt: skip
     assert found["partition"]["names"]["groups"]["options"] == {
         "groups": {"type": "a whole number", "default": 2}
     }

@@ -85,7 +85,7 @@ def test_nothing_there_says_what_to_put_where(tmp_path):
         f"cifar10: expected {tmp_path}/cifar-10-batches-bin or {tmp_path}/cifar-10-batches-py, "
         "found neither. "
         f"Fetch {URL} (binary version, md5 {MD5}) and unpack it in {tmp_path}, "
-        "point data.root to where the folder is, or let it be downloaded: --set data.download=true"
+        "point data.root to where the folder is, or let it be downloaded: data.download = true"
     )
 
 
@@ -96,7 +96,7 @@ def test_a_missing_file_is_named(tmp_path):
         read_format(BINARY, folder, RECORDS)
     assert str(error.value) == (
         f"{folder / 'data_batch_4.bin'}: expected a file of CIFAR-10, found none; complete the folder, "
-        "or remove it and download again: --set data.download=true"
+        "or remove it and download again: data.download = true"
     )
 
 

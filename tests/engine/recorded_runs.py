@@ -1,7 +1,7 @@
 """Short runs whose records were kept: what a later version computes must be the same, bit for bit.
 
-`python tests/engine/recorded_runs.py` writes `recorded/runs.json` anew; do that only for a change that is meant to
-change the numbers, and say so in the changelog.
+`python tests/engine/recorded_runs.py` writes `recorded/runs.json` anew; do that only for a change that is
+meant to change the numbers, and say so in the changelog.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ RECORDED = Path(__file__).parent / "recorded" / "runs.json"
 # What later versions may add to a record.
 FIELDS = (
     "round", "loss", "top1", "top5", "average", "train_loss", "trained", "arrived", "missing", "refused",
-    "stand_ins", "lost", "density", "agreement", "support", "churn", "layers", "layer_churn", "bytes", "modes",
-    "diagnosis",
+    "stand_ins", "lost", "density", "agreement", "support", "churn", "layers", "layer_churn", "bytes",
+    "modes", "diagnosis",
 )  # fmt: skip
 
 

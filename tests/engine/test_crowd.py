@@ -10,9 +10,9 @@ import torch
 from safari.config import parse
 from safari.data import Data
 from safari.engine import World, assemble
+from safari.engine.parts import rule_of
 from safari.engine.state import initial
 from safari.engine.vectorised import Vectorised
-from safari.engine.world import rule_of
 from safari.errors import ConfigError
 
 CLIENTS, COHORT = 30_000, 20

@@ -11,10 +11,11 @@ from engine.kit import StopAfter
 from engine.own_parts import NORMED
 from safari.config import parse
 from safari.engine import reference, vectorised
-from safari.engine.mail import wire_layout
+from safari.engine.assembly import assemble
+from safari.engine.codec import wire_layout
+from safari.engine.parts import load_data, rule_of
 from safari.engine.reference import network, train
 from safari.engine.state import State, initial
-from safari.engine.world import assemble, load_data, rule_of
 from safari.errors import ConfigError, RunError
 from safari.runs import RunFolder
 from safari.seeds import generator
@@ -60,7 +61,7 @@ def by_hand(world, rounds):
             if client in letters:
                 residual[client] = settle(residual[client], *letters.pop(client))
             mask = world.mask(x, client, t)
-            model, _ = train(world, x, mask, client, t)
+            model = train(world, x, mask, client, t).model
             target = with_residual(model.numpy(), mask.numpy(), residual[client])
             lossy = Lossy(wire.bits, wire.step, generator(world.seed, "wire", client, t))
             got = decode(encode(target, mask.numpy(), shared, values=wire.values, lossy=lossy), shared)

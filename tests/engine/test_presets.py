@@ -11,7 +11,7 @@ import torch
 from safari.config import Config, parse
 from safari.data import Data
 from safari.engine import World, assemble
-from safari.engine.world import KINDS
+from safari.engine.parts import KINDS
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments" / "base"
 FILES = sorted(EXPERIMENTS.glob("*.toml"))

@@ -87,7 +87,7 @@ def test_one_more_client_changes_nothing_for_the_others(tmp_path, uplink):
     }
     base["local"] = {**SMALL["local"], "augment": "crop-flip"}
     ten, eleven = (world_of({**base, "clients": clients}) for clients in (10, 11))
-    luck = []
+    random_state = []
     for world in (ten, eleven):
         state = initial(world, safari.Compensation(lambda *_: {}, None))
         rows = []
@@ -97,9 +97,9 @@ def test_one_more_client_changes_nothing_for_the_others(tmp_path, uplink):
             server = safari.Server.start(torch.zeros(1), 1, state.server.rule)
             server = type(server)(**{**vars(server), "round": t + 1})
             state = type(state)(server, up, down)
-        luck.append(rows)
-    assert luck[0] == luck[1]
-    assert any(not all(row) for pair in luck[0] for row in pair), "nothing was ever lost"
+        random_state.append(rows)
+    assert random_state[0] == random_state[1]
+    assert any(not all(row) for pair in random_state[0] for row in pair), "nothing was ever lost"
     for client in range(10):
         for t in (0, 7):
             batches = [world.training_batches(client, t) for world in (ten, eleven)]
@@ -246,10 +246,11 @@ def test_epochs_count_passes_over_each_clients_own_data(unequal):
     assert world_of(unequal).steps(0) == 2
 
 
-def test_evaluation_every_so_often_and_always_at_the_end():
+@pytest.mark.parametrize(("pairs", "tested"), [(False, [3, 6, 8]), (True, [2, 3, 5, 6, 7, 8])])
+def test_evaluation_every_so_often_and_always_at_the_end(pairs, tested):
     every = records({**SMALL, "rounds": 8, "evaluation": {"every": 1}})
-    third = records({**SMALL, "rounds": 8, "evaluation": {"every": 3}})
-    assert [r["round"] for r in third if r["top1"] is not None] == [3, 6, 8]
+    third = records({**SMALL, "rounds": 8, "evaluation": {"every": 3, "pairs": pairs}})
+    assert [r["round"] for r in third if r["top1"] is not None] == tested
     for full, sparse in zip(every, third, strict=True):
         scores = ("loss", "top1", "top5")
         if sparse["top1"] is None:

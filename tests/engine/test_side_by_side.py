@@ -53,7 +53,7 @@ def the_same(found: State, expected: State) -> None:
         {"model": {"name": "mine.py:dropout"}},
         {"diagnostics": {"every": 2}, "wire": {"every": 1}},
     ],
-    ids=["as it is", "masks of their own", "rounds in which nobody arrives", "sizes", "no crew", "diagnosed"],
+    ids=["as it is", "masks of their own", "rounds in which nobody arrives", "sizes", "no pool", "diagnosed"],
 )
 def test_every_bit_is_that_of_an_arm_by_itself(change):
     config = put(BASE, CNN, ARMS, change)

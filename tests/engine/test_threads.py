@@ -13,7 +13,7 @@ import safari
 from engine.kit import StopAfter, play, world_of
 from engine.test_vectorised import ADAM, BASE, CNN, RESNET, compare, put
 from safari.engine.stack import cpu
-from safari.engine.stack.crew import Crew
+from safari.engine.stack.thread_pool import ThreadPool
 from safari.engine.vectorised import Vectorised
 from safari.models import zoo as models_zoo
 from safari.training import evaluate
@@ -82,7 +82,7 @@ def test_one_more_client_changes_nothing_for_the_others():
 
 @pytest.mark.parametrize("model", ["mine.py:dropout", "mine.py:by_vmap", "mine.py:by_loop"])
 def test_what_has_something_in_common_is_not_shared(model):
-    assert Vectorised(world_of(put(BASE, {"model": {"name": model}})))._crew is None
+    assert Vectorised(world_of(put(BASE, {"model": {"name": model}})))._pool is None
 
 
 @pytest.mark.parametrize(("batch", "clients"), [(8, 16), (64, 16), (65, 15), (512, 2), (513, 1), (5000, 1)])
@@ -126,11 +126,11 @@ class Flattens(nn.Module):
     ],
     ids=["cnn", "resnet", "view", "vectors"],
 )
-@pytest.mark.parametrize("crew", [None, Crew(2)], ids=["alone", "shared"])
-def test_a_model_is_tested_as_its_module_would_be(module, shape, by_pixel, crew):
+@pytest.mark.parametrize("pool", [None, ThreadPool(2)], ids=["alone", "shared"])
+def test_a_model_is_tested_as_its_module_would_be(module, shape, by_pixel, pool):
     draw = torch.Generator().manual_seed(0)
     x, y = torch.randn(83, *shape, generator=draw), torch.randint(0, 4, (83,), generator=draw)
-    tester = cpu.Tester(module, crew, x[:8])
+    tester = cpu.Tester(module, pool, x[:8])
     assert tester._by_pixel == by_pixel
     assert module.training
     expected, found = evaluate(module, x, y, 41), evaluate(tester, x, y, 41)

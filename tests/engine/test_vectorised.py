@@ -25,13 +25,13 @@ import safari
 from engine.kit import StopAfter, play, records, world_of
 from engine.own_parts import PLUGINS
 from safari.cli import cli
-from safari.cli.progress import Bars
 from safari.config import parse
 from safari.engine import device as device_room
 from safari.engine import world as world_room
+from safari.engine.parts import rule_of
 from safari.engine.state import initial
 from safari.engine.vectorised import Vectorised
-from safari.engine.world import rule_of
+from safari.report.progress import Progress
 from safari.runs import RunFolder
 from safari.toml import to_toml
 
@@ -360,9 +360,9 @@ def test_the_command_prints_the_note_on_standard_error_in_one_line(here):
 
 
 def test_a_note_is_printed_as_it_stands(capsys):
-    Bars().note("a [red] word: 'x', 3.5")
+    Progress().note("a [red] word: 'x', 3.5")
     assert capsys.readouterr().err == "note: a [red] word: 'x', 3.5\n"
-    Bars(quiet=True).note("a word")
+    Progress(quiet=True).note("a word")
     assert capsys.readouterr().err == ""
 
 

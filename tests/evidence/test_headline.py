@@ -10,7 +10,7 @@ import pytest
 
 from evidence.kit import TINY, Listener, write
 from safari.errors import RunError
-from safari.evidence import Book, execute, find, read, units_of
+from safari.evidence import Results, execute, find, read, units_of
 from safari.evidence.headline import Row, headline
 from safari.report.style import INK
 
@@ -27,15 +27,15 @@ ROWS = [
 ]
 
 
-def test_dots_are_differences_and_bars_their_standard_errors() -> None:
+def test_dots_are_differences_and_bars_their_intervals() -> None:
     figure = headline(ROWS, "70 % lost", ["drop", "safari+"])
     (axes,) = figure.axes
     dots = [container.lines[0] for container in axes.containers]
     assert [float(dot.get_xdata()[0]) for dot in dots] == pytest.approx([-20, 0, -25, 25])
     assert [round(float(dot.get_ydata()[0])) for dot in dots] == [0, 0, 1, 1]
-    # -10 and -30 points by seed: a mean of -20 and a standard error of 10; one seed has none.
+    # -10 and -30 points by seed: a mean of -20, a standard error of 10, times t of 12.706; one seed has none.
     ends = [c.lines[2][0].get_segments()[0][:, 0].tolist() for c in axes.containers if c.has_xerr]
-    assert ends == [pytest.approx([-30, -10]), pytest.approx([0, 0])]
+    assert ends == [pytest.approx([-147.06, 107.06], abs=0.01), pytest.approx([0, 0])]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["bursts", "waves"]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [
         "the missing are dropped",
@@ -72,12 +72,12 @@ def test_the_tool_writes_light_dark_and_png(tool: ModuleType, tmp_path: Path) ->
     folder = write(tmp_path / "files", tiny=TINY.replace("[axes.pruner]", arms))
     out = tmp_path / "out"
     (experiment,) = read(find(folder), [])
-    book = Book.open(out)
-    execute([u for case in experiment.cases for u in units_of(case, out, book, 1.0)], out, Listener())
-    book.gather(experiment, out)
-    book.save(out)
+    results = Results.open(out)
+    execute([u for case in experiment.cases for u in units_of(case, out, results, 1.0)], out, Listener())
+    results.gather(experiment, out)
+    results.save(out)
     troubles = {"mag": "tiny/mag", "rand": "tiny/rand"}
-    rows = tool.rows_of(Book.open(out), troubles, folder)
+    rows = tool.rows_of(Results.open(out), troubles, folder)
     assert [(row.name, sorted(row.arms["safari+"])) for row in rows] == [("mag", [0]), ("rand", [0])]
     paths = tool.draw(out, tmp_path / "drawn", "words", troubles, folder)
     assert [path.name for path in paths] == ["headline.svg", "headline-dark.svg", "headline.png"]
@@ -91,8 +91,8 @@ def test_the_tool_writes_light_dark_and_png(tool: ModuleType, tmp_path: Path) ->
 
 
 def test_all_that_the_readme_shows_is_in_the_records(tool: ModuleType) -> None:
-    book = Book.open(ROOT / "results/evidence")
-    rows = tool.rows_of(book, tool.TROUBLES, ROOT / "experiments")
+    results = Results.open(ROOT / "results/evidence")
+    rows = tool.rows_of(results, tool.TROUBLES, ROOT / "experiments")
     # Of two experiments: the later has more seeds, but not of every arm.
     assert {arm: len(found) for arm, found in rows[0].arms.items()} == {
         "perfect": 10, "drop": 5, "safari": 10, "safari+": 10

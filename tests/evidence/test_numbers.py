@@ -17,7 +17,7 @@ def test_the_curve_has_the_evaluations_and_final_numbers_are_of_the_last_rounds(
     found = trial_numbers(records, CONFIG, None)
     assert found["curve"]["round"] == [1, 3, 4]
     assert found["curve"]["top1"] == [0.1, 0.5, 0.75]
-    assert (found["top1"], found["top1_within"]) == (0.625, 0.125)
+    assert (found["top1"], found["top1_wobble"]) == (0.625, None)  # two evaluations have a trend only
     assert (found["rounds_to_target"], found["rounds_to_stay"]) == (3, 3)
     assert found["finished"] is True
     assert found["right_group"] is None
@@ -30,7 +30,7 @@ def test_the_average_is_kept_where_there_is_one() -> None:
         record(t, average=found, **({} if found else {"top1": None})) for t, found in enumerate(averages, 2)
     ]
     found = trial_numbers(records, CONFIG, None)
-    assert (found["average_top1"], found["average_top1_within"]) == (0.375, 0.125)
+    assert found["average_top1"] == 0.375
     assert (found["average_top5"], found["average_loss"]) == (0.75, 1.5)
     assert found["curve"]["round"] == [3, 4]
     assert found["curve"]["average_top1"] == [0.25, 0.5]
@@ -87,3 +87,32 @@ def test_groups_are_those_of_the_partition() -> None:
             for b in range(clients):
                 assert (found[a] == found[b]) == (held[a] == held[b])
     assert group_of(parse({"partition": {"name": "iid"}})) is None
+
+
+def test_megabytes_count_every_message_that_was_sent() -> None:
+    sizes = [None, 2e6, None, 1e6]
+    sent = [[0, 1, 2], [0, 1], [0], [0, 1, 2]]
+    records = [
+        record(t, bytes={"up": size, "down": None}, trained=who)
+        for t, (size, who) in enumerate(zip(sizes, sent, strict=True), 1)
+    ]
+    found = trial_numbers(records, CONFIG, None)
+    # What was not measured has the size before it; the first round that of the first measured one.
+    assert found["curve"]["megabytes_up"] == [6.0, 10.0, 12.0, 15.0]
+    assert found["megabytes_up"] == 15.0
+    assert trial_numbers([record(t) for t in range(1, 5)], CONFIG, None)["megabytes_up"] is None
+
+
+def test_alternation_is_told_apart_from_wobble() -> None:
+    config = parse({"rounds": 8, "clients": 3, "evaluation": {"last": 8}})
+    records = [record(t, top1=0.5 + 0.01 * t + (0.04 if t % 2 else 0.0)) for t in range(1, 9)]
+    found = trial_numbers(records, config, None)
+    assert found["alternation"] == pytest.approx(0.04)
+    assert found["top1_wobble"] == pytest.approx(0.0, abs=1e-9)
+    # One round jumps: odd rounds are still the higher ones, now with an error.
+    jump = [*records[:4], {**records[4], "top1": 0.9}, *records[5:]]
+    found = trial_numbers(jump, config, None)
+    assert found["alternation_t"] < 0
+    assert found["top1_wobble"] > 0.1
+    even = trial_numbers([r if r["round"] % 2 == 0 else {**r, "top1": None} for r in records], config, None)
+    assert (even["alternation"], even["top1_wobble"]) == (None, pytest.approx(0.0, abs=1e-9))

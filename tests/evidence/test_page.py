@@ -16,9 +16,10 @@ from matplotlib.colors import to_hex
 from evidence.kit import TINY, write
 from safari.cli import cli
 from safari.errors import ConfigError, RunError, SafariError
-from safari.evidence import Book, find, read
-from safari.evidence.pictures import pictures
+from safari.evidence import Results, find, read
+from safari.evidence.figures import figures_of
 from safari.report.style import INK, colour
+from safari.version import code_version
 
 MATRIX = """
 title = "A <matrix>"
@@ -31,6 +32,14 @@ diagnostics = { every = 2 }
 [axes.p]
 "0.2" = { uplink.p = 0.2 }
 "0.9" = { uplink.p = 0.9 }
+"""
+
+
+AVERAGED = """
+[set]
+rounds = 5
+aggregation = { average = 0.5 }
+evaluation = { every = 1, last = 4 }
 """
 
 
@@ -50,16 +59,16 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_an_arm_has_the_colour_of_the_demo_in_every_figure(finished: Path) -> None:
-    book, seen = Book.open(finished / "out"), set()
+    results, seen = Results.open(finished / "out"), set()
     for experiment in read(find(finished / "experiments"), []):
-        for picture in pictures(experiment, book):
+        for picture in figures_of(experiment, results):
             for axes in picture.figure.axes:
                 # A dash of the line's colour joins it to its name.
                 named = [
                     (t.get_text(), to_hex(t.arrow_patch.get_edgecolor())) for t in axes.texts if t.arrow_patch
                 ]
                 assert {shade for _, shade in named} == {line.get_color() for line in axes.lines}
-                seen |= {(picture.name, arm, shade) for arm, shade in named}
+                seen |= {(picture.name.partition("-")[2], arm, shade) for arm, shade in named}
     kinds = {name.partition("-")[2] or name for name, _, _ in seen}
     assert kinds == {"top1", "loss", "right-group", "sweep"}
     # In a run with these arms they are the first, second and third line.
@@ -74,11 +83,16 @@ def test_the_page_has_the_claim_the_verdict_and_the_numbers(finished: Path) -> N
     text = (finished / "out/report.md").read_text()
     assert "> words of the paper" in text
     assert "\nWe found out.\n" in text
-    assert "| tiny | SAFARI ends near the perfect network | confirmed | mag: " in text
+    claim = next(line for line in text.splitlines() if line.startswith("| tiny | SAFARI ends near"))
+    assert re.search(
+        r"\| confirmed \| [< \d.]+ \| mag: \S+ \[\S+, \S+\] points "
+        r"\(n = 2, one-sided t-test p [< \d.]+, by signs 0.25\); rand: ",
+        claim,
+    )
     assert "All 22 trials are finished." in text
     assert "| mag | safari | " in text
-    book = json.loads((finished / "out/results.json").read_text())
-    seeds = book["experiments"]["matrix"]["cases"]["0.2"]["arms"]["drop"]["seeds"]
+    results = json.loads((finished / "out/results.json").read_text())
+    seeds = results["experiments"]["matrix"]["cases"]["0.2"]["arms"]["drop"]["seeds"]
     mean = 50 * (seeds["0"]["top1"] + seeds["1"]["top1"])
     row = next(line for line in text.splitlines() if line.startswith("| drop | "))
     assert row.replace("*", "").split("|")[2].split()[0] == f"{mean:.1f}"
@@ -100,22 +114,23 @@ def test_the_average_has_columns_checks_and_a_figure_where_it_is_on(finished: Pa
     check = 'arm = "safari"\nagainst = "perfect"\ncolumn = "average_top1"'
     text = TINY.replace('arm = "safari"\nagainst = "perfect"', check)
     text = text.replace('show = ["curves"', 'show = ["curves", "average"')
-    folder = write(tmp_path / "experiments", tiny=text + "[set]\naggregation = { average = 0.5 }\n")
+    folder = write(tmp_path / "experiments", tiny=text + AVERAGED)
     done = reproduce("--from", folder, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
     page = (tmp_path / "out/report.md").read_text()
     header = next(line for line in page.splitlines() if line.startswith("| case | arm | "))
-    wanted = ["top-1 %", "minus perfect", "wobble", "top-1 of the average %", "minus perfect", "its wobble"]
-    assert header.split(" | ")[2:8] == wanted
+    wanted = ["top-1 %", "minus perfect", "wobble", "even−odd", "top-1 of the average %", "minus perfect",
+              "its wobble"]  # fmt: skip
+    assert header.split(" | ")[2:9] == wanted
     arms = json.loads((tmp_path / "out/results.json").read_text())["experiments"]["tiny"]["cases"]["mag"][
         "arms"
     ]
     ends = {arm: [arms[arm]["seeds"][s]["average_top1"] for s in "01"] for arm in ("safari", "perfect")}
     row = next(line for line in page.splitlines() if line.startswith("| mag | safari | ")).split(" | ")
-    assert row[5].split()[0] == f"{50 * sum(ends['safari']):.1f}"
+    assert row[6].split()[0] == f"{50 * sum(ends['safari']):.1f}"
     gap = f"{50 * (sum(ends['safari']) - sum(ends['perfect'])):+.1f}"
-    assert row[6].split()[0] == gap
-    assert f"confirmed | mag: {gap}" in page
+    assert row[7].split()[0] == gap
+    assert re.search(rf"near the perfect network \| confirmed \| [< \d.]+ \| mag: {re.escape(gap)} \[", page)
     assert (tmp_path / "out/figures/tiny-mag-average-top1.svg").exists()
     assert "average" not in (finished / "out/report.md").read_text()
 
@@ -166,7 +181,9 @@ def test_the_page_is_well_formed_and_fetches_nothing(finished: Path) -> None:
     assert "<script" not in page
 
 
-def test_nothing_is_run_twice_and_the_page_comes_from_the_book_alone(finished: Path, tmp_path: Path) -> None:
+def test_nothing_is_run_twice_and_the_page_comes_from_the_results_alone(
+    finished: Path, tmp_path: Path
+) -> None:
     again = reproduce("--from", finished / "experiments", "--out", finished / "out")
     assert again.stderr.splitlines() == [
         "22 of 22 trials are finished",
@@ -213,7 +230,10 @@ def test_a_part_is_reported_as_a_part(tmp_path: Path) -> None:
     text = (tmp_path / "out/report.md").read_text()
     assert "| mag | drop | " in text
     rest = reproduce("tiny", "--from", folder, "--out", tmp_path / "out", "--report-only", "--json")
-    assert json.loads(rest.stdout) == {"tiny": {"finished": 2, "trials": 12}}
+    found = json.loads(rest.stdout)["tiny"]
+    assert (found["finished"], found["trials"], found["code"]) == (2, 12, [code_version()])
+    claim = "SAFARI ends near the perfect network"
+    assert found["verdicts"] == [{"claim": claim, "verdict": "not finished", "p": None, "parts": []}]
     text = (tmp_path / "out/report.md").read_text()
     assert "2 of 12 trials are finished" in text
     assert "1 of 2 |" in text
@@ -253,7 +273,7 @@ def test_mistakes_are_told_and_make_no_folder(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out/results.json").write_text('{"format": "other"}')
     assert isinstance(problem(), RunError)
-    assert "format must be safari-evidence-1, got 'other'" in str(problem())
+    assert "format must be safari-evidence-2, got 'other'" in str(problem())
 
 
 def test_a_page_needs_numbers(finished: Path, tmp_path: Path) -> None:
@@ -305,3 +325,80 @@ def test_more_processes_than_cores_are_told(tmp_path: Path, monkeypatch: pytest.
     assert told("--jobs", 50)
     assert not told("--jobs", 50, "--quiet")
     assert not told("--jobs", 2)
+
+
+def test_verdicts_are_printed_with_interval_test_and_n(finished: Path) -> None:
+    again = reproduce("tiny", "--from", finished / "experiments", "--out", finished / "out", "--no-report")
+    lines = again.stdout.splitlines()
+    assert re.match(
+        r"tiny: SAFARI ends near the perfect network: confirmed \(p [< \d.]+ after Holm's correction\)$",
+        lines[0],
+    )
+    assert [line.split(":")[0] for line in lines[1:]] == ["  mag", "  rand"]
+    assert all(" points (n = 2, one-sided t-test p " in line for line in lines[1:])
+
+
+def test_versions_of_the_code_stand_beside_each_other_only_when_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, out = write(tmp_path / "experiments"), tmp_path / "out"
+    where = ["tiny", "--from", folder, "--out", out, "--set", "arms=drop,safari", "--set", "rounds=2"]
+    assert reproduce(*where, "--seeds", "1", "--no-report").exit_code == 0
+    for place in ("safari.version", "safari.runs.versions"):
+        monkeypatch.setattr(f"{place}.code_version", lambda: "another")
+    # What is finished may be looked at; that was the other version's alone.
+    same = reproduce(*where, "--seeds", "1")
+    assert same.exit_code == 0, same.output
+    assert "versions of the code" not in same.stderr
+    before = (out / "results.json").read_bytes()
+    refused = reproduce(*where, "--no-report")
+    assert isinstance(refused.exception, RunError)
+    assert str(refused.exception) == (
+        f"{out} holds trials that other versions of the code made ({code_version()}; this one is another), "
+        "and new ones would stand beside them. Choose another --out, or add --mix-versions: then the page "
+        "says which version made what"
+    )
+    assert (out / "results.json").read_bytes() == before
+    mixed = reproduce(*where, "--mix-versions")
+    assert mixed.exit_code == 0, mixed.output
+    told = (
+        f"These trials were made by 2 versions of the code: {code_version()} (4 trials), another (4 trials)."
+    )
+    assert told in mixed.stderr.splitlines()
+    page = (out / "report.md").read_text()
+    assert told in page
+    assert f"| 2 of 2 | {', '.join(sorted([code_version(), 'another']))} |" in page
+
+
+def test_what_another_version_only_began_is_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, out = write(tmp_path / "experiments"), tmp_path / "out"
+    where = ["tiny", "--from", folder, "--out", out, "--set", "arms=drop", "--seeds", "1", "--no-report"]
+    assert reproduce(*where).exit_code == 0
+    # As a kill leaves it: rounds, and no numbers of them.
+    for path in (out / "results.json", *out.rglob("numbers.json")):
+        path.unlink()
+    monkeypatch.setattr("safari.version.code_version", lambda: "another")
+    refused = reproduce(*where)
+    assert isinstance(refused.exception, RunError)
+    assert "made (" in str(refused.exception)
+
+
+def test_records_of_the_first_format_have_their_wobble_computed_again(finished: Path, tmp_path: Path) -> None:
+    table = json.loads((finished / "out/results.json").read_text())
+    trial = table["experiments"]["tiny"]["cases"]["mag"]["arms"]["drop"]["seeds"]["0"]
+    table["format"] = "safari-evidence-1"
+    for key in ("top1_wobble", "loss_wobble", "alternation", "alternation_t", "code"):
+        trial.pop(key)
+    # Six evaluations of which the last five count: k, 0, -2k, 0, k is what no trend and no parity explains.
+    trial |= {"top1_within": 0.3, "average_top1_within": 0.2}
+    trial["curve"] |= {"round": [1, 2, 3, 4, 5, 6], "top1": [0.9, 0.6, 0.5, 0.3, 0.5, 0.6], "loss": [1.0] * 6}
+    table["experiments"]["tiny"]["cases"]["mag"] |= {"rounds": 6, "last": 5}
+    (tmp_path / "results.json").write_text(json.dumps(table))
+    results = Results.open(tmp_path)
+    found = results.entries["tiny"]["cases"]["mag"]["arms"]["drop"]["seeds"]["0"]
+    assert found["top1_wobble"] == pytest.approx(0.1 * 3**0.5)
+    assert "top1_within" not in found
+    results.save(tmp_path)
+    assert json.loads((tmp_path / "results.json").read_text())["format"] == "safari-evidence-2"

@@ -49,11 +49,11 @@ def test_an_arm_that_loses_nothing_is_lent_between_cases_that_differ_by_links_al
     (experiment,) = read(find(write(tmp_path, two=TWO_AXES)))
     groups_even, groups_wave, iid_even, iid_wave = experiment.cases
     perfect, drop, _ = groups_wave.config.arms
-    assert groups_wave.home(perfect) is groups_even
-    assert groups_wave.home(drop) is groups_wave
-    assert groups_even.home(perfect) is groups_even
-    assert iid_even.home(perfect) is iid_even
-    assert iid_wave.home(perfect) is iid_even
+    assert groups_wave.source(perfect) is groups_even
+    assert groups_wave.source(drop) is groups_wave
+    assert groups_even.source(perfect) is groups_even
+    assert iid_even.source(perfect) is iid_even
+    assert iid_wave.source(perfect) is iid_even
     assert [case.trials for case in experiment.cases] == [6, 4, 6, 4]
 
 
@@ -162,8 +162,8 @@ def test_results_from_before_feedback_was_automatic_keep_their_names() -> None:
          ["FILE, case rand: pruning.pruner must be one of grasp, mag, rand, snip, synflow; got 'rnad' "
           "(did you mean 'rand'?); your own goes in as file.py:name or package.module:name"]),
         (TINY.replace('"loss"', '"los"'),
-         ["FILE: show must be one of average, curves, diagnosis, groups, loss, matrix, similarity, sweep, "
-          "top5; got 'los' (did you mean 'loss'?)"]),
+         ["FILE: show must be one of average, bytes, curves, diagnosis, groups, loss, matrix, similarity, "
+          "sweep, top5; got 'los' (did you mean 'loss'?)"]),
         (TINY.replace("set = {", "rounds = {"), ["FILE: quick.rounds is not a field"]),
         (TINY + "[cost]\ngpu = 'cheap'", ["FILE: cost.gpu must be a number, got 'cheap'"]),
         (TINY + "[axes.empty]", ["FILE: axes.empty must be a table of cases, got {}"]),
@@ -171,13 +171,24 @@ def test_results_from_before_feedback_was_automatic_keep_their_names() -> None:
         (TINY + "[axes.p]\n'a b' = {}",
          ["FILE: axes.p: a name may hold letters, digits, and . _ - only, got 'a b'"]),
         (TINY.replace("margin = 1.0", ""),
-         ["FILE: checks[0] must have one of at_least, margin, times and first, got none"]),
+         ["FILE: checks[0] must have one of at_least, margin, within and times, got none"]),
         (TINY.replace('against = "perfect"', ""),
-         ["FILE: checks[0]: margin and times need against, the others do without"]),
+         ["FILE: checks[0]: margin, within and times need against, at_least does without"]),
         (TINY.replace("margin = 1.0", 'margin = 1.0\ncolumn = "top2"'),
-         ["FILE: checks[0].column must be one of average_loss, average_top1, average_top1_within, "
-          "average_top5, bytes_up, error, loss, lost_updates, phi, right_group, "
-          "rounds_to_stay, rounds_to_target, top1, top1_within, top5; got 'top2' (did you mean 'top5'?)"]),
+         ["FILE: checks[0].column must be one of alternation, average_loss, average_loss_wobble, "
+          "average_top1, average_top1_wobble, average_top5, bytes_up, error, loss, loss_wobble, "
+          "lost_updates, megabytes_up, phi, right_group, rounds_to_stay, rounds_to_target, top1, "
+          "top1_wobble, top5; got 'top2' (did you mean 'top5'?)"]),
+        (TINY.replace("margin = 1.0", "within = 0"), ["FILE: checks[0].within must be above 0, got 0"]),
+        (TINY.replace('against = "perfect"', 'against = "mga/perfect"'),
+         ["FILE: checks[0].against must be one of mag, rand; got 'mga' (did you mean 'mag'?)"]),
+        (TINY.replace('against = "perfect"', 'against = "mag/perfct"'),
+         ["FILE: checks[0].against must be one of drop, perfect, safari; got 'perfct' "
+          "(did you mean 'perfect'?)"]),
+        ('compare = "mine"\n' + TINY, ["FILE: compare must be one of drop, perfect, safari; got 'mine'"]),
+        ('goal = "mag/prefect"\n' + TINY,
+         ["FILE: goal must be one of mag/drop, mag/perfect, mag/safari, rand/drop, rand/perfect, "
+          "rand/safari; got 'mag/prefect' (did you mean 'mag/perfect'?)"]),
         (TINY.replace("margin = 1.0", 'margin = 1.0\ncolumn = "average_top1"\ncases = ["rand"]'),
          ["FILE: checks[0].column is average_top1, and aggregation.average is 0 in case rand"]),
         (TINY.replace("margin = 1.0", 'margin = 1.0\ncases = ["mga"]'),

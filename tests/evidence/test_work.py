@@ -14,7 +14,18 @@ from evidence.kit import TINY, Listener, write
 from safari.aggregation import RULES, Compensation
 from safari.cli import cli
 from safari.errors import RunError
-from safari.evidence import Book, Ending, Experiment, Unit, execute, find, once, read, shared_out, units_of
+from safari.evidence import (
+    Experiment,
+    Outcome,
+    Results,
+    Unit,
+    execute,
+    find,
+    read,
+    split_for,
+    units_of,
+    without_duplicates,
+)
 from safari.runs import RunFolder
 
 
@@ -23,15 +34,15 @@ def tiny(folder: Path, text: str = TINY, **settings: object) -> Experiment:
     return experiment
 
 
-def todo(experiment: Experiment, out: Path, book: Book | None = None) -> list[Unit]:
-    return [u for c in experiment.cases for u in units_of(c, out, book or Book({}, []), weight=1.0)]
+def todo(experiment: Experiment, out: Path, results: Results | None = None) -> list[Unit]:
+    return [u for c in experiment.cases for u in units_of(c, out, results or Results({}, []), weight=1.0)]
 
 
-def done(experiment: Experiment, out: Path) -> Book:
-    book = Book.open(out)
-    book.gather(experiment, out)
-    book.save(out)
-    return book
+def done(experiment: Experiment, out: Path) -> Results:
+    results = Results.open(out)
+    results.gather(experiment, out)
+    results.save(out)
+    return results
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -41,7 +52,7 @@ def test_all_trials_are_done_once_and_into_runs(tmp_path: Path, jobs: int) -> No
     assert [(u.label, u.rounds) for u in units] == [
         ("tiny/mag seed 0", 12), ("tiny/mag seed 1", 12), ("tiny/rand seed 0", 12), ("tiny/rand seed 1", 12)
     ]  # fmt: skip
-    assert execute(units, out, heard, jobs=jobs) == Ending({}, False)
+    assert execute(units, out, heard, jobs=jobs) == Outcome({}, False)
     assert sorted(heard.ended) == [(u.label, "") for u in units]
     assert heard.rounds == {u.label: 12 for u in units}
     assert todo(experiment, out) == []
@@ -50,12 +61,12 @@ def test_all_trials_are_done_once_and_into_runs(tmp_path: Path, jobs: int) -> No
         assert run.config == case.config
         summary = json.loads((run.path / "summary.json").read_text())
         assert all(arm["seeds"]["1"]["finished"] for arm in summary["arms"].values())
-    book = done(experiment, out)
-    assert execute(todo(experiment, out), out, heard, jobs=jobs) == Ending({}, False)
+    results = done(experiment, out)
+    assert execute(todo(experiment, out), out, heard, jobs=jobs) == Outcome({}, False)
     case = experiment.cases[0]
     for arm in case.config.arms:
         records = RunFolder.open(out / "tiny" / case.folder).trial(arm.name, 1).records()
-        numbers = book.arm(case, arm)[1]
+        numbers = results.arm(case, arm)[1]
         assert numbers["top1"] == pytest.approx((records[2]["top1"] + records[3]["top1"]) / 2)
         assert numbers["curve"]["round"] == [1, 2, 3, 4]
 
@@ -69,19 +80,19 @@ def test_processes_and_none_come_to_the_same(tmp_path: Path) -> None:
     assert len(one) == 12
 
 
-def test_where_hands_are_idle_arms_go_apart_and_come_to_the_same(tmp_path: Path) -> None:
+def test_where_processes_are_idle_arms_go_apart_and_come_to_the_same(tmp_path: Path) -> None:
     experiment, out, heard = tiny(tmp_path, seeds=1), tmp_path / "apart", Listener()
-    assert [u.label for u in shared_out(todo(experiment, out), 2)] == ["tiny/mag seed 0", "tiny/rand seed 0"]
-    pieces = shared_out(todo(experiment, out), 3)
+    assert [u.label for u in split_for(todo(experiment, out), 2)] == ["tiny/mag seed 0", "tiny/rand seed 0"]
+    pieces = split_for(todo(experiment, out), 3)
     assert [(u.label, dict(u.done), u.rounds) for u in pieces] == [
         ("tiny/rand seed 0", {"perfect": 0, "drop": 0, "safari": 0}, 12),
         ("tiny/mag seed 0 perfect", {"perfect": 0}, 4),
         ("tiny/mag seed 0 drop", {"drop": 0}, 4),
         ("tiny/mag seed 0 safari", {"safari": 0}, 4),
     ]
-    assert len(shared_out(todo(experiment, out), 99)) == 6
-    assert shared_out([], 3) == []
-    assert execute(pieces, out, heard, jobs=3) == Ending({}, False)
+    assert len(split_for(todo(experiment, out), 99)) == 6
+    assert split_for([], 3) == []
+    assert execute(pieces, out, heard, jobs=2) == Outcome({}, False)
     assert sorted(heard.ended) == sorted((u.label, "") for u in pieces)
     together = tmp_path / "together"
     execute(todo(experiment, together), together, Listener())
@@ -95,21 +106,21 @@ def test_what_was_begun_goes_on_before_anything_new(tmp_path: Path) -> None:
     first, begun, nearly, last = todo(tiny(tmp_path), tmp_path / "out")
     begun = dataclasses.replace(begun, done={"perfect": 0, "drop": 1, "safari": 0})
     nearly = dataclasses.replace(nearly, done={"safari": 3})
-    order = shared_out([first, begun, nearly, last], 2)
+    order = split_for([first, begun, nearly, last], 2)
     assert [u.rounds for u in order] == [11, 1, 12, 12]
     assert order == [begun, nearly, first, last]
 
 
-def test_the_book_alone_is_enough(tmp_path: Path) -> None:
+def test_the_results_alone_is_enough(tmp_path: Path) -> None:
     experiment, out = tiny(tmp_path), tmp_path / "out"
     execute(todo(experiment, out), out, Listener())
     done(experiment, out)
     new = tmp_path / "new"
     new.mkdir()
     (new / "results.json").write_text((out / "results.json").read_text())
-    assert todo(experiment, new, Book.open(new)) == []
+    assert todo(experiment, new, Results.open(new)) == []
     more = tiny(tmp_path, seeds=3)
-    assert [(u.label, sorted(u.done)) for u in todo(more, new, Book.open(new))] == [
+    assert [(u.label, sorted(u.done)) for u in todo(more, new, Results.open(new))] == [
         (f"tiny/{name} seed 2", ["drop", "perfect", "safari"]) for name in ("mag", "rand")
     ]
 
@@ -118,17 +129,17 @@ def test_what_another_experiment_has_run_need_not_run_again(tmp_path: Path) -> N
     """The same setting under another name, and the same rule under another: one of two cases is known."""
     experiment, out = tiny(tmp_path, seeds=1, arms=["safari"]), tmp_path / "out"
     execute(todo(experiment, out), out, Listener())
-    book = done(experiment, out)
+    results = done(experiment, out)
     other = TINY.replace("rand =", "sparse =").replace('pruner = "rand"', "sparsity = 0.9")
     write(tmp_path / "two", other=other.replace('arm = "safari"', 'arm = "mine"'))
     arms = [{"name": "mine", "rule": "safari"}, "perfect"]
     (second,) = read(find(tmp_path / "two"), [("seeds", 1), ("arms", arms)])
-    assert [(u.label, sorted(u.done)) for u in todo(second, tmp_path / "new", book)] == [
+    assert [(u.label, sorted(u.done)) for u in todo(second, tmp_path / "new", results)] == [
         ("other/mag seed 0", ["perfect"]),
         ("other/sparse seed 0", ["mine", "perfect"]),
     ]
-    seeds = book.entries["tiny"]["cases"]["mag"]["arms"]["safari"]["seeds"]
-    assert book.trial(second.cases[0], second.cases[0].config.arms[0], 0) == seeds["0"]
+    seeds = results.entries["tiny"]["cases"]["mag"]["arms"]["safari"]["seeds"]
+    assert results.trial(second.cases[0], second.cases[0].config.arms[0], 0) == seeds["0"]
 
 
 def test_what_two_experiments_ask_for_is_run_once_in_one_command(tmp_path: Path) -> None:
@@ -139,20 +150,19 @@ def test_what_two_experiments_ask_for_is_run_once_in_one_command(tmp_path: Path)
     folder, out = write(tmp_path / "two", tiny=TINY, other=other), tmp_path / "out"
     both = read(find(folder), [("seeds", 1)])
     asked = [unit for experiment in both for unit in todo(experiment, out)]
-    assert [(u.label, sorted(u.done)) for u in once(asked)] == [
+    assert [(u.label, sorted(u.done)) for u in without_duplicates(asked)] == [
         ("other/same seed 0", ["perfect", "stale"]),
         ("other/sparse seed 0", ["perfect", "stale"]),
         ("tiny/mag seed 0", ["drop", "safari"]),
         ("tiny/rand seed 0", ["drop", "perfect", "safari"]),
     ]
     where = ["--from", str(folder), "--out", str(out)]
-    done = CliRunner().invoke(cli, ["reproduce", *where, "--seeds", "1", "--jobs", "5", "--no-report"])
+    done = CliRunner().invoke(cli, ["reproduce", *where, "--seeds", "1", "--no-report"])
     assert done.exit_code == 0, done.output
-    # Four units for five hands: the longest is taken apart into its three arms.
-    assert "6/6 pieces" in done.stderr
+    assert "4/4 pieces" in done.stderr
     assert "9 of 9 trials are finished" in done.stderr
-    assert Book.open(out).progress(both) == (9, 9)
-    assert [Book.open(out).progress([e]) for e in both] == [(4, 4), (6, 6)]
+    assert Results.open(out).progress(both) == (9, 9)
+    assert [Results.open(out).progress([e]) for e in both] == [(4, 4), (6, 6)]
     assert not (out / "tiny" / both[1].cases[0].folder / "trials/perfect").exists()
 
 
@@ -196,25 +206,25 @@ def test_a_rule_whose_default_has_changed_is_not_the_same(
     monkeypatch.setitem(RULES, "mine", version(1))
     experiment, out = tiny(tmp_path, arms=["mine"], seeds=1), tmp_path / "out"
     execute(todo(experiment, out), out, Listener())
-    book = done(experiment, out)
-    assert book.entries["tiny"]["cases"]["mag"]["arms"]["mine"]["defaults"] == {"k": 1}
-    assert todo(experiment, out) == todo(experiment, tmp_path / "elsewhere", book) == []
+    results = done(experiment, out)
+    assert results.entries["tiny"]["cases"]["mag"]["arms"]["mine"]["defaults"] == {"k": 1}
+    assert todo(experiment, out) == todo(experiment, tmp_path / "elsewhere", results) == []
 
     monkeypatch.setitem(RULES, "mine", version(2))
-    assert len(todo(experiment, tmp_path / "elsewhere", book)) == 2
+    assert len(todo(experiment, tmp_path / "elsewhere", results)) == 2
     # Where its rounds lie they are not taken for the new rule's.
     failed = execute(todo(experiment, out), out, Listener()).failed
     assert "was made under another config: defaults.k was 1 and is 2" in failed["tiny/mag seed 0"]
     assert todo(experiment, out) != []
 
     # Results from before defaults were noted are believed, and noted when more of them come in.
-    for case in book.entries["tiny"]["cases"].values():
+    for case in results.entries["tiny"]["cases"].values():
         del case["arms"]["mine"]["defaults"]
-    assert todo(experiment, tmp_path / "elsewhere", book) == []
+    assert todo(experiment, tmp_path / "elsewhere", results) == []
     more = tiny(tmp_path, arms=["mine"], seeds=2)
-    execute(todo(more, tmp_path / "new", book), tmp_path / "new", Listener())
-    book.gather(more, tmp_path / "new")
-    entry = book.entries["tiny"]["cases"]["mag"]["arms"]["mine"]
+    execute(todo(more, tmp_path / "new", results), tmp_path / "new", Listener())
+    results.gather(more, tmp_path / "new")
+    entry = results.entries["tiny"]["cases"]["mag"]["arms"]["mine"]
     assert (sorted(entry["seeds"]), entry["defaults"]) == (["0", "1"], {"k": 2})
 
 
@@ -223,10 +233,10 @@ def test_the_time_is_up_and_the_same_call_goes_on(tmp_path: Path) -> None:
     ticks = iter(range(10**6))
     # One look at the clock a round: after seven of them the time is up.
     ending = execute(todo(experiment, out), out, Listener(), within=8, clock=lambda: next(ticks))
-    assert ending == Ending({}, True)
+    assert ending == Outcome({}, True)
     left = todo(experiment, out)
     assert sum(unit.rounds for unit in left) < 24
-    assert execute(left, out, Listener()) == Ending({}, False)
+    assert execute(left, out, Listener()) == Outcome({}, False)
     straight = tmp_path / "straight"
     execute(todo(experiment, straight), straight, Listener())
     for path in straight.rglob("rounds.jsonl"):

@@ -13,9 +13,10 @@ from engine.kit import world_of
 from flower.kit import Loopback
 from safari.aggregation import RULES
 from safari.config import Plug
+from safari.engine.parts import rule_of
 from safari.engine.reference import run_round
 from safari.engine.state import initial
-from safari.engine.world import World, rule_of
+from safari.engine.world import World
 from safari.flower import SafariStrategy, lossy, sparse
 from safari.flower.arrays import dense_record, dense_vector
 from safari.runs import RunFolder

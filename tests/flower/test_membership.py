@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flower.kit import Loopback, good_app, lines_of, net, train_a_bit
 from safari.aggregation import RULES, Server
 from safari.config import Plug
-from safari.engine.world import rule_of
+from safari.engine.parts import rule_of
 from safari.errors import RunError
 from safari.flower import SafariStrategy
 from safari.flower.roster import Roster

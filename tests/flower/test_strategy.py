@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'safari-fl[flower]'")
 
 import json
+import tomllib
 
 import numpy as np
 import torch
@@ -508,6 +509,24 @@ def test_a_whole_config_is_recorded_as_it_is(tmp_path):
     play(tmp_path, dict.fromkeys(NODES, good_app()), config=whole)
     found = RunFolder.open(tmp_path / "run").config
     assert (found.uplink.name, found.pruning.sparsity, found.rounds, found.clients) == ("lost", 0.5, 1, 3)
+
+
+def test_a_runs_config_claims_nothing_about_the_clients_own_app(tmp_path):
+    from safari.view.monitor import setting
+
+    play(tmp_path, {30: dense_app, 50: dense_app, 70: dense_app}, download="dense", rule="safari+")
+    text = (tmp_path / "run/config.toml").read_text()
+    written = tomllib.loads(text)
+    assert text.startswith("# Of a run on Flower: what is not here, such as local training, ")
+    assert set(written) == {
+        "name", "seed", "rounds", "clients", "cohort", "arms", "data", "partition", "model", "pruning",
+        "uplink", "downlink", "aggregation", "wire", "evaluation", "checkpoint",
+    }  # fmt: skip
+    assert set(written["evaluation"]) == {"last", "target"}
+    # Clients without our side cut nothing.
+    assert written["pruning"]["sparsity"] == 0.0
+    assert "0 % sparsity" in setting(RunFolder.open(tmp_path / "run").config)
+    assert lines_of(tmp_path / "run")[0]["density"] == 1.0
 
 
 def test_how_a_run_is_summed_up_is_a_setting(tmp_path):

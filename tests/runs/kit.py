@@ -24,8 +24,8 @@ TINY: dict[str, Any] = {
     "engine": {"device": "cpu", "threads": 1},
 }
 
-RUN = "import json, sys, safari; safari.run(json.loads(sys.argv[1]), sys.argv[2])"
-RESUME = "import sys, safari; safari.resume(sys.argv[1])"
+RUN = "import json, sys, safari; safari.run(json.loads(sys.argv[1]), sys.argv[2], progress=False)"
+RESUME = "import sys, safari; safari.resume(sys.argv[1], progress=False)"
 
 
 def environment() -> dict[str, str]:

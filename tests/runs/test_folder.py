@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runs.kit import TINY, environment, python
+from runs.kit import RESUME, TINY, environment, python
 from safari.config import parse
 from safari.errors import ConfigError, RunError
 from safari.runs import RunFolder, Saved, Trial, seeds_of
@@ -43,7 +43,9 @@ def test_a_second_run_in_one_folder_is_refused(tmp_path):
     before = (tmp_path / "run" / "config.toml").read_bytes()
     with pytest.raises(RunError) as error:
         RunFolder.create(tmp_path / "run", parse({**TINY, "rounds": 99}))
-    assert str(error.value) == (f"{tmp_path}/run holds a run already: resume it, or choose another folder")
+    assert str(error.value) == (
+        f"{tmp_path}/run holds a run already: resume it, overwrite it, or choose another folder"
+    )
     assert (tmp_path / "run" / "config.toml").read_bytes() == before
 
 
@@ -150,7 +152,7 @@ def test_the_second_writer_is_told_who_is_first_and_kill_9_frees_the_folder(hold
     with pytest.raises(RunError) as error, run.writing():
         pass
     assert str(error.value) == told
-    asked = python("-c", "import sys, safari; safari.resume(sys.argv[1])", str(run.path))
+    asked = python("-c", RESUME, str(run.path))
     assert asked.returncode == 1
     assert asked.stderr.rstrip().endswith(f"RunError: {told}")
     assert not (run.path / "trials").exists(), "the second writer wrote"

@@ -23,7 +23,7 @@ from safari.errors import RunError
 _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), hard))
 try:
-    safari.run(json.loads(sys.argv[1]), sys.argv[2])
+    safari.run(json.loads(sys.argv[1]), sys.argv[2], progress=False)
 except RunError as error:
     sys.exit(f"RunError: {error}")
 """

@@ -32,17 +32,18 @@ def config(**fields: Any):
 
 
 def test_the_final_accuracy_is_the_mean_of_the_last_twenty_rounds():
-    # 5 early rounds that must not count, then 0.5 and 0.7 in turn.
+    # 5 early rounds that must not count, then two rounds of 0.5 and two of 0.7 in turn.
     records = [record(n, 0.9) for n in range(1, 6)]
-    records += [record(n, 0.5 if n % 2 else 0.7) for n in range(6, 26)]
+    records += [record(n, 0.7 if n // 2 % 2 else 0.5) for n in range(6, 26)]
     summary = summarise_trial(records, config())
     assert summary["rounds"] == 25
     assert summary["finished"] is True
     assert summary["top1"] == pytest.approx(0.6, abs=1e-15)
     assert summary["top5"] == 1.0
     assert summary["loss"] == pytest.approx(0.4, abs=1e-15)
-    # The population's spread: half of the values lie 0.1 above, half 0.1 below. (A sample's would be 0.1026.)
-    assert summary["top1_within"] == pytest.approx(0.1, abs=1e-15)
+    # Half of the values lie 0.1 above, half 0.1 below; the fit of the trend takes out next to nothing of it.
+    assert summary["top1_wobble"] == pytest.approx(0.1 * math.sqrt(20 / 17), rel=0.02)
+    assert summary["loss_wobble"] == pytest.approx(summary["top1_wobble"])
     assert summary["lost_updates"] == 0.5
     assert (summary["bytes_up"], summary["bytes_down"]) == (10, 100)
 
@@ -50,21 +51,22 @@ def test_the_final_accuracy_is_the_mean_of_the_last_twenty_rounds():
 def test_the_average_of_the_models_has_final_numbers_of_its_own():
     records = [record(n, 0.5, average={"top1": 0.9, "top5": 1.0, "loss": 9.0}) for n in range(1, 6)]
     for n in range(6, 26):
-        scores = {"top1": 0.6 if n % 2 else 0.8, "top5": 0.9, "loss": None if n == 6 else 0.5}
+        # Up by 0.01 a round, and 0.2 higher in even rounds: a trend and an alternation, but no wobble.
+        scores = {"top1": 0.01 * n + (0 if n % 2 else 0.2), "top5": 0.9, "loss": None if n == 6 else 0.5}
         records.append(record(n, 0.5, average=scores))
     summary = summarise_trial(records, config())
-    assert summary["average_top1"] == pytest.approx(0.7, abs=1e-15)
+    assert summary["average_top1"] == pytest.approx(0.155 + 0.1, abs=1e-15)
     assert summary["average_top5"] == pytest.approx(0.9, abs=1e-15)
     assert summary["average_loss"] == 0.5
-    assert summary["average_top1_within"] == pytest.approx(0.1, abs=1e-15)
-    assert (summary["top1"], summary["top1_within"]) == (0.5, 0.0)
+    assert summary["average_top1_wobble"] == pytest.approx(0.0, abs=1e-12)
+    assert (summary["top1"], summary["top1_wobble"]) == (0.5, pytest.approx(0.0, abs=1e-12))
 
 
 @pytest.mark.parametrize("more", [{}, {"average": None}], ids=["before there was one", "off"])
 def test_without_an_average_its_numbers_are_null(more):
     summary = summarise_trial([record(n, 0.5, **more) for n in range(1, 26)], config())
     names = [name for name in summary if name.startswith("average_")]
-    assert len(names) == 4
+    assert len(names) == 5
     assert {summary[name] for name in names} == {None}
 
 
@@ -123,7 +125,7 @@ def test_only_the_evaluations_in_the_last_rounds_count():
     ]
     summary = summarise_trial(records, config())
     assert summary["top1"] == pytest.approx(0.6)  # rounds 6 to 25 hold those of rounds 20 and 25
-    assert summary["top1_within"] == pytest.approx(0.2)
+    assert summary["top1_wobble"] is None  # two evaluations have a trend and nothing else
 
 
 def test_a_window_longer_than_the_run_takes_all_of_it():
@@ -131,13 +133,24 @@ def test_a_window_longer_than_the_run_takes_all_of_it():
     assert summarise_trial(records, config(rounds=2))["top1"] == pytest.approx(0.3)
 
 
-def test_no_evaluation_in_the_last_rounds():
+def test_a_run_that_goes_on_has_the_newest_numbers():
     unfinished = [record(n, 0.9) for n in range(1, 6)]
     summary = summarise_trial(unfinished, config())
     assert summary["finished"] is False
     assert summary["rounds"] == 5
-    assert [summary[key] for key in ("top1", "top5", "loss", "top1_within")] == [None] * 4
+    assert summary["top1"] == pytest.approx(0.9)
     assert summary["rounds_to_target"] == 1
+    # The last rounds so far, as the end of a whole run has them.
+    longer = unfinished + [record(n, 0.5) for n in range(6, 12)]
+    assert summarise_trial(longer, config(evaluation={"last": 4}))["top1"] == pytest.approx(0.5)
+    # None of those was evaluated: the newest evaluation there is.
+    rarely = unfinished + [record(n, None) for n in range(6, 24)]
+    assert summarise_trial(rarely, config(evaluation={"last": 4}))["top1"] == pytest.approx(0.9)
+
+
+def test_no_evaluation_yet():
+    summary = summarise_trial([record(n, None) for n in range(1, 6)], config())
+    assert [summary[key] for key in ("top1", "top5", "loss", "top1_wobble")] == [None] * 4
 
 
 def test_no_records_at_all():
@@ -196,7 +209,7 @@ def test_the_whole_summary_over_arms_and_seeds(tmp_path):
         "std": pytest.approx(math.sqrt((1 / 36 + 169 / 900 + 64 / 900) / 2)),
         "n": 3,
     }
-    assert drop["top1_within"]["mean"] == pytest.approx(0.2 / 3)
+    assert drop["top1_wobble"] == {"mean": None, "std": None, "n": 0}  # of two rounds
     assert drop["rounds_to_target"] == {"mean": 1, "std": None, "n": 1}
     assert drop["reached_target"] == "1 of 3"
     assert [drop["seeds"][seed]["top1"] for seed in "012"] == pytest.approx([0.3, 0.9, 0.2])

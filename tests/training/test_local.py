@@ -52,7 +52,7 @@ def test_sgd_by_hand_steps_with_lr_over_tau() -> None:
     layer = nn.Linear(1, 2, bias=False)
     layout = Layout.of(layer)
     batch = (torch.ones(1, 1), torch.tensor([0]))
-    trained, loss = train_local(
+    trained, loss, *_ = train_local(
         layer, layout, torch.zeros(2), torch.ones(2, dtype=torch.bool), [batch, batch],
         optimiser="sgd", lr=0.8, seed=0,
     )  # fmt: skip
@@ -70,12 +70,12 @@ def test_adam_by_hand_steps_with_lr() -> None:
     layout = Layout.of(layer)
     everything = torch.ones(2, dtype=torch.bool)
     batch = (torch.ones(1, 1), torch.tensor([0]))
-    trained, _ = train_local(
+    trained, *_ = train_local(
         layer, layout, torch.zeros(2), everything, [batch], optimiser="adam", lr=0.01, seed=0
     )
     assert trained.tolist() == pytest.approx([0.01, -0.01], rel=1e-5)
     # Optimiser state is fresh: the next round's first step is of the same size.
-    again, _ = train_local(layer, layout, trained, everything, [batch], optimiser="adam", lr=0.01, seed=0)
+    again, *_ = train_local(layer, layout, trained, everything, [batch], optimiser="adam", lr=0.01, seed=0)
     assert again.tolist() == pytest.approx([0.02, -0.02], rel=1e-5)
 
 
@@ -84,7 +84,7 @@ def test_without_batches_nothing_moves() -> None:
     layout = Layout.of(layer)
     mask = torch.tensor([True, False, True, True])
     for optimiser in OPTIMISERS:
-        trained, loss = train_local(
+        trained, loss, *_ = train_local(
             layer, layout, torch.tensor([1.0, 2.0, 3.0, 4.0]), mask, [], optimiser=optimiser, lr=1.0, seed=0
         )
         assert trained.tolist() == [1.0, 0.0, 3.0, 4.0]
@@ -131,7 +131,7 @@ def test_as_a_plain_loop_bit_by_bit(optimiser: str, steps: int, sparsity: float)
     start, mask = layout.read(module), mask_of(module, layout, sparsity)
     before = start.clone()
     nn.init.constant_(module[0].weight, 77.0)  # the module is scratch: what is in it must not matter
-    trained, loss = train_local(
+    trained, loss, *_ = train_local(
         module, layout, start, mask, batches(steps), optimiser=optimiser, lr=0.05, seed=3
     )
     masks = {n: m for n, m in layout.split(mask).items() if not m.all()}
@@ -150,7 +150,7 @@ def test_pruned_weights_are_exactly_zero(optimiser: str, build: object) -> None:
     layout = Layout.of(module)
     start = layout.read(module)
     mask = mask_of(module, layout, 0.8)
-    trained, _ = train_local(
+    trained, *_ = train_local(
         module, layout, start, mask, batches(4, (1, 8, 8)), optimiser=optimiser, lr=0.1, seed=0
     )
     assert (trained[~mask] == 0).all()
@@ -172,7 +172,7 @@ def test_an_infinite_gradient_of_a_cut_weight_does_no_harm(optimiser: str) -> No
     module = Steep()
     layout = Layout.of(module)
     mask = torch.tensor([False, True, True, True])
-    trained, _ = train_local(
+    trained, *_ = train_local(
         module, layout, torch.ones(4), mask, [(torch.ones(1, 2), torch.tensor([0]))] * 2,
         optimiser=optimiser, lr=0.1, seed=0,
     )  # fmt: skip
@@ -186,7 +186,7 @@ def test_buffers_travel_and_frozen_parameters_stay() -> None:
     layout = Layout.of(module)
     start = layout.read(module)
     everything = torch.ones(layout.size, dtype=torch.bool)
-    trained, _ = train_local(module, layout, start, everything, batches(2), optimiser="sgd", lr=0.1, seed=0)
+    trained, *_ = train_local(module, layout, start, everything, batches(2), optimiser="sgd", lr=0.1, seed=0)
     before, after = layout.split(start), layout.split(trained)
     assert torch.equal(before["1.bias"], after["1.bias"])
     assert not torch.equal(before["1.weight"], after["1.weight"])
@@ -196,7 +196,7 @@ def test_buffers_travel_and_frozen_parameters_stay() -> None:
     x, _ = batches(1)[0]
     with torch.no_grad():
         mean = module[0](x).mean((0, 2, 3))
-    one, _ = train_local(module, layout, start, everything, batches(1), optimiser="sgd", lr=0.1, seed=0)
+    one, *_ = train_local(module, layout, start, everything, batches(1), optimiser="sgd", lr=0.1, seed=0)
     torch.testing.assert_close(layout.split(one)["1.running_mean"], 0.1 * mean)
 
 
@@ -224,7 +224,7 @@ def test_training_works_where_gradients_are_off() -> None:
     layout = Layout.of(layer)
     batch = (torch.ones(1, 2), torch.tensor([0]))
     with torch.no_grad():
-        trained, _ = train_local(
+        trained, *_ = train_local(
             layer, layout, torch.zeros(6), torch.ones(6, dtype=torch.bool), [batch],
             optimiser="sgd", lr=1.0, seed=0,
         )  # fmt: skip

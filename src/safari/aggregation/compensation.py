@@ -36,10 +36,12 @@ _ROUNDING = 1e-9
 class Round:
     """All that a server knows in a round: whom it asked, who arrived, with what. No link, no probability.
 
-    `cohort` and `arrived` are ascending client ids, `models[i]` is the model of `arrived[i]`, `masks[i]`
-    the mask that it was trained with (True where kept, and for everything that is never pruned; possibly an
-    expanded view of one row). `weights` are those of the cohort and sum to 1. The first `parameters` numbers
-    of a model are its parameters, the rest are buffers.
+    `cohort` and `arrived` are ascending client ids, `models[i]` is the model of `arrived[i]`, `masks[i]` the
+    mask that it was trained with (True where kept, and for everything that is never pruned; possibly an
+    expanded view of one row); `same_mask` says that every client has this mask, those who are missing
+    included. `weights` are those of the cohort and sum to 1. The first `parameters` numbers of a model are
+    its parameters, the rest are buffers. `up` is what clients sent beside their models, by name, a row for
+    each arrival (docs/plugins.md, client algorithms).
 
     `came` is None where models arrive whole or not at all. Where parts of them arrive, it is True where a
     number of `models` came; elsewhere that is the global model's number and its mask is False.
@@ -54,6 +56,8 @@ class Round:
     weights: Tensor
     parameters: int
     came: Tensor | None = None
+    same_mask: bool = False
+    up: Mapping[str, Tensor] = field(default_factory=dict)
 
     @cached_property
     def kept(self) -> Tensor:
@@ -79,12 +83,16 @@ class Round:
 
 @dataclass(frozen=True)
 class Decision:
-    """A rule's answer: the weights of the arrivals, of the models it recalls, and who stood in for whom."""
+    """A rule's answer: the weights of the arrivals, of the models it recalls, and who stood in for whom.
+
+    `shares`: what the arrivals count for in sums of what they sent beside their models; `a` by default.
+    """
 
     a: Tensor
     b: Tensor | None = None
     recalled: Tensor | None = None
     stand_ins: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    shares: Tensor | None = None
 
 
 @dataclass(frozen=True)

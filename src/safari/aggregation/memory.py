@@ -70,7 +70,9 @@ def recall(state: State, round: Round, clients: Tensor) -> Tensor:
     base = x.clone()
     base[round.parameters :] = 0
     alive = round.kept
-    recalled = (base + state["updates"][clients]) * (state["kept"][clients] & alive)
+    # Where all have one mask, the missing have it too: what came back since they were heard is unchanged.
+    inside = alive if round.same_mask else state["kept"][clients] & alive
+    recalled = (base + state["updates"][clients]) * inside
     recalled.clamp_(-LARGEST, LARGEST)
     never = (state["age"][clients] < 0)[:, None]
     if not bool(never.any()):

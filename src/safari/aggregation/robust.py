@@ -45,7 +45,7 @@ def trimmed_mean(*, trim: float = 0.2) -> Compensation:
         mean = (middle / len(middle)).sum(0, keepdim=True)
         # One model that is recalled, with all the weight.
         nothing = torch.zeros(count, dtype=round.weights.dtype, device=round.weights.device)
-        return Decision(nothing, nothing.new_ones(1), mean), state
+        return Decision(nothing, nothing.new_ones(1), mean, shares=share(round)), state
 
     return Compensation(lambda clients, size, device: {}, apply)
 

@@ -31,8 +31,12 @@ _GIANT = 1e25
 
 @dataclass(frozen=True)
 class Outcome:
-    """What happened in a round: who arrived, who was missing, whose update was refused and why,
-    and who stood in for whom."""
+    """What happened in a round: who arrived, who was missing, whose update was refused and why, and who stood in
+    for whom.
+
+    `shares` are the weights of the arrivals in the sum, those of the clients they stood in for included;
+    `own` are their shares without these.
+    """
 
     arrived: tuple[int, ...]
     missing: tuple[int, ...]
@@ -42,6 +46,8 @@ class Outcome:
     parts: Mapping[int, float] = field(default_factory=dict)
     # Whose update arrived and was made smaller by the gate, and why.
     clipped: Mapping[int, str] = field(default_factory=dict)
+    shares: Tensor | None = field(default=None, compare=False, repr=False)
+    own: Tensor | None = field(default=None, compare=False, repr=False)
 
     @property
     def lost(self) -> bool:
@@ -181,7 +187,7 @@ class Server:
         models = torch.stack([fitting[i] for i in ids]) if ids else self.model.new_empty((0, len(self.model)))
         stacked = self._stack_masks([given.get(i) for i in ids])
         arrived = self._stack_masks([parts.get(i) for i in ids])
-        server, outcome = self.step_stacked(ids, models, cohort, stacked, arrived, most_kept)
+        server, outcome = self.step_stacked(ids, models, cohort, stacked, arrived, most_kept=most_kept)
         return server, replace(outcome, refused=refused | dict(outcome.refused))
 
     def step_stacked(
@@ -191,12 +197,17 @@ class Server:
         cohort: Sequence[int] | None = None,
         masks: Tensor | None = None,
         came: Tensor | None = None,
+        *,
+        same_mask: bool = False,
+        up: Mapping[str, Tensor] | None = None,
         most_kept: int | None = None,
     ) -> tuple[Server, Outcome]:
         """The same for models in one matrix: row i is the model of client `ids[i]`; ids ascend.
 
         `masks`: `bool[len(ids), size]`, or one row for all; None: nothing was cut. `came`: `bool[len(ids),
         size]`, True where a number arrived; None: all of them did. A client of whom nothing came is missing.
+        `same_mask`: every client has the same mask, those who are missing included. `up`: what clients sent
+        beside their models, by name, a row for each id. `most_kept`: how many numbers a mask may keep.
         """
         asked = self._cohort(cohort)
         ids = whole_ids("ids", ids)
@@ -207,11 +218,12 @@ class Server:
             came = None
         if came is not None:
             models = torch.where(came, models, 0.0)
-        refused = _unusable(ids, models, masks, most_kept)
+        refused = _unusable(ids, models, masks, most_kept) | _unusable_beside(ids, up)
         empty = {client for client, share in shares.items() if not share}
         if refused or empty:
             good = [i for i, client in enumerate(ids) if client not in refused and client not in empty]
             ids, models = [ids[i] for i in good], models[good]
+            up = {name: rows[good] for name, rows in (up or {}).items()}
             masks = masks if masks is None or len(masks) == 1 else masks[good]
             came = None if came is None else came[good]
         if masks is None:
@@ -228,6 +240,8 @@ class Server:
             masks=masks.expand(len(ids), -1),
             weights=weights / weights.sum(),
             parameters=self.parameters,
+            same_mask=same_mask,
+            up=up or {},
             came=came,
         )
         ruling, gate_state = judge(self.gate, self.gate_state, view)
@@ -238,6 +252,8 @@ class Server:
             missing=tuple(client for client in asked if client not in set(arrived)),
             refused=refused | dict(ruling.refused) | more,
             stand_ins=dict(decision.stand_ins),
+            shares=decision.a if decision.shares is None else decision.shares,
+            own=view.weights[view.present],
             parts={client: share for client, share in shares.items() if client in arrived and share < 1},
             clipped=dict(ruling.clipped),
         )
@@ -432,6 +448,20 @@ def _unusable(
             refused[client] = f"{bad} numbers are NaN or infinite"
         elif beyond:
             refused[client] = f"{beyond} numbers that its mask cuts are not 0"
+    return refused
+
+
+def _unusable_beside(ids: Sequence[int], up: Mapping[str, Tensor] | None) -> dict[int, str]:
+    """Whose vectors beside the model are not finite."""
+    refused: dict[int, str] = {}
+    for name, rows in (up or {}).items():
+        if not bool(torch.isfinite(rows).all()):
+            bad = (~torch.isfinite(rows)).flatten(1).sum(1).tolist()
+            refused |= {
+                client: f"{count} numbers of {name}, beside its model, are NaN or infinite"
+                for client, count in zip(ids, bad, strict=True)
+                if count
+            }
     return refused
 
 

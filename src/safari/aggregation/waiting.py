@@ -25,6 +25,8 @@ def hold_back(decision: Decision, held: State, round: Round, left: int) -> tuple
     `held` is the memory after the round, `left` how many rounds may wait, this one included.
     """
     alive = round.kept
+    if round.same_mask:
+        return decision, OVER
     if left > 0 and _differ(round) and bool((held["age"][round.missing] < 0).any()):
         return _sparing(decision, round, ~alive), left - 1
     return _sparing(decision, round, ~alive & held["kept"].any(0)), OVER

@@ -21,10 +21,27 @@ from safari.cli.wire import wire
 from safari.errors import SafariError
 from safari.version import __version__
 
+_FIRST_STEPS = """
+\b
+First steps:
+  safari run                     the demo: four arms, in about a minute
+  safari view                    watch it in the browser (extra: view)
+  safari run --set uplink.p=0.1  the same, with nine of ten updates lost
+  safari list rule               what a server can do about the missing
+  safari init my.toml            every field, explained: change some, then
+  safari validate my.toml        say all that is wrong, without running it
+  safari run my.toml --seeds 5   five seeds, with means and spreads
+
+\b
+A run is a folder in runs/. Stop it with Ctrl-C whenever you like, and go on
+with 'safari resume'. 'safari COMMAND --help' has examples; your shell
+completes names and config fields after 'safari completion bash'.
+"""
+
 
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Begin with 'safari run': four arms on the embedded digits, in about a minute.",
+    epilog=_FIRST_STEPS,
 )
 @click.version_option(__version__, "-V", "--version", package_name="safari-fl")
 def cli() -> None:

@@ -11,22 +11,20 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from safari.aggregation import RULES
-from safari.cli.progress import Bars
+from safari.api import rule_lines
 from safari.config import Config
 from safari.engine import Watcher
 from safari.errors import MissingExtraError
-from safari.plugins import first_line
 from safari.report import rows_of, to_rich, to_text, watchers_for, write_figures
 from safari.report.gather import run_names
+from safari.report.progress import Progress
 from safari.runs import RunFolder, summarise
-from safari.runs.code import described
 from safari.view import write_report
 
 
 def watchers(config: Config, quiet: bool) -> list[Watcher]:
     """The progress bars and the trackers that the config asks for."""
-    return [Bars(quiet), *watchers_for(config)]
+    return [Progress(quiet), *watchers_for(config)]
 
 
 @contextlib.contextmanager
@@ -61,7 +59,7 @@ def draw(runs: Sequence[RunFolder], place: Path) -> Path:
         write_figures(runs, place / "figures")
     except MissingExtraError as error:
         click.echo(str(error), err=True)
-    return write_report(runs, place / "report.html", rules=explained(runs))
+    return write_report(runs, place / "report.html", rules=rule_lines(runs))
 
 
 def print_table(runs: Sequence[RunFolder]) -> None:
@@ -72,13 +70,3 @@ def print_table(runs: Sequence[RunFolder]) -> None:
         console.print(to_rich(rows, width=console.width))
     else:
         click.echo(to_text(rows), nl=False)
-
-
-def explained(runs: Sequence[RunFolder]) -> dict[str, str]:
-    """What each arm's rule does, in a line. A user's own rules said it when they ran: none is imported."""
-    lines: dict[str, str] = {}
-    for run in runs:
-        said = described(run)
-        for name in {arm.rule.name for arm in run.config.arms}:
-            lines[name] = first_line(RULES[name]) if name in RULES else said.get(name, "")
-    return lines

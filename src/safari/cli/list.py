@@ -10,7 +10,9 @@ import click
 
 from safari.cli.options import json_option
 
-KIND_NAMES = ("data", "partition", "model", "task", "pruner", "link", "rule", "step")
+KIND_NAMES = (
+    "data", "partition", "model", "task", "pruner", "policy", "client", "link", "rule", "step", "gate",
+)  # fmt: skip
 
 
 @click.command("list")

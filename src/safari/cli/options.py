@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from click.shell_completion import CompletionItem
 
+from safari.cli.offers import complete_setting
 from safari.config import Config, examine, override
 from safari.errors import ConfigError
 from safari.toml import parse_setting, read_toml
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-def setting_keys() -> dict[str, str]:
-    """Every key that `--set` takes, with its documentation."""
-    keys = {}
-    for f in dataclasses.fields(Config):
-        section = getattr(Config(), f.name)
-        if not dataclasses.is_dataclass(section):
-            keys[f.name] = f.metadata.get("doc", "")
-            continue
-        for inner in dataclasses.fields(section):
-            doc = inner.metadata.get("doc", f.metadata.get("doc", ""))
-            if inner.name != "options":
-                keys[f"{f.name}.{inner.name}"] = doc
-    return keys
-
-
-def _complete_setting(ctx: click.Context, param: click.Parameter, text: str) -> list[CompletionItem]:
-    return [
-        CompletionItem(f"{key}=", help=doc) for key, doc in setting_keys().items() if key.startswith(text)
-    ]
 
 
 def set_option(function: F) -> F:
@@ -45,7 +23,7 @@ def set_option(function: F) -> F:
         "settings",
         multiple=True,
         metavar="KEY=VALUE",
-        shell_complete=_complete_setting,
+        shell_complete=complete_setting,
         help="Change a field, such as pruning.sparsity=0.9 or uplink.name=lost. Repeatable.",
     )(function)
 

@@ -8,20 +8,23 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from safari.cli.offers import complete_experiment
 from safari.cli.options import json_option, quiet_option, set_option
 from safari.errors import ConfigError, RunError
 from safari.toml import parse_setting
 
 if TYPE_CHECKING:
-    from safari.evidence import Book, Experiment, Unit
+    from safari.evidence import Experiment, Outcome, Results, Unit
+
+Units = Mapping[str, Sequence["Unit"]]
 
 
 @click.command(short_help="Run the claims of the paper again.")
-@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=complete_experiment)
 @set_option
 @click.option("--seeds", type=click.IntRange(min=1), help="How many seeds to run.  [default: each file's]")
 @click.option("--quick", is_flag=True, help="The small version, on the embedded digits, where there is one.")
@@ -49,6 +52,11 @@ if TYPE_CHECKING:
 @click.option("--report-only", is_flag=True, help="Run nothing; write the page again.")
 @click.option("--no-report", is_flag=True, help="Leave the page for later: only runs and results.json.")
 @click.option(
+    "--mix-versions",
+    is_flag=True,
+    help="Add to trials that another version of the code made; the page says which made what.",
+)
+@click.option(
     "--from",
     "folder",
     type=click.Path(path_type=Path, file_okay=False),
@@ -56,7 +64,7 @@ if TYPE_CHECKING:
 )
 @json_option
 @quiet_option
-def reproduce(  # noqa: C901
+def reproduce(
     names: tuple[str, ...],
     settings: tuple[str, ...],
     seeds: int | None,
@@ -67,6 +75,7 @@ def reproduce(  # noqa: C901
     only_list: bool,
     report_only: bool,
     no_report: bool,
+    mix_versions: bool,
     folder: Path | None,
     as_json: bool,
     quiet: bool,
@@ -84,73 +93,160 @@ def reproduce(  # noqa: C901
       safari reproduce accuracy sparsity --jobs 6 --set rounds=500
       safari reproduce accuracy --report-only
     """
-    from safari.evidence import Book, execute, find, once, read, shared_out, shipped, units_of
-    from safari.evidence.page import write_page
+    from safari.evidence import Results
 
     if within is not None and math.isnan(within):
         raise ConfigError(f"--within must be at least 0 seconds, got {within}")
     changes = [parse_setting(text) for text in settings] + ([("seeds", seeds)] if seeds is not None else [])
+    experiments = _read(names, changes, quick, folder)
+    results, device = Results.open(out), _device()
+    units = _units(experiments, out, results, device)
+    if only_list:
+        _show(experiments, units, device, as_json)
+        return
+    _refuse(out, experiments, report_only)
+    todo = [] if report_only else _todo(units, jobs)
+    if todo and not mix_versions:
+        _refuse_versions(experiments, out, results)
+    if todo and not quiet and device == "cpu":
+        _warn_of_crowd(jobs, min(jobs, len(todo)))
+    outcome, interrupted = _execute(todo, experiments, results, out, jobs, within, quiet)
+    for experiment in experiments:
+        results.gather(experiment, out)
+    results.save(out)
+    page = None
+    try:
+        page = None if no_report else _write_page(experiments, results, out)
+    except KeyboardInterrupt:
+        interrupted = True
+    if as_json:
+        click.echo(json.dumps(_as_json(experiments, results), indent=2))
+    elif not quiet:
+        _tell(experiments, results, out, page, no_report)
+    if interrupted:
+        raise KeyboardInterrupt
+    if outcome is not None and outcome.failed:
+        raise RunError("\n".join(f"{label}: {problem.rstrip()}" for label, problem in outcome.failed.items()))
+
+
+def _read(
+    names: Sequence[str], changes: Sequence[tuple[str, Any]], quick: bool, folder: Path | None
+) -> list[Experiment]:
+    from safari.evidence import find, read, shipped
+
     experiments = read(find(folder or shipped(), names), changes, quick=quick)
     for name in names:
         if name not in {e.name for e in experiments}:
             raise ConfigError(f"{name} has no small version: run it without --quick")
-    book = Book.open(out)
-    device = _device()
-    units = {
-        e.name: [u for case in e.cases for u in units_of(case, out, book, getattr(e.cost, device))]
+    return experiments
+
+
+def _units(experiments: Sequence[Experiment], out: Path, results: Results, device: str) -> Units:
+    """What is not finished, by experiment."""
+    from safari.evidence import units_of
+
+    return {
+        e.name: [u for case in e.cases for u in units_of(case, out, results, getattr(e.cost, device))]
         for e in experiments
     }
-    if only_list:
-        _show(experiments, units, device, as_json)
-        return
+
+
+def _todo(units: Units, jobs: int) -> list[Unit]:
+    from safari.evidence import split_for, without_duplicates
+
+    return split_for(without_duplicates(unit for each in units.values() for unit in each), jobs)
+
+
+def _refuse(out: Path, experiments: Sequence[Experiment], report_only: bool) -> None:
     if (out / "config.toml").exists():
         raise RunError(f"{out} holds a run; choose another --out")
     if report_only and not _has_numbers(out, experiments):
         raise RunError(
             f"{out} holds no results.json and no finished trial to report; --out names where they are"
         )
-    todo = [] if report_only else shared_out(once(unit for each in units.values() for unit in each), jobs)
-    interrupted = False
-    ending = None
-    if todo:
-        from safari.cli.board import Board
 
-        if not quiet and device == "cpu":
-            _warn_of_crowd(jobs, min(jobs, len(todo)))
-        by_name = {experiment.name: experiment for experiment in experiments}
 
-        def keep(unit: Unit) -> None:
-            """So that a machine that is switched off leaves a book of what it had done."""
-            book.gather(by_name[unit.case.experiment], out)
-            book.save(out)
+def _refuse_versions(experiments: Sequence[Experiment], out: Path, results: Results) -> None:
+    """RunError where trials of this version would stand beside those of another."""
+    from safari.evidence import trials_of
+    from safari.evidence.tables import made_by
+    from safari.runs.versions import versions_of
+    from safari.version import code_version
 
-        with Board(todo, quiet, ended=keep) as board:
-            try:
-                ending = execute(todo, out, board, jobs=jobs, within=within)
-            except KeyboardInterrupt:
-                interrupted = True
+    counts = made_by(experiments, results)
+    begun = {
+        version
+        for experiment in experiments
+        for case in experiment.cases
+        for trial in trials_of(case, out)
+        for version in versions_of(trial)
+    }
+    others = sorted({*counts, *begun} - {code_version()})
+    if others:
+        raise RunError(
+            f"{out} holds trials that other versions of the code made ({', '.join(others)}; this one is "
+            f"{code_version()}), and new ones would stand beside them. Choose another --out, or add "
+            "--mix-versions: then the page says which version made what"
+        )
+
+
+def _execute(
+    todo: Sequence[Unit],
+    experiments: Sequence[Experiment],
+    results: Results,
+    out: Path,
+    jobs: int,
+    within: float | None,
+    quiet: bool,
+) -> tuple[Outcome | None, bool]:
+    """Do the work; the outcome where there was any, and whether Ctrl-C ended it."""
+    if not todo:
+        return None, False
+    from safari.cli.board import Board
+    from safari.evidence import execute
+
+    by_name = {experiment.name: experiment for experiment in experiments}
+
+    def keep(unit: Unit) -> None:
+        """After each unit, so that a machine that is switched off leaves the results of what it had done."""
+        results.gather(by_name[unit.case.experiment], out)
+        results.save(out)
+
+    with Board(todo, quiet, ended=keep) as board:
+        try:
+            return execute(todo, out, board, jobs=jobs, within=within), False
+        except KeyboardInterrupt:
+            return None, True
+
+
+def _write_page(experiments: Sequence[Experiment], results: Results, out: Path) -> Path:
+    from safari.evidence.page import write_page
+
+    return write_page(experiments, results, out)
+
+
+def _tell(
+    experiments: Sequence[Experiment], results: Results, out: Path, page: Path | None, no_report: bool
+) -> None:
+    from safari.evidence.compare import judge, spelled_p
+    from safari.evidence.page import several_versions
+
     for experiment in experiments:
-        book.gather(experiment, out)
-    book.save(out)
-    page = None
-    try:
-        if not no_report:
-            page = write_page(experiments, book, out)
-    except KeyboardInterrupt:
-        interrupted = True
-    if as_json:
-        click.echo(json.dumps(_progress(experiments, book), indent=2))
-    elif not quiet:
-        done, asked = book.progress(experiments)
-        rest = "" if done == asked else "; nothing is lost: the same command goes on"
-        click.echo(f"{done} of {asked} trials are finished{rest}", err=True)
-        click.echo(f"report: {page}" if page else f"numbers: {out / 'results.json'}", err=True)
-        if page is None and not no_report:
-            click.echo("the page was not written: the same command with --report-only writes it", err=True)
-    if interrupted:
-        raise KeyboardInterrupt
-    if ending is not None and ending.failed:
-        raise RunError("\n".join(f"{label}: {problem.rstrip()}" for label, problem in ending.failed.items()))
+        for verdict in judge(experiment, results):
+            if verdict.status != "not finished":
+                p = "" if verdict.p is None else f" (p {spelled_p(verdict.p)} after Holm's correction)"
+                click.echo(f"{experiment.name}: {verdict.check.says}: {verdict.status}{p}")
+                for part in verdict.parts:
+                    click.echo(f"  {part}")
+    mixed = several_versions(experiments, results)
+    if mixed:
+        click.echo(mixed, err=True)
+    done, asked = results.progress(experiments)
+    rest = "" if done == asked else "; nothing is lost: the same command goes on"
+    click.echo(f"{done} of {asked} trials are finished{rest}", err=True)
+    click.echo(f"report: {page}" if page else f"numbers: {out / 'results.json'}", err=True)
+    if page is None and not no_report:
+        click.echo("the page was not written: the same command with --report-only writes it", err=True)
 
 
 @dataclass(frozen=True)
@@ -167,9 +263,7 @@ class _Row:
     seconds_left: float
 
 
-def _show(
-    experiments: Sequence[Experiment], units: Mapping[str, Sequence[Unit]], device: str, as_json: bool
-) -> None:
+def _show(experiments: Sequence[Experiment], units: Units, device: str, as_json: bool) -> None:
     from safari.cli.board import spoken
 
     rows = [
@@ -202,9 +296,9 @@ def _show(
 
 
 def _has_numbers(out: Path, experiments: Sequence[Experiment]) -> bool:
-    """Whether there is a book, or a trial for one: a process that was killed may have left only that."""
-    from safari.evidence.book import FILE
+    """Whether there are results, or a trial for them: a process that was killed may have left only that."""
     from safari.evidence.numbers import NUMBERS
+    from safari.evidence.results import FILE
 
     return (out / FILE).exists() or any(
         any((out / case.experiment / case.folder).glob(f"trials/*/*/{NUMBERS}"))
@@ -229,5 +323,27 @@ def _device() -> str:
     return "gpu" if torch.cuda.is_available() else "cpu"
 
 
-def _progress(experiments: Sequence[Experiment], book: Book) -> dict[str, dict[str, int]]:
-    return {e.name: dict(zip(("finished", "trials"), book.progress([e]), strict=True)) for e in experiments}
+def _as_json(experiments: Sequence[Experiment], results: Results) -> dict[str, dict[str, Any]]:
+    """Progress, versions and verdicts of each experiment."""
+    from safari.evidence.compare import judge
+    from safari.evidence.tables import made_by
+
+    found = {}
+    for experiment in experiments:
+        finished, trials = results.progress([experiment])
+        verdicts = [
+            {
+                "claim": verdict.check.says,
+                "verdict": verdict.status,
+                "p": verdict.p,
+                "parts": [asdict(part) for part in verdict.parts],
+            }
+            for verdict in judge(experiment, results)
+        ]
+        found[experiment.name] = {
+            "finished": finished,
+            "trials": trials,
+            "code": sorted(made_by([experiment], results)),
+            "verdicts": verdicts,
+        }
+    return found

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from safari.cli.approval import approval, trust_option
+from safari.cli.offers import complete_run
 from safari.cli.options import json_option, quiet_option
 from safari.config import Track
 from safari.errors import SafariError
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path, file_okay=False))
+@click.argument(
+    "folder", metavar="RUN", type=click.Path(path_type=Path, file_okay=False), shell_complete=complete_run
+)
 @click.option(
     "--from",
     "from_round",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from itertools import chain, count
 from pathlib import Path
 
 import click
 
 from safari.cli.approval import approved_config, trust_option
 from safari.cli.options import json_option, quiet_option, read_config, set_option
+from safari.errors import RunError
 
 
 @click.command(short_help="Run an experiment: every arm and seed, then a report.")
@@ -21,6 +20,7 @@ from safari.cli.options import json_option, quiet_option, read_config, set_optio
     type=click.Path(path_type=Path),
     help="The run's folder, new or empty.  [default: runs/NAME-DATE-TIME]",
 )
+@click.option("--overwrite", is_flag=True, help="Replace the run that the folder holds.")
 @trust_option
 @json_option
 @quiet_option
@@ -29,6 +29,7 @@ def run(
     settings: tuple[str, ...],
     seeds: int | None,
     out: Path | None,
+    overwrite: bool,
     trust: bool,
     as_json: bool,
     quiet: bool,
@@ -48,17 +49,16 @@ def run(
     """
     with approved_config(config, settings, trust, seeds):
         wanted = read_config(config, settings, seeds)
-        folder = out or _new_folder(wanted.name)
         from safari import engine
+        from safari.api import new_folder
         from safari.cli.finish import finish, stoppable, watchers
 
+        folder = out or new_folder(wanted.name)
+        if not overwrite and (folder / "config.toml").exists():
+            raise RunError(
+                f"{folder} holds a run already: go on with 'safari resume {folder}', choose another --out, "
+                "or replace it with --overwrite"
+            )
         with stoppable(folder):
-            engine.run(wanted, folder, watchers(wanted, quiet))
+            engine.run(wanted, folder, watchers(wanted, quiet), overwrite=overwrite)
     finish(folder, as_json=as_json, quiet=quiet)
-
-
-def _new_folder(name: str) -> Path:
-    """runs/NAME-DATE-TIME, numbered when another run began in the same second."""
-    first = Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
-    others = (first.with_name(f"{first.name}-{number}") for number in count(2))
-    return next(folder for folder in chain([first], others) if not folder.exists())

@@ -7,11 +7,19 @@ from pathlib import Path
 
 import click
 
+from safari.cli.offers import complete_run
 from safari.cli.options import json_option
 
 
 @click.command(short_help="Show runs again, or several laid over each other.")
-@click.argument("folders", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument(
+    "folders",
+    metavar="RUN...",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path),
+    shell_complete=complete_run,
+)
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),

@@ -8,9 +8,13 @@ from pathlib import Path
 
 import click
 
+from safari.cli.offers import complete_run
+
 
 @click.command(short_help="Watch runs on a page, also while they go on.")
-@click.argument("folders", metavar="[RUN]...", nargs=-1, type=click.Path(path_type=Path))
+@click.argument(
+    "folders", metavar="[RUN]...", nargs=-1, type=click.Path(path_type=Path), shell_complete=complete_run
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to serve on.")
 @click.option("--port", type=click.IntRange(0, 65535), help="The port.  [default: 8100, or any that is free]")
 @click.option("--token", help="What others must know to be let in.  [default: made up, beyond this machine]")
@@ -27,7 +31,7 @@ def view(folders: tuple[Path, ...], host: str, port: int | None, token: str | No
       safari view runs/mine runs/other
       safari view runs/mine --host 0.0.0.0 --no-browser
     """
-    from safari.cli.finish import explained
+    from safari.api import rule_lines
     from safari.runs import RunFolder
     from safari.view.monitor import Monitor
     from safari.view.server import address_of, build, is_loopback, listen, serve
@@ -37,7 +41,7 @@ def view(folders: tuple[Path, ...], host: str, port: int | None, token: str | No
     if not local and token is None:
         token = secrets.token_urlsafe(24)
     names = frozenset({"localhost", "127.0.0.1", "::1", host}) if local else None
-    app = build(Monitor(runs, explained(runs)), token, names)
+    app = build(Monitor(runs, rule_lines(runs)), token, names)
     with listen(host, port) as where:
         address = address_of(host, where.getsockname()[1], token)
 

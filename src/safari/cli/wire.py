@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from safari.cli.approval import approval, trust_option
+from safari.cli.offers import complete_run
 from safari.cli.options import json_option
 from safari.errors import RunError
 from safari.trust import needs
@@ -26,6 +27,7 @@ def wire() -> None:
     "--run",
     "folder",
     type=click.Path(path_type=Path, file_okay=False),
+    shell_complete=complete_run,
     help="The run that the frame came from: then its layout is known, and the body can be read.",
 )
 @trust_option
@@ -65,7 +67,9 @@ def inspect(file: Path, folder: Path | None, trust: bool, as_json: bool) -> None
 
 
 @wire.command(short_help="What the next upload of a run costs in every mode.")
-@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path, file_okay=False))
+@click.argument(
+    "folder", metavar="RUN", type=click.Path(path_type=Path, file_okay=False), shell_complete=complete_run
+)
 @click.option("--arm", help="Whose model.  [default: the last arm's]")
 @click.option("--client", type=click.IntRange(min=0), default=0, show_default=True, help="Who sends it.")
 @click.option(

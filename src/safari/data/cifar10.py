@@ -45,7 +45,7 @@ def cifar10(*, root: str = "data", download: bool = False) -> Data:
         raise DataError(
             f"cifar10: expected {place / BINARY.folder} or {place / PYTHON.folder}, found neither. "
             f"Fetch {URL} (binary version, md5 {MD5}) and unpack it in {place}, "
-            "point data.root to where the folder is, or let it be downloaded: --set data.download=true"
+            "point data.root to where the folder is, or let it be downloaded: data.download = true"
         )
     return read_format(*found)
 
@@ -150,7 +150,7 @@ def _bytes(path: Path, most: int) -> tuple[bytes, int]:
     except FileNotFoundError:
         raise DataError(
             f"{path}: expected a file of CIFAR-10, found none; complete the folder, "
-            "or remove it and download again: --set data.download=true"
+            "or remove it and download again: data.download = true"
         ) from None
     except OSError as error:
         raise DataError(f"{path}: could not be read: {error.strerror or error}") from error

@@ -1,8 +1,10 @@
 """What computes the rounds: `reference` reads like Algorithm 1."""
 
+from safari.engine.assembly import assemble
 from safari.engine.experiment import (
     ENGINES,
     Watcher,
+    as_config,
     check,
     engine_of,
     finished,
@@ -12,20 +14,24 @@ from safari.engine.experiment import (
     run_seed,
     side_by_side,
 )
-from safari.engine.world import KINDS, Problems, World, assemble, check_names, load_data, rule_of
+from safari.engine.parts import KINDS, Parts, Problems, check_names, load_data, parts_of, rule_of
+from safari.engine.world import World
 
 __all__ = [
     "ENGINES",
     "KINDS",
+    "Parts",
     "Problems",
     "Watcher",
     "World",
+    "as_config",
     "assemble",
     "check",
     "check_names",
     "engine_of",
     "finished",
     "load_data",
+    "parts_of",
     "ready",
     "resume",
     "rule_of",

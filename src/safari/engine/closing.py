@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from safari.aggregation import Outcome, Server
+from safari.engine.codec import RoundCodec
 from safari.engine.diagnosis import Everyone, diagnose, due
-from safari.engine.mail import Mail
 from safari.engine.state import State
 from safari.engine.world import World
 from safari.runs.measure import Facts, MaskCount, Record, Stopwatch, record_of
@@ -27,15 +28,20 @@ def close_round(
     trained: Sequence[int],
     losses: Sequence[float],
     masks: MaskCount,
-    mail: Mail,
+    codec: RoundCodec,
     watch: Stopwatch,
+    policy: dict[str, Tensor],
+    clients: dict[str, Tensor],
+    mask: Tensor | None,
     test: Callable[[Tensor], Mapping[str, float] | None],
     everyone: Everyone,
 ) -> tuple[State, Record, dict[str, float]]:
     """The next state, the round's record, and the seconds each part took.
 
     `state` is the one before the round, `server` the one after it; `links` are the next states of uplink and
-    downlink. `test` and `everyone` are the engine's ways to test a model and to train whoever was missing.
+    downlink, `policy` and `clients` those of the mask policy and of the client algorithm. `mask` is the one that the
+    server announced for this round; None where clients work theirs out. `test` and `everyone` are the engine's ways
+    to test a model and to train whoever was missing.
     """
     t, x = state.round, state.server.model
     watch.lap("aggregate")
@@ -52,14 +58,22 @@ def close_round(
         outcome=outcome,
         losses=losses,
         masks=masks,
-        sizes=mail.sizes(),
-        modes=mail.modes(),
+        sizes=codec.sizes(),
+        modes=codec.modes(),
         before=x,
         after=server.model,
         scores=scores,
         average=average_scores,
         diagnosis=diagnosis,
+        kept=_kept(state, mask),
     )
     uplink, downlink = links
-    after = State(server, uplink, downlink, mail.residual)
+    after = State(server, uplink, downlink, policy, clients, mask, codec.residual)
     return after, record_of(world.layout, facts), watch.seconds
+
+
+def _kept(state: State, mask: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    """The announced masks of the round before and of this one; before the first everything is kept."""
+    if mask is None:
+        return None
+    return torch.ones_like(mask) if state.mask is None else state.mask, mask

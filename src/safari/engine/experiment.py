@@ -6,7 +6,8 @@ import contextlib
 import json
 import os
 import platform
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +19,8 @@ from safari.aggregation import RULES
 from safari.config import Config, parse
 from safari.data import Data
 from safari.engine import reference, vectorised
+from safari.engine.assembly import assemble, check_rest, notes_of
+from safari.engine.parts import Parts, Problems, load_data, parts_of
 from safari.engine.state import (
     State,
     from_saved,
@@ -26,16 +29,17 @@ from safari.engine.state import (
     similarity_picture,
     to_saved,
 )
-from safari.engine.world import Problems, World, assemble, check_names, load_data, rule_of
+from safari.engine.world import World
 from safari.errors import ConfigError, DataError, SafariError, one_of
 from safari.loading import loading
 from safari.plugins import first_line, known
 from safari.runs import RunFolder, Trial, done_records, seeds_of, summarise
 from safari.runs.code import keep_code, refuse_changed_code
 from safari.runs.measure import Record
+from safari.runs.versions import note_version
 from safari.toml import read_toml
 from safari.trust import Trust, contacts, is_of_a_run, needs, remember, trusting
-from safari.version import __version__
+from safari.version import __version__, code_version
 
 Round = tuple[State, Record, dict[str, float]]
 RoundFunction = Callable[[State], Round]
@@ -68,6 +72,7 @@ def run(
     out: str | Path,
     watchers: Sequence[Watcher] = (),
     *,
+    overwrite: bool = False,
     trust: Trust = False,
 ) -> dict[str, Any]:
     """Run an experiment, as tables or from a TOML file, into a new folder; returns its summary.
@@ -76,6 +81,7 @@ def run(
         config: the experiment.
         out: the run's folder, new or empty.
         watchers: told of every round.
+        overwrite: replace a run that the folder holds.
         trust: see `resume`; asked only about the `config.toml` of a run's folder.
 
     >>> import tempfile
@@ -87,8 +93,8 @@ def run(
     """
     with approving(config, trust):
         wanted = as_config(config)
-        data = ready(wanted)
-        return _go(RunFolder.create(Path(out), wanted), watchers, data)
+        found = ready(wanted)
+        return _go(RunFolder.create(Path(out), wanted, overwrite=overwrite), watchers, found)
 
 
 def as_config(config: Config | Mapping[str, Any] | str | Path) -> Config:
@@ -154,25 +160,39 @@ def finished(run: RunFolder) -> bool:
     return True
 
 
-def ready(config: Config) -> Data:
-    """The data of a config, when a run of it can start: what can be wrong is found before a folder is made.
+@dataclass(frozen=True)
+class Ready:
+    """A run that can start: its data, the parts of each group of arms, and their worlds of the first seed."""
+
+    data: Data
+    parts: tuple[Parts, ...]
+    worlds: tuple[World, ...]
+
+
+def ready(config: Config) -> Ready:
+    """All that a run needs, when it can start: what can be wrong is found before a folder is made.
 
     ConfigError lists everything that would stop the run before its first round; a DataError comes as it is
     when it is alone.
     """
     problems = Problems()
     problems.attempt(lambda: engine_of(config))
+    groups = config.arm_groups()
+    parts = [problems.attempt(partial(parts_of, group)) for group in groups]
+    built = tuple(found for found in parts if found is not None)
     try:
-        data = load_data(config)
+        data = load_data(config, built[0] if built else None)
     except SafariError as error:
-        check_names(config, problems)
         if isinstance(error, DataError) and not problems.lines:
             raise
         problems.lines += [line for line in str(error).splitlines() if line not in problems.lines]
         raise ConfigError(problems.lines) from error
-    problems.attempt(lambda: assemble(config, config.seed, data))
+    worlds = [problems.attempt(partial(assemble, p.config, config.seed, data, p)) for p in built]
+    if len(built) < len(groups):
+        # Some part is missing; what can be made without it may be wrong as well.
+        check_rest(config, config.seed, data, problems)
     problems.raise_if_any()
-    return data
+    return Ready(data, built, tuple(world for world in worlds if world is not None))
 
 
 def check(config: Config) -> list[str]:
@@ -182,6 +202,15 @@ def check(config: Config) -> list[str]:
     return problems.lines
 
 
+def notes(config: Config) -> list[str]:
+    """What a user should know of a config that can run: `safari validate` and `run` print it."""
+    return _distinct(note for world in ready(config).worlds for note in notes_of(world))
+
+
+def _distinct(lines: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(lines))
+
+
 def engine_of(config: Config) -> Callable[[World], RoundFunction]:
     """The engine that a config names."""
     if config.engine.name not in ENGINES:
@@ -189,13 +218,14 @@ def engine_of(config: Config) -> Callable[[World], RoundFunction]:
     return ENGINES[config.engine.name]
 
 
-def _go(run: RunFolder, watchers: Sequence[Watcher], data: Data | None = None) -> dict[str, Any]:
+def _go(run: RunFolder, watchers: Sequence[Watcher], found: Ready | None = None) -> dict[str, Any]:
     config = run.config
     with run.writing(), _threads(config.engine.threads), _watched(run, watchers):
-        if data is None:
-            data = load_data(config)
+        parts = found.parts if found else tuple(parts_of(group) for group in config.arm_groups())
+        data = found.data if found else load_data(config, parts[0])
         for seed in seeds_of(config):
-            run_seed(run, seed, data, watchers)
+            worlds = found.worlds if found and seed == config.seed else None
+            run_seed(run, seed, data, watchers, parts=parts, worlds=worlds)
         return _summarised(run)
 
 
@@ -225,21 +255,34 @@ def _summarised(run: RunFolder) -> dict[str, Any]:
     return summary
 
 
-def run_seed(run: RunFolder, seed: int, data: Data, watchers: Sequence[Watcher] = ()) -> None:
+def run_seed(
+    run: RunFolder,
+    seed: int,
+    data: Data,
+    watchers: Sequence[Watcher] = (),
+    *,
+    parts: Sequence[Parts] | None = None,
+    worlds: Sequence[World] | None = None,
+) -> None:
     """All rounds of one seed that are not done, into a folder that the caller holds (`RunFolder.writing`).
 
-    Seeds share nothing, nor do arms: several processes may each do one of a run, or some arms of one.
+    Seeds share nothing, nor do arms: several processes may each do one of a run, or some arms of one. `parts`
+    and `worlds` are those of the config's groups of arms, where they have been made before.
     """
-    world = assemble(run.config, seed, data)
+    if worlds is None:
+        built = parts or [parts_of(group) for group in run.config.arm_groups()]
+        worlds = [assemble(p.config, seed, data, p) for p in built]
     remember([*keep_code(run, _descriptions(run.config)), *contacts(run.config.to_dict())])
-    prepare = engine_of(run.config)
-    if seed == run.config.seed and prepare is vectorised.prepare:
-        _tell(watchers, vectorised.forecast(world))
-    engine = prepare(world)
-    if seed == run.config.seed:
-        _describe(run, world)
-        _tell(watchers, getattr(engine, "note", ""))
-    _run_arms(run, world, engine, watchers)
+    prepare, first = engine_of(run.config), seed == run.config.seed
+    if first and prepare is vectorised.prepare:
+        _tell(watchers, vectorised.forecast(worlds[0]))
+    engines = [prepare(world) for world in worlds]
+    if first:
+        _describe(run, worlds[0])
+        told = [getattr(engine, "note", "") for engine in engines]
+        for note in _distinct([*told, *(note for world in worlds for note in notes_of(world))]):
+            _tell(watchers, note)
+    _run_arms(run, list(zip(worlds, engines, strict=True)), watchers)
 
 
 def _descriptions(config: Config) -> dict[str, str]:
@@ -273,6 +316,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return {
         "safari": __version__,
+        "code": code_version(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
@@ -283,29 +327,48 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _run_arms(run: RunFolder, world: World, engine: RoundFunction, watchers: Sequence[Watcher]) -> None:
-    rounds, every = run.config.rounds, run.config.checkpoint.every
-    arms = []
-    for arm in run.config.arms:
-        trial = run.trial(arm.name, world.seed)
-        rule, saved = rule_of(arm.rule), trial.load()
-        state = initial(world, rule) if saved is None else from_saved(saved, world, rule, trial)
-        for record in done_records(trial, rounds):
-            for watcher in watchers:
-                watcher.round(trial, record)
-        arms.append((trial, state))
-    # Side by side: one round of each arm in turn.
-    while arms := [(trial, state) for trial, state in arms if state.round < rounds]:
-        following = []
-        with contextlib.closing(side_by_side(engine, [state for _, state in arms])) as results:
-            for (trial, _), (state, record, seconds) in zip(arms, results, strict=True):
-                trial.append(record, seconds, similarity_picture(state))
-                if state.round % every == 0 or state.round == rounds:
-                    trial.save(to_saved(state, world, trial), run.config.checkpoint.keep)
+def _run_arms(
+    run: RunFolder, groups: Sequence[tuple[World, RoundFunction]], watchers: Sequence[Watcher]
+) -> None:
+    """All arms side by side, a round of each in turn."""
+    tracks = [_Track(run, world, engine, watchers) for world, engine in groups]
+    going = tracks
+    while going:
+        going = [track for track in going if track.round()]
+
+
+class _Track:
+    """The arms that share a world: where each stands."""
+
+    def __init__(self, run: RunFolder, world: World, engine: RoundFunction, watchers: Sequence[Watcher]):
+        self._config, self._world, self._engine, self._watchers = run.config, world, engine, watchers
+        self._arms: list[tuple[Trial, State]] = []
+        for arm in world.config.arms:
+            trial = run.trial(arm.name, world.seed)
+            rule, saved = world.rules[arm.name], trial.load()
+            state = initial(world, rule) if saved is None else from_saved(saved, world, rule, trial)
+            for record in done_records(trial, run.config.rounds):
                 for watcher in watchers:
                     watcher.round(trial, record)
+            if state.round < run.config.rounds:
+                note_version(trial, state.round + 1)
+            self._arms.append((trial, state))
+
+    def round(self) -> bool:
+        """One round of each arm that is not done; False where all are."""
+        rounds, checkpoint = self._config.rounds, self._config.checkpoint
+        arms = [(trial, state) for trial, state in self._arms if state.round < rounds]
+        following = []
+        with contextlib.closing(side_by_side(self._engine, [state for _, state in arms])) as results:
+            for (trial, _), (state, record, seconds) in zip(arms, results, strict=True):
+                trial.append(record, seconds, similarity_picture(state))
+                if state.round % checkpoint.every == 0 or state.round == rounds:
+                    trial.save(to_saved(state, self._world, trial), checkpoint.keep)
+                for watcher in self._watchers:
+                    watcher.round(trial, record)
                 following.append((trial, state))
-        arms = following
+        self._arms = following
+        return bool(arms)
 
 
 def side_by_side(engine: RoundFunction, states: Sequence[State]) -> Generator[Round, None, None]:

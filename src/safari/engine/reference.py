@@ -9,13 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from safari.engine.clients import Uploads, learned, put_rows, sent_mask, side_of
 from safari.engine.closing import close_round
-from safari.engine.mail import Mail
+from safari.engine.codec import RoundCodec
 from safari.engine.state import State
 from safari.engine.world import World
+from safari.pruning import Masks
 from safari.runs.measure import MaskCount, Record, Stopwatch
 from safari.seeds import generator
-from safari.training import train_local
+from safari.training import ClientSide, Trained, train_local
 
 
 def prepare(world: World) -> Callable[[State], tuple[State, Record, dict[str, float]]]:
@@ -26,37 +28,41 @@ def prepare(world: World) -> Callable[[State], tuple[State, Record, dict[str, fl
 def run_round(world: World, state: State) -> tuple[State, Record, dict[str, float]]:
     """One round: the next state, the round's record, and the seconds each part took."""
     t, x = state.round, state.server.model
-    watch = Stopwatch(world.device)
-    masks, mail = MaskCount(world.layout), Mail(world, x, t, state.residual)
+    watch, count = Stopwatch(world.device), MaskCount(world.layout)
 
     # 1. The server broadcasts x; the network decides whom that reaches, and whose answer will arrive.
+    masks, policy = world.masks(state.policy, x, t)
+    codec, down = RoundCodec(world, x, t, masks, state.residual), world.down(state.server)
+    codec.beside_down(down)
     cohort = world.cohort(t)
     heard, answered, uplink, downlink = network(world, state)
 
     # 2. Each client that received it computes a mask on it and trains inside the mask (Algorithm 2).
-    received: dict[int, Tensor] = {}
-    kept: dict[int, Tensor] = {}
-    losses: list[float] = []
-    shared: Tensor | None = None
+    uploads, clients = Uploads(), state.clients
     for client in cohort:
         if not heard[client]:
             continue
-        if shared is None or world.pruner.needs_data:
-            shared = world.mask(x, client, t)
-        mask = shared
+        mask, votes = world.client_mask(masks, x, client, t)
         watch.lap("mask")
-        model, loss = train(world, x, mask, client, t)
+        side = side_of(world, clients, down, [client])
+        trained = train(world, x, mask, client, t, side)
+        # A client keeps what it has learned, whether or not its upload arrives.
+        clients = put_rows(clients, trained.state, [client])
         watch.lap("train")
         # 3. The uplink delivers it, or does not.
         if answered[client]:
-            received[client] = mail.up([client], model[None], mask[None])[0]
-            kept[client] = mask
+            sent = sent_mask(world, mask)
+            model = codec.up([client], trained.model[None], sent[None])
+            uploads.add(client, model[0], sent, trained.loss, trained.up, votes)
             watch.lap("wire")
-            losses.append(loss)
-            masks.add(mask)
+            count.add(sent)
 
     # 4. The server lets arrivals stand in for the missing, and averages (Algorithm 3).
-    server, outcome = state.server.step(received, cohort, kept)
+    arrived = uploads.stacked(x, None if masks.shared is None else sent_mask(world, masks.shared))
+    codec.beside(arrived.up, arrived.masks, arrived.votes)
+    server, outcome = state.server.step_stacked(
+        arrived.ids, arrived.models, cohort, arrived.masks, same_mask=masks.shared is not None, up=arrived.up
+    )
     return close_round(
         world,
         state,
@@ -64,12 +70,15 @@ def run_round(world: World, state: State) -> tuple[State, Record, dict[str, floa
         outcome,
         links=(uplink, downlink),
         trained=[client for client in cohort if heard[client]],
-        losses=losses,
-        masks=masks,
-        mail=mail,
+        losses=arrived.losses.tolist(),
+        masks=count,
+        codec=codec,
         watch=watch,
+        policy=learned(world, policy, server, outcome, arrived),
+        clients=clients,
+        mask=masks.base if masks.announced else None,
         test=partial(world.scores, t=t),
-        everyone=partial(everyone, world, x, t),
+        everyone=partial(everyone, world, masks, state, x, t),
     )
 
 
@@ -85,22 +94,38 @@ def network(
     return heard, answered, uplink, downlink
 
 
-def train(world: World, x: Tensor, mask: Tensor, client: int, t: int) -> tuple[Tensor, float]:
-    """A client's model after its local steps in round t, and its mean loss."""
+def train(
+    world: World, x: Tensor, mask: Tensor, client: int, t: int, side: ClientSide | None = None
+) -> Trained:
+    """A client after its local steps in round t; without `side`, one of which nothing is known."""
+    start, inside = x, mask
+    if not world.config.pruning.masks_gradient:
+        # Algorithm 2 as it is printed: masked once, at the start.
+        start, inside = x.masked_fill(~mask, 0.0), torch.ones_like(mask)
     return train_local(
         world.fresh_module(),
         world.layout,
-        x,
-        mask,
+        start,
+        inside,
         world.training_batches(client, t),
         optimiser=world.config.local.optimiser,
-        lr=world.config.local.lr,
+        lr=world.lr(t),
         seed=world.module_seed(client, t),
+        task=world.task,
+        algorithm=world.client,
+        side=side,
     )
 
 
-def everyone(world: World, x: Tensor, t: int, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
+def everyone(
+    world: World, masks: Masks, state: State, x: Tensor, t: int, clients: Sequence[int]
+) -> tuple[Tensor, Tensor]:
     """The models and masks of these clients in round t, whatever the network does to them."""
-    masks = [world.mask(x, client, t) for client in clients]
-    models = [train(world, x, mask, client, t)[0] for client, mask in zip(clients, masks, strict=True)]
-    return torch.stack(models), torch.stack(masks)
+    kept = [world.client_mask(masks, x, client, t)[0] for client in clients]
+    models = [
+        train(
+            world, x, mask, client, t, side_of(world, state.clients, world.down(state.server), [client])
+        ).model
+        for client, mask in zip(clients, kept, strict=True)
+    ]
+    return torch.stack(models), torch.stack(kept)

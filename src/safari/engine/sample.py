@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 
 from safari.config import Plug
-from safari.engine.mail import Mail
+from safari.engine.assembly import assemble
+from safari.engine.clients import sent_mask, side_of
+from safari.engine.codec import RoundCodec
+from safari.engine.parts import load_data
 from safari.engine.reference import train
 from safari.engine.state import State, from_saved, meaning, refuse_changes
-from safari.engine.world import World, assemble, load_data, rule_of
+from safari.engine.world import World
 from safari.errors import ConfigError, RunError, one_of
 from safari.runs import RunFolder
 from safari.runs.files import write_atomically
@@ -48,17 +51,18 @@ def next_upload(run: RunFolder, arm: str | None = None, client: int = 0) -> Uplo
     config = replace(config, arms=(replace(arms[name], rule=Plug("drop")),))
     world = assemble(config, config.seed, load_data(config))
     saved = replace(saved, facts={**saved.facts, "config": meaning(config, name)})
-    return upload_of(world, from_saved(saved, world, rule_of(config.arms[0].rule), trial), client)
+    return upload_of(world, from_saved(saved, world, world.rules[name], trial), client)
 
 
 def upload_of(world: World, state: State, client: int) -> Upload:
     """What a client would send in the round that follows a state."""
     t, x = state.round, state.server.model
-    mask = world.mask(x, client, t)
-    model, _ = train(world, x, mask, client, t)
-    mail = Mail(world, x, t)
-    shapes = tuple(e.shape for e in world.layout.entries)
-    return Upload(model.cpu().numpy(), mask.cpu().numpy(), mail.shared, shapes)
+    masks, _ = world.masks(state.policy, x, t)
+    mask, _ = world.client_mask(masks, x, client, t)
+    side = side_of(world, state.clients, world.down(state.server), [client])
+    model = train(world, x, mask, client, t, side).model
+    codec, shapes = RoundCodec(world, x, t, masks), tuple(e.shape for e in world.layout.entries)
+    return Upload(model.cpu().numpy(), sent_mask(world, mask).cpu().numpy(), codec.shared, shapes)
 
 
 def save_upload(path: Path, upload: Upload, **more: np.ndarray) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,9 @@ import torch
 from safari.aggregation import (
     Compensation,
     Server,
+    gate_defaults,
     is_known,
+    is_known_gate,
     is_known_step,
     rule_defaults,
     step_defaults,
@@ -33,8 +35,11 @@ _MEANINGFUL = (
     "partition",
     "model",
     "task",
+    "task",
     "pruning",
+    "policy",
     "local",
+    "client",
     "uplink",
     "downlink",
     "aggregation",
@@ -48,6 +53,12 @@ class State:
     server: Server
     uplink: dict[str, np.ndarray]
     downlink: dict[str, np.ndarray]
+    # What the mask policy carries from round to round.
+    policy: dict[str, torch.Tensor] = field(default_factory=dict)
+    # What the client algorithm keeps at each client, a row each.
+    clients: dict[str, torch.Tensor] = field(default_factory=dict)
+    # The mask that the server announced in the last round, where it does.
+    mask: torch.Tensor | None = None
     # What each client's lossy uploads left out of its parameters so far, where clients keep that for later.
     residual: torch.Tensor | None = None
 
@@ -68,6 +79,8 @@ def initial(world: World, rule: Compensation) -> State:
         server=world.server(rule),
         uplink=world.uplink.init(world.setting("uplink")),
         downlink=world.downlink.init(world.setting("downlink")),
+        policy=dict(world.policy.init(world.layout, world.device)),
+        clients=dict(world.client.init(len(world.parts), world.layout.parameters, world.device)),
         residual=world.start.new_zeros(len(world.parts), world.layout.parameters)
         if world.config.wire.feeds_back
         else None,
@@ -80,6 +93,10 @@ def to_saved(state: State, world: World, trial: Trial) -> Saved:
     for direction, link in (("uplink", state.uplink), ("downlink", state.downlink)):
         # Copies: torch takes no array that runs backwards, and warns of one that is read-only.
         tensors |= {f"{direction}.{name}": torch.from_numpy(array.copy()) for name, array in link.items()}
+    tensors |= {f"policy.{name}": tensor for name, tensor in state.policy.items()}
+    tensors |= {f"client.{name}": tensor for name, tensor in state.clients.items()}
+    if state.mask is not None:
+        tensors["mask"] = state.mask
     if state.residual is not None:
         tensors["wire.residual"] = state.residual
     facts = {"layout": world.layout.digest, "config": meaning(world.config, trial.arm)}
@@ -117,6 +134,10 @@ def from_saved(saved: Saved, world: World, rule: Compensation, trial: Trial) -> 
         server=saved_server(saved, state.server, world.config, trial),
         uplink={name: tensor.numpy() for name, tensor in part("uplink.").items()},
         downlink={name: tensor.numpy() for name, tensor in part("downlink.").items()},
+        # What a policy or an algorithm keeps on the host stays there.
+        policy={n: part("policy.")[n].to(old.device) for n, old in state.policy.items()},
+        clients={n: part("client.")[n].to(old.device) for n, old in state.clients.items()},
+        mask=None if "mask" not in saved.tensors else saved.tensors["mask"].to(world.device),
         residual=residual,
     )
 
@@ -146,11 +167,16 @@ def refuse_changes(saved: Saved | About, config: Config, trial: Trial) -> None:
         # What another rule, or other options, leave to defaults is no news; nor can it be told of a user's
         # rule that is not loaded, because a run is only looked at.
         before.pop("defaults", None)
+    arm = next(a for a in config.arms if a.name == trial.arm)
+    config = config.for_arm(arm)
     steps = config.aggregation.steps
     table = before.get("aggregation")
     same = isinstance(table, Mapping) and table.get("steps") == now["aggregation"]["steps"]
     if not same or not all(is_known_step(plug.name) for plug in steps):
         before.pop("step_defaults", None)
+    same = isinstance(table, Mapping) and table.get("gate") == now["aggregation"]["gate"]
+    if not same or not is_known_gate(config.aggregation.gate.name):
+        before.pop("gate_defaults", None)
     changes = _changes(before, now)
     if changes:
         raise RunError(
@@ -162,8 +188,9 @@ def refuse_changes(saved: Saved | About, config: Config, trial: Trial) -> None:
 def meaning(config: Config, arm: str) -> dict[str, Any]:
     """What a trial's numbers follow from. How long it runs, how often it is tested and where is left out:
     that may change between two processes."""
-    table = config.to_dict()
-    rule = next(a.rule for a in config.arms if a.name == arm)
+    own = next(a for a in config.arms if a.name == arm)
+    rule, config = own.rule, config.for_arm(own)
+    table, gate = config.to_dict(), config.aggregation.gate
     # How often bytes are counted changes nothing else.
     wire = {name: value for name, value in table["wire"].items() if name != "every"}
     wire["feedback"] = config.wire.feeds_back
@@ -178,6 +205,7 @@ def meaning(config: Config, arm: str) -> dict[str, Any]:
         "step_defaults": [
             {"name": plug.name, **step_defaults(plug.name, plug.options)} for plug in config.aggregation.steps
         ],
+        "gate_defaults": {"name": gate.name, **gate_defaults(gate.name, gate.options)},
     }
     return {name: table[name] for name in _MEANINGFUL} | named
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -18,23 +19,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from safari.engine.clients import Arrived, learned, put_rows, rounded, sent_mask, side_of
 from safari.engine.closing import close_round
-from safari.engine.mail import Mail
+from safari.engine.codec import RoundCodec
 from safari.engine.reference import network, train
-from safari.engine.stack.cpu import TURNS, Tester, crew_for, keep_freed_memory, stacked_at_once
-from safari.engine.stack.crew import Crew, finished, threads
-from safari.engine.stack.draws import Draws, step_by_step
-from safari.engine.stack.effort import FORECAST, compiles
+from safari.engine.stack.compile_policy import FORECAST, compiles
+from safari.engine.stack.cpu import TURNS, Tester, keep_freed_memory, pool_for, stacked_at_once
 from safari.engine.stack.flat import Flat
 from safari.engine.stack.forward import stack
 from safari.engine.stack.graph import Recorded, Work
-from safari.engine.stack.luck import Luck
-from safari.engine.stack.masks import STACKED_SCORES, Scoring, score_clients, stacked_masks
+from safari.engine.stack.masks import (
+    Scoring,
+    gradient_score,
+    score_clients,
+    stacked_masks,
+    stacked_score,
+)
+from safari.engine.stack.random_state import RandomState
+from safari.engine.stack.sample_draws import Draws, step_by_step
+from safari.engine.stack.thread_pool import ThreadPool, finished, threads
 from safari.engine.stack.train import train_stacked
 from safari.engine.stack.trial import picture_format
 from safari.engine.state import State
 from safari.engine.world import World
+from safari.pruning import Masks
 from safari.runs.measure import MaskCount, Record, Stopwatch
+from safari.training import ClientSide, Known
 
 # Samples that try out a way of stacking: enough for batch norm's statistics, and an even number.
 _TRIAL_SAMPLES = 8
@@ -42,8 +52,8 @@ _TRIAL_SAMPLES = 8
 T = TypeVar("T")
 
 Round = tuple[State, Record, dict[str, float]]
-# Waits for a group's training: the models, the mean losses, and the seconds from the first start to the end.
-Training = Callable[[], tuple[Tensor, Tensor, float]]
+# Waits for a group's training; also the seconds from the first start to the end.
+Training = Callable[[], "tuple[GroupTraining, float]"]
 
 _SLOWER = {
     "layers": "clients are stacked layer by layer, without fused kernels",
@@ -77,22 +87,24 @@ class Vectorised:
         self.stack = stack(world.module, world.layout, example, bfloat16=bfloat16, fuse=self._compiled)
         self.chunk = len(world.parts)
         self._stacked = stacked_at_once(world.config.local.batch * math.prod(world.data.input_shape))
-        self._crew: Crew | None = None
+        self._pool: ThreadPool | None = None
         self._tester: Tester | None = None
         if world.device.type == "cpu":
             keep_freed_memory()
-            self._crew = crew_for(self.stack)
-            self.chunk = self._stacked * (self._crew.size * TURNS if self._crew else 1)
+            self._pool = pool_for(self.stack)
+            self.chunk = self._stacked * (self._pool.size * TURNS if self._pool else 1)
             if self.stack.way == "layers":
-                self._tester = Tester(world.module, self._crew, example)
+                self._tester = Tester(world.module, self._pool, example)
         self._frozen = {name for name, p in world.module.named_parameters() if not p.requires_grad}
         self._test_format = picture_format(world.module, example)
         self._recorded: dict[tuple[int, ...], Recorded] = {}
-        self._luck: dict[int, Luck] = {}
+        self._random: dict[int, RandomState] = {}
+        self._up_names: list[str] = []
         # While a GPU computes the host has nothing else to do; a CPU has.
         ahead = world.cohort if world.device.type == "cuda" else None
         self._training_draws = Draws(world.training_draw, ahead)
-        self._pruning_draws = Draws(world.pruning_draw, ahead if world.pruner.needs_data else None)
+        needed = world.pruner.needs_data and world.config.policy.name == "static"
+        self._pruning_draws = Draws(world.pruning_draw, ahead if needed else None)
         # What asks the host in between cannot be replayed.
         self._records_graphs = (
             world.config.engine.graph and world.device.type == "cuda" and self.stack.way == "layers"
@@ -109,90 +121,99 @@ class Vectorised:
         return found
 
     def side_by_side(self, states: Sequence[State]) -> Iterator[Round]:
-        """A round of each arm, in order. While one arm's models are averaged and tested, a crew trains the
+        """A round of each arm, in order. While one arm's models are averaged and tested, a thread pool trains the
         clients of the next; what comes out is the same as without the others.
         """
-        if self._crew is None:
+        if self._pool is None:
             for state in states:
                 yield from finished([self._round(state)])
             return
-        # torch's own threads go on spinning for a while, on the cores that the crew needs next.
+        # torch's own threads go on spinning for a while, on the cores that the thread pool needs next.
         with threads(1):
             try:
                 yield from finished([self._round(state) for state in states])
             finally:
-                self._crew.drop()
+                self._pool.drop()
 
     def _round(self, state: State) -> Generator[None, None, Round]:
-        """Stops wherever it would have to wait for the crew."""
+        """Stops wherever it would have to wait for the thread pool."""
         world, t, x = self.world, state.round, state.server.model
-        watch, masks = Stopwatch(world.device), MaskCount(world.layout)
-        mail = Mail(world, x, t, state.residual)
+        watch, count = Stopwatch(world.device), MaskCount(world.layout)
+        masks, policy = world.masks(state.policy, x, t)
+        codec, down = RoundCodec(world, x, t, masks, state.residual), world.down(state.server)
+        codec.beside_down(down)
         cohort = world.cohort(t)
         heard, answered, uplink, downlink = network(world, state)
-        arriving = [client for client in cohort if heard[client] and answered[client]]
-        shared: Tensor | None = None
-        if arriving and not world.pruner.needs_data:
-            shared = world.mask(x, arriving[0], t).unsqueeze(0)
-            masks.add(shared[0], len(arriving))
-            watch.lap("mask")
+        trained = [client for client in cohort if heard[client]]
+        arriving = [client for client in trained if answered[client]]
+        # Of an upload that is lost nobody sees anything, unless its client remembers what it did.
+        training = trained if world.client.keeps_state else arriving
+        if arriving and masks.shared is not None:
+            count.add(sent_mask(world, masks.shared), len(arriving))
+        watch.lap("mask")
 
-        def work(group: Sequence[int]) -> tuple[Tensor, Training]:
-            kept = self._masks(x, group, t) if shared is None else shared
+        def work(group: Sequence[int]) -> tuple[Tensor, Tensor | None, Training]:
+            kept, votes = self._masks(masks, x, group, t)
             watch.lap("mask")
-            return kept, self._begin(x, kept, group, t)
+            return kept, votes, self._begin(x, kept, group, t, side_of(world, state.clients, down, group))
 
-        models = x.new_empty((len(arriving), world.layout.size))
-        every_mask = shared
-        if every_mask is None:
-            every_mask = torch.empty(models.shape, dtype=torch.bool, device=models.device)
-        losses = x.new_empty(len(arriving))
-        place = {client: row for row, client in enumerate(arriving)}
-        for group, (kept, training) in self._in_groups(arriving, work):
+        uploads, clients = StackedUploads(world, x, arriving, masks), state.clients
+        for group, (kept, votes, training_of) in self._in_groups(training, work):
             yield
-            sent, lost, seconds = training()
+            found, seconds = training_of()
             watch.charge("train", seconds)
-            rows = [place[client] for client in group]
-            losses[rows] = lost
-            if shared is None:
-                masks.add_rows(kept)
-                every_mask[rows] = kept
-            models[rows] = mail.up(group, sent, kept)
+            clients = put_rows(clients, found.state, group)
+            arrives = [row for row, client in enumerate(group) if answered[client]]
+            ids, own = [group[row] for row in arrives], kept if len(kept) == 1 else kept[arrives]
+            sent = sent_mask(world, own)
+            if masks.shared is None and ids:
+                count.add_rows(sent)
+            uploads.add(ids, codec.up(ids, found.models[arrives], sent), sent, found, votes, arrives)
             watch.lap("wire")
 
-        server, outcome = state.server.step_stacked(arriving, models, cohort, every_mask)
+        arrived = uploads.stacked()
+        codec.beside(arrived.up, arrived.masks, arrived.votes)
+        server, outcome = state.server.step_stacked(
+            arriving, arrived.models, cohort, arrived.masks, same_mask=masks.shared is not None, up=arrived.up
+        )
         return close_round(
             world,
             state,
             server,
             outcome,
             links=(uplink, downlink),
-            trained=[client for client in cohort if heard[client]],
-            losses=losses.tolist(),
-            masks=masks,
-            mail=mail,
+            trained=trained,
+            losses=arrived.losses.tolist(),
+            masks=count,
+            codec=codec,
             watch=watch,
+            policy=learned(world, policy, server, outcome, arrived),
+            clients=clients,
+            mask=masks.base if masks.announced else None,
             test=partial(world.scores, t=t, memory_format=self._test_format, tester=self._tester),
-            everyone=partial(self._everyone, x, t),
+            everyone=partial(self._everyone, masks, state, x, t),
         )
 
-    def _everyone(self, x: Tensor, t: int, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def _everyone(
+        self, masks: Masks, state: State, x: Tensor, t: int, clients: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
         """The models and masks of these clients in round t, whatever the network does to them."""
-        world = self.world
-        shared = None if world.pruner.needs_data else world.mask(x, clients[0], t).unsqueeze(0)
+        world, down = self.world, self.world.down(state.server)
 
         def work(group: Sequence[int]) -> tuple[Tensor, Tensor]:
-            masks = self._masks(x, group, t) if shared is None else shared
-            return self._train(x, masks, group, t)[0], masks
+            kept, _ = self._masks(masks, x, group, t)
+            side = side_of(world, state.clients, down, group)
+            return self._train(x, kept, group, t, side).models, kept
 
         row = {client: k for k, client in enumerate(clients)}
         models = x.new_empty((len(clients), world.layout.size))
-        kept = models.new_empty(models.shape if shared is None else (1, world.layout.size), dtype=torch.bool)
-        for group, (found, masks) in self._in_groups(clients, work):
+        shared = masks.shared is not None
+        every = models.new_empty((1, world.layout.size) if shared else models.shape, dtype=torch.bool)
+        for group, (found, kept) in self._in_groups(clients, work):
             rows = [row[client] for client in group]
             models[rows] = found
-            kept[rows if shared is None else [0]] = masks
-        return models, kept
+            every[[0] if shared else rows] = kept
+        return models, every
 
     def _in_groups(
         self, clients: Sequence[int], work: Callable[[Sequence[int]], T]
@@ -223,27 +244,42 @@ class Vectorised:
             torch.cuda.empty_cache()
             waiting.append(whole)
 
-    def _masks(self, x: Tensor, group: Sequence[int], t: int) -> Tensor:
-        """`bool[clients, size]`: the masks of clients whose pruner looks at their data."""
+    def _masks(self, masks: Masks, x: Tensor, group: Sequence[int], t: int) -> tuple[Tensor, Tensor | None]:
+        """`bool[clients, size]`, or one row for all: the masks of a group; and its votes, where there are any."""
+        if masks.shared is not None and masks.votes is None:
+            return masks.shared[None], None
+        most = self._stacked * self._pool.size if self._pool is not None else len(group)
+        parts = [self._own_masks(masks, x, group[i : i + most], t) for i in range(0, len(group), most)]
+        kept = masks.shared[None] if masks.shared is not None else torch.cat([kept for kept, _ in parts])
+        return kept, None if masks.votes is None else torch.cat([votes for _, votes in parts])
+
+    def _own_masks(self, masks: Masks, x: Tensor, group: Sequence[int], t: int) -> tuple[Tensor, Tensor]:
+        """The group's masks and votes (an empty row a client where it does not vote), from its own data."""
         world = self.world
-        if self._crew is not None and len(group) > self._stacked * self._crew.size:
-            most = self._stacked * self._crew.size
-            return torch.cat([self._masks(x, group[i : i + most], t) for i in range(0, len(group), most)])
         picks = self._pruning_draws(group, t)
         together = len({len(pick) for pick in picks}) == 1 and self.stack.way != "loop"
-        known = world.pruner.score in STACKED_SCORES and world.pruner.iterations == 1
-        if not known or not together:
-            return torch.stack([world.mask(x, client, t) for client in group])
+        score = gradient_score if masks.needs_gradient else stacked_score(world.pruner.score)
+        if not together or score is None or (world.pruner.iterations > 1 and not masks.needs_gradient):
+            each = [world.client_mask(masks, x, client, t) for client in group]
+            votes = [x.new_empty(0) if vote is None else vote for _, vote in each]
+            return torch.stack([mask for mask, _ in each]), torch.stack(votes)
         pick = torch.from_numpy(np.concatenate(picks)).to(world.data.train_x.device)
         x_each = world.data.train_x[pick].to(world.device)
         y_each = world.data.train_y[pick].to(world.device)
         flat = Flat(world.layout, len(group))
-        scoring = score_clients(world.pruner.score, self.stack.eval, flat, world.device)
+        scoring = score_clients(score, self.stack.eval, flat, world.device, world.task)
         if self._records_graphs:
-            scoring = self._recorded_scoring(scoring, (len(group), len(pick)))
-        return stacked_masks(flat, x, x_each, y_each, world.config.pruning.sparsity, t, scoring)
+            scoring = self._recorded_scoring(scoring, (int(masks.needs_gradient), len(group), len(pick)))
+        if not masks.needs_gradient:
+            kept = stacked_masks(flat, x, x_each, y_each, world.budget(t), masks.support, scoring)
+            return kept, x.new_empty(len(group), 0)
+        base = x if masks.base is None else x.masked_fill(~masks.base, 0.0)
+        gradient = x.new_zeros(len(group), world.layout.size)
+        gradient[:, world.layout.prunable.to(x.device)] = scoring(base, x_each, y_each)
+        kept = masks.own(gradient) if masks.own is not None else x.new_empty(len(group), 0)
+        return kept, masks.votes(gradient) if masks.votes is not None else x.new_empty(len(group), 0)
 
-    def _recorded_scoring(self, scoring: Scoring, key: tuple[int, int]) -> Scoring:
+    def _recorded_scoring(self, scoring: Scoring, key: tuple[int, ...]) -> Scoring:
         def replayed(*inputs: Tensor) -> Tensor:
             return self._record(key, lambda *i: (scoring(*i),), inputs)(*inputs)[0]
 
@@ -263,111 +299,259 @@ class Vectorised:
             self._recorded[key] = Recorded(work, placed, pool, generators)
         return self._recorded[key]
 
-    def _train(self, x: Tensor, masks: Tensor, group: Sequence[int], t: int) -> tuple[Tensor, Tensor]:
-        """The group's models after their local steps, and their mean losses."""
-        with threads(1) if self._crew else nullcontext():
-            return self._begin(x, masks, group, t)()[:2]
+    def _train(
+        self, x: Tensor, masks: Tensor, group: Sequence[int], t: int, side: ClientSide | None = None
+    ) -> GroupTraining:
+        """The group after its local steps; without `side`, clients of whom nothing is known."""
+        if side is None:
+            world = self.world
+            state = world.client.init(len(world.parts), world.layout.parameters, world.device)
+            side = side_of(world, state, {}, group)
+        with threads(1) if self._pool else nullcontext():
+            return self._begin(x, masks, group, t, side)()[0]
 
-    def _begin(self, x: Tensor, masks: Tensor, group: Sequence[int], t: int) -> Training:
-        """Begin a group's training: by the crew, or else at once."""
+    def _begin(self, x: Tensor, masks: Tensor, group: Sequence[int], t: int, side: ClientSide) -> Training:
+        """Begin a group's training: in the thread pool, or else at once."""
 
-        def train(share: Sequence[int]) -> tuple[Tensor, Tensor, float, float]:
-            own, start = masks if len(masks) == 1 else masks[list(share)], time.perf_counter()
-            found = self._train_stacked(x, own, [group[i] for i in share], t)
-            return *found, start, time.perf_counter()
+        def train(share: Sequence[int]) -> tuple[GroupTraining, float, float]:
+            rows, start = list(share), time.perf_counter()
+            own = masks if len(masks) == 1 else masks[rows]
+            part = ClientSide({n: v[rows] for n, v in side.state.items()}, side.down, side.known.rows(rows))
+            found = self._train_stacked(x, own, [group[i] for i in share], t, part)
+            return found, start, time.perf_counter()
 
-        crew, everybody = self._crew, range(len(group))
-        if crew is None:
+        pool, everybody = self._pool, range(len(group))
+        if pool is None:
             found = [train(everybody)]
             return lambda: _together(found)
         self._training_draws(group, t)  # here, so that no two threads do it
-        # By the config alone: a share must not hang on how far other arms are.
+        # By the config alone: the split must not depend on the progress of other arms.
         arms = len(self.world.config.arms)
-        shares = crew.split(everybody, self._stacked, among=arms)
-        # A client by itself: torch's own threads help where its kernels are long, and nobody else needs them.
-        alone = self._stacked == 1 and len(shares) % crew.size == 1 and arms == 1
-        begun = crew.submit(train, shares[:-1] if alone else shares)
+        shares = pool.split(everybody, self._stacked, among=arms)
+        # A client by itself: torch's own threads help where its kernels are long, and no core is busy.
+        alone = self._stacked == 1 and len(shares) % pool.size == 1 and arms == 1
+        begun = pool.submit(train, shares[:-1] if alone else shares)
 
-        def finish() -> tuple[Tensor, Tensor, float]:
+        def finish() -> tuple[GroupTraining, float]:
             found = [share.result() for share in begun]
             if alone:
-                with threads(crew.size):
+                with threads(pool.size):
                     found.append(train(shares[-1]))
             return _together(found)
 
         return finish
 
-    def _train_stacked(self, x: Tensor, masks: Tensor, group: Sequence[int], t: int) -> tuple[Tensor, Tensor]:
+    def _train_stacked(
+        self, x: Tensor, masks: Tensor, group: Sequence[int], t: int, side: ClientSide
+    ) -> GroupTraining:
         world = self.world
+        start = x
+        if not world.config.pruning.masks_gradient:
+            # Algorithm 2 as it is printed: masked once, at the start.
+            start, masks = x.masked_fill(~masks, 0.0), torch.ones_like(masks[:1])
         if self.stack.way == "loop":
-            return self._train_one_by_one(x, masks, group, t)
+            return self._train_one_by_one(x, masks, group, t, side)
         index, extra = step_by_step(self._training_draws(group, t))
         # The data may stay on the host: then the samples, not their numbers, go to the device.
         picked = [torch.from_numpy(index)]
         if world.data.train_x.device != world.device:
             picked = [world.data.train_x[picked[0]], world.data.train_y[picked[0]]]
-        inputs = [x, masks, *picked, *(torch.from_numpy(d) for d in extra)]
+        inputs = Inputs(start, masks, picked, [torch.from_numpy(d) for d in extra], side, self._lr(t))
         seeds = [world.module_seed(client, t) for client in group]
         if not self._records_graphs:
-            luck = Luck(seeds, world.device, world.counters)
-            placed = [i.to(world.device, non_blocking=True) for i in inputs]
-            return self._local_steps(len(group), len(picked), luck, *placed)
+            draws = RandomState(seeds, world.device, world.counters)
+            tensors = [i.to(world.device, non_blocking=True) for i in inputs.tensors()]
+            return self._group(inputs, self._local_steps(len(group), inputs, draws, *tensors))
         # A recording goes on using the generators that it was made with.
-        luck = self._luck.setdefault(len(group), Luck(seeds, world.device, world.counters))
-        generators = luck.generators if self.stack.random else ()
+        draws = self._random.setdefault(len(group), RandomState(seeds, world.device, world.counters))
+        generators = draws.generators if self.stack.random else ()
         recorded = self._record(
-            (len(group), len(masks), len(index)),
-            partial(self._local_steps, len(group), len(picked), luck),
-            inputs,
+            (2, len(group), len(masks), len(index)),
+            partial(self._local_steps, len(group), inputs.described(), draws),
+            inputs.tensors(),
             generators,
         )
-        luck.begin(seeds)
-        models, losses = recorded(*inputs)
-        return models, losses
+        draws.begin(seeds)
+        return self._group(inputs, recorded(*inputs.tensors()))
+
+    def _lr(self, t: int) -> float | Tensor:
+        """The round's learning rate: a tensor where it changes and rounds are replayed."""
+        lr = self.world.lr(t)
+        changes = self.world.config.local.schedule != "constant"
+        return torch.tensor(lr) if changes and self._records_graphs else lr
+
+    def _group(self, inputs: Inputs, found: tuple[Tensor, ...]) -> GroupTraining:
+        """What `_local_steps` gave, by name; a recording writes over its outputs, so what stays is copied."""
+        models, losses, *rest = found
+        states = list(self.world.client.init(0, 0, self.world.device))
+        if self._records_graphs:
+            rest = [tensor.clone() for tensor in rest]
+        state = dict(zip(states, rest, strict=False))
+        return GroupTraining(
+            models, losses, state, dict(zip(self._up_names, rest[len(states) :], strict=True))
+        )
 
     def _train_one_by_one(
-        self, x: Tensor, masks: Tensor, group: Sequence[int], t: int
-    ) -> tuple[Tensor, Tensor]:
+        self, x: Tensor, masks: Tensor, group: Sequence[int], t: int, side: ClientSide
+    ) -> GroupTraining:
         """The same as the reference does it, for modules that cannot be stacked."""
         each = masks.expand(len(group), -1)
         with self._precision():
-            found = [train(self.world, x, mask, client, t) for client, mask in zip(group, each, strict=True)]
-        return torch.stack([model for model, _ in found]), x.new_tensor([loss for _, loss in found])
+            found = [
+                train(
+                    self.world,
+                    x,
+                    mask,
+                    client,
+                    t,
+                    ClientSide({n: v[[k]] for n, v in side.state.items()}, side.down, side.known.rows([k])),
+                )
+                for k, (client, mask) in enumerate(zip(group, each, strict=True))
+            ]
+        return GroupTraining(
+            torch.stack([one.model for one in found]),
+            x.new_tensor([one.loss for one in found]),
+            {n: torch.cat([one.state[n] for one in found]) for n in found[0].state},
+            {n: torch.cat([one.up[n] for one in found]) for n in found[0].up},
+        )
 
     def _precision(self) -> torch.autocast:
         bfloat16 = self.world.config.engine.precision == "bfloat16"
         return torch.autocast(self.world.device.type, torch.bfloat16, enabled=bfloat16, cache_enabled=False)
 
     def _local_steps(
-        self, clients: int, picked: int, luck: Luck, x: Tensor, masks: Tensor, *draws: Tensor
-    ) -> tuple[Tensor, Tensor]:
+        self, clients: int, inputs: Inputs, draws: RandomState, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
         """Algorithm 2 for a group: what the device does from the draws on, without asking the host.
 
-        The first of the draws, `picked` of them, are indices of samples, or samples and labels.
+        `inputs` says what the tensors are.
         """
         world, flat, local = self.world, Flat(self.world.layout, clients), self.world.config.local
-        steps = len(draws[0])
-        get = world.gather if picked == 1 else world.augmented
-        batches = (get(*(d[s] for d in draws)) for s in range(steps))
+        given = inputs.filled(tensors)
+        samples = [*given.picked, *given.draws]
+        steps = len(samples[0])
+        get = world.gather if len(given.picked) == 1 else world.augmented
+        batches = (get(*(d[s] for d in samples)) for s in range(steps))
         with self._precision():
-            out, losses = train_stacked(
+            found = train_stacked(
                 self.stack.train,
                 flat,
-                x,
-                masks,
+                given.start,
+                given.masks,
                 batches,
                 steps,
                 optimiser=local.optimiser,
-                lr=local.lr,
-                luck=luck,
+                lr=given.lr,
+                random_state=draws,
+                task=world.task,
+                algorithm=world.client,
+                side=given.side,
                 frozen=self._frozen,
                 compiled=self._compiled,
             )
-        return flat.to_rows(out), losses
+        self._up_names = list(found.up)
+        state = [found.state[name] for name in world.client.init(0, 0, world.device)]
+        return flat.to_rows(found.models), found.losses, *state, *found.up.values()
 
 
-def _together(found: Sequence[tuple[Tensor, Tensor, float, float]]) -> tuple[Tensor, Tensor, float]:
-    models, losses, starts, ends = zip(*found, strict=True)
-    if len(found) == 1:
-        return models[0], losses[0], ends[0] - starts[0]
-    return torch.cat(models), torch.cat(losses), max(ends) - min(starts)
+@dataclass(frozen=True)
+class GroupTraining:
+    """A group after its local steps, a row a client; see `train_stacked`."""
+
+    models: Tensor
+    losses: Tensor
+    state: Mapping[str, Tensor]
+    up: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a group's local steps begin with: tensors in a fixed order, so that a recording can be given others."""
+
+    start: Tensor
+    masks: Tensor
+    picked: Sequence[Tensor]
+    draws: Sequence[Tensor]
+    side: ClientSide
+    lr: float | Tensor
+
+    def tensors(self) -> list[Tensor]:
+        """All of them, one after the other."""
+        side, rate = self.side, [self.lr] if isinstance(self.lr, Tensor) else []
+        known = [side.known.label_counts, side.known.samples]
+        beside = [*side.state.values(), *side.down.values(), *known, *rate]
+        return [self.start, self.masks, *self.picked, *self.draws, *beside]
+
+    def filled(self, tensors: Sequence[Tensor]) -> Inputs:
+        """The same with these tensors in the places of its own."""
+        rest = iter(tensors)
+
+        def take(count: int) -> list[Tensor]:
+            return [next(rest) for _ in range(count)]
+
+        start, masks = take(2)
+        picked, draws = take(len(self.picked)), take(len(self.draws))
+        state = dict(zip(self.side.state, take(len(self.side.state)), strict=True))
+        down = dict(zip(self.side.down, take(len(self.side.down)), strict=True))
+        side = ClientSide(state, down, Known(*take(2)))
+        lr = take(1)[0] if isinstance(self.lr, Tensor) else self.lr
+        return Inputs(start, masks, picked, draws, side, lr)
+
+    def described(self) -> Inputs:
+        """The form without the numbers: what a recording keeps of its first inputs."""
+        return self.filled([torch.empty(0) for _ in self.tensors()])
+
+
+class StackedUploads:
+    """What arrives in a round, group by group, into rows in the order of the arriving clients."""
+
+    def __init__(self, world: World, x: Tensor, arriving: Sequence[int], masks: Masks):
+        self._ids, self._row = list(arriving), {client: row for row, client in enumerate(arriving)}
+        self._models = x.new_empty((len(arriving), len(x)))
+        self._losses = x.new_empty(len(arriving))
+        self._shared = masks.shared is not None
+        self._masks = self._models.new_empty(self._models.shape if not self._shared else (1, len(x))).bool()
+        if masks.shared is not None:
+            self._masks = sent_mask(world, masks.shared)[None]
+        self._up: dict[str, Tensor] = {}
+        self._votes = x.new_empty(self._models.shape) if masks.votes is not None else None
+
+    def add(
+        self,
+        ids: Sequence[int],
+        models: Tensor,
+        masks: Tensor,
+        found: GroupTraining,
+        votes: Tensor | None,
+        arrives: Sequence[int],
+    ) -> None:
+        """Note a group's uploads: those of its clients `ids`, which are its rows `arrives`."""
+        if not ids:
+            return
+        rows, here = [self._row[client] for client in ids], list(arrives)
+        self._models[rows], self._losses[rows] = models, found.losses[here]
+        if not self._shared:
+            self._masks[rows] = masks
+        for name, vectors in found.up.items():
+            if name not in self._up:
+                self._up[name] = vectors.new_empty((len(self._ids), *vectors.shape[1:]))
+            self._up[name][rows] = vectors[here]
+        if self._votes is not None and votes is not None:
+            self._votes[rows] = rounded(votes[here])
+
+    def stacked(self) -> Arrived:
+        """All of them."""
+        return Arrived(self._ids, self._models, self._masks, self._losses, self._up, self._votes)
+
+
+def _together(found: Sequence[tuple[GroupTraining, float, float]]) -> tuple[GroupTraining, float]:
+    groups, starts, ends = zip(*found, strict=True)
+    if len(groups) == 1:
+        return groups[0], ends[0] - starts[0]
+    whole = GroupTraining(
+        torch.cat([g.models for g in groups]),
+        torch.cat([g.losses for g in groups]),
+        {name: torch.cat([g.state[name] for g in groups]) for name in groups[0].state},
+        {name: torch.cat([g.up[name] for g in groups]) for name in groups[0].up},
+    )
+    return whole, max(ends) - min(starts)

@@ -1,22 +1,33 @@
-"""The paper's claims, re-run: experiment files, the work they ask for, the numbers, a page."""
+"""The paper's claims, run again: experiment files, the work they ask for, the numbers, a page."""
 
-from safari.evidence.book import Book
 from safari.evidence.plan import Case, Experiment, find, read, shipped
-from safari.evidence.work import Audience, Ending, Unit, cores, execute, once, shared_out, units_of
+from safari.evidence.results import Results
+from safari.evidence.work import (
+    Observer,
+    Outcome,
+    Unit,
+    cores,
+    execute,
+    split_for,
+    trials_of,
+    units_of,
+    without_duplicates,
+)
 
 __all__ = [
-    "Audience",
-    "Book",
     "Case",
-    "Ending",
     "Experiment",
+    "Observer",
+    "Outcome",
+    "Results",
     "Unit",
     "cores",
     "execute",
     "find",
-    "once",
     "read",
-    "shared_out",
     "shipped",
+    "split_for",
+    "trials_of",
     "units_of",
+    "without_duplicates",
 ]

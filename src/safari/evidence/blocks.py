@@ -1,4 +1,4 @@
-"""A page as a list of blocks, which become HTML or Markdown: the words are written once."""
+"""A page as a list of blocks, which become HTML or Markdown: the text is written once."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Note:
 class Table:
     """Texts in rows; the first `names` columns are names. `**x**` is bold and `*x*` italic.
 
-    `folded`: too long to be looked at by everybody. `numbers`: the other columns are aligned to the right.
+    `folded`: long, so hidden until it is opened. `numbers`: the other columns are aligned to the right.
     """
 
     header: Sequence[str]
@@ -57,7 +57,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure with its words; `name` is that of its file in the folder figures."""
+    """A figure with its caption; `name` is that of its file in the folder figures."""
 
     name: str
     title: str
@@ -84,13 +84,15 @@ def to_markdown(title: str, blocks: Sequence[Block]) -> str:
         elif isinstance(block, Note):
             parts.append(block.text)
         elif isinstance(block, Table):
-            parts += [_markdown_table(block), *([block.note] if block.note else [])]
+            parts += [markdown_table(block), *([block.note] if block.note else [])]
         else:
             parts += [f"![{block.title}](figures/{block.name}.svg)", f"*{block.title}. {block.caption}*"]
     return "\n\n".join(parts) + "\n"
 
 
-def _markdown_table(table: Table) -> str:
+def markdown_table(table: Table) -> str:
+    """A table alone, without its note."""
+
     def line(texts: Sequence[str]) -> str:
         return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
 

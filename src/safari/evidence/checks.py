@@ -11,14 +11,20 @@ from safari.evidence.fields import fitting
 from safari.evidence.numbers import COLUMNS, is_share
 from safari.runs.summary import AVERAGE_COLUMNS
 
+# As `against`: every other ranked arm of the case.
+EVERY_RIVAL = "*"
+_BOUNDS = ("at_least", "margin", "within", "times")
+
 
 @dataclass(frozen=True)
 class Check:
-    """A claim as arithmetic: a column of an arm, alone or seed by seed against another arm.
+    """A claim as a statement about means over seeds, which a test can show or refute.
 
-    `at_least`: the mean reaches this. `margin`: the mean is at most so far below that of `against`. `times`:
-    the mean is at most so many times that of `against`. `first`: of all ranked arms it is the best, or within
-    one standard error of it. Every case (or those of `cases`) must pass.
+    `against` is an arm of the same case, `CASE/ARM` for that of a certain case, or `*`: every other ranked
+    arm. `at_least`: the mean reaches this. `margin`: the mean is at most so far behind that of `against`;
+    below 0: at least so far ahead. `within`: it is at most so far away from it, in either direction.
+    `times`: it is at most so many times that of `against`. It must hold in every case, or in those of
+    `cases`.
     """
 
     says: str
@@ -27,12 +33,14 @@ class Check:
     against: str = ""
     at_least: float | None = None
     margin: float | None = None
+    within: float | None = None
     times: float | None = None
-    first: bool | None = None
     cases: tuple[str, ...] = ()
 
     def is_about(self, case: str) -> bool:
-        """Whether a case must pass it."""
+        """Whether it must hold in a case."""
+        if self.against == f"{case}/{self.arm}":
+            return False
         return not self.cases or case in self.cases
 
 
@@ -44,13 +52,15 @@ def read_check(item: object, number: int, problems: list[str]) -> Check | None:
         return None
     before = len(problems)
     fields = fitting(Check, item, f"{where}.", problems)
-    bounds = [key for key in ("at_least", "margin", "times", "first") if key in fields]
+    bounds = [key for key in _BOUNDS if key in fields]
     if len(problems) == before and len(bounds) != 1:
         problems.append(
-            f"{where} must have one of at_least, margin, times and first, got {', '.join(bounds) or 'none'}"
+            f"{where} must have one of at_least, margin, within and times, got {', '.join(bounds) or 'none'}"
         )
-    if len(problems) == before and (bounds[0] in ("margin", "times")) != bool(fields.get("against")):
-        problems.append(f"{where}: margin and times need against, the others do without")
+    if len(problems) == before and (bounds[0] != "at_least") != bool(fields.get("against")):
+        problems.append(f"{where}: margin, within and times need against, at_least does without")
+    if len(problems) == before and not fields.get("within", 1) > 0:
+        problems.append(f"{where}.within must be above 0, got {fields['within']}")
     column = fields.get("column", "top1")
     if column not in COLUMNS:
         problems.append(one_of(f"{where}.column", column, COLUMNS))
@@ -65,20 +75,20 @@ def read_check(item: object, number: int, problems: list[str]) -> Check | None:
 
 
 def wrong_cases(checks: Sequence[Check], cases: Mapping[str, Config]) -> list[str]:
-    """Cases that no check can name, because there is none so called; and columns of the running average,
-    where a case that the check is about keeps none."""
+    """Cases that do not exist, and columns of the running average where a case keeps none."""
     without = [
         f"checks[{k}].column is {check.column}, and aggregation.average is 0 in case {name}"
         for k, check in enumerate(checks)
         for name, config in cases.items()
         if check.column in AVERAGE_COLUMNS and not config.aggregation.average and check.is_about(name)
     ]
-    return without + [
-        one_of(f"checks[{k}].cases", name, cases)
+    named = [
+        (f"checks[{k}].{field}", name)
         for k, check in enumerate(checks)
-        for name in check.cases
-        if name not in cases
+        for field, names in (("cases", check.cases), ("against", _case_of(check)))
+        for name in names
     ]
+    return without + [one_of(where, name, cases) for where, name in named if name not in cases]
 
 
 def wrong_arms(
@@ -91,7 +101,15 @@ def wrong_arms(
     found = list[str]()
     for k, check in enumerate(checks):
         known = {arm for case, there in arms.items() if check.is_about(case) for arm in there}
-        named = {"arm": check.arm} | ({"against": check.against} if check.against else {})
-        found += [one_of(f"checks[{k}].{key}", arm, known) for key, arm in named.items() if arm not in known]
+        found += [one_of(f"checks[{k}].arm", check.arm, known)] if check.arm not in known else []
+        case, _, other = check.against.rpartition("/")
+        there = arms[case] if case else known
+        if other not in ("", EVERY_RIVAL) and other not in there:
+            found.append(one_of(f"checks[{k}].against", other, there))
     everywhere = {*rules, *(arm for there in arms.values() for arm in there)}
     return found + [one_of("unranked", arm, everywhere) for arm in unranked if arm not in everywhere]
+
+
+def _case_of(check: Check) -> tuple[str, ...]:
+    case = check.against.rpartition("/")[0]
+    return (case,) if case else ()

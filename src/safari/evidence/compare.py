@@ -1,74 +1,146 @@
-"""Arms held against each other, seed by seed: one seed is the same data, start and luck of the links."""
+"""Arms compared seed by seed: a seed fixes the data, the start and the losses of the links for all arms.
+
+A verdict is a test, never a comparison of two means. A claim is confirmed where its opposite is rejected at
+5 %, refuted where the claim itself is, and undecided otherwise. One that must hold in several cases, or
+against several rivals, needs every part: the largest p-value counts, and no correction is due (an
+intersection-union test). Of the claims of one experiment, and of the many ways in which one claim could
+fail, Holm's correction takes care.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Literal
 
 from safari.config import Arm
-from safari.evidence.book import Book, column
-from safari.evidence.checks import Check
+from safari.evidence.checks import EVERY_RIVAL, Check
 from safari.evidence.numbers import COLUMNS, Numbers, is_share
 from safari.evidence.plan import Case, Experiment
+from safari.evidence.results import Results, column, versions
+from safari.stats import (
+    Interval,
+    equivalence_test,
+    holm,
+    mean_interval,
+    ratio_interval,
+    sign_flip_test,
+    t_test,
+)
 
-Mark = Literal["best", "tied", ""]
+# Verdicts and marks are at this level, intervals at 1 minus it.
+ALPHA = 0.05
+Mark = Literal["best", "level", ""]
+Status = Literal["confirmed", "refuted", "undecided", "not finished"]
+Trials = Mapping[int, Numbers]
 
 
 @dataclass(frozen=True)
 class Paired:
-    """The mean of one arm's numbers minus another's over the seeds that both have, and its standard error."""
+    """One arm's numbers minus another's over the seeds that both have."""
 
-    mean: float
-    error: float | None
+    differences: tuple[float, ...]
+
+    @property
+    def n(self) -> int:
+        """How many seeds both have."""
+        return len(self.differences)
+
+    @property
+    def mean(self) -> float:
+        """The mean difference."""
+        return fmean(self.differences)
+
+    @property
+    def error(self) -> float | None:
+        """Its standard error; None for one seed."""
+        return stdev(self.differences) / math.sqrt(self.n) if self.n > 1 else None
+
+    @property
+    def interval(self) -> Interval | None:
+        """Its 95 % interval (Student's t); None for one seed."""
+        return mean_interval(self.differences, 1 - ALPHA)
+
+    @property
+    def p(self) -> float | None:
+        """The p-value of a paired t-test, two-sided; None for one seed."""
+        return t_test(self.differences)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A claim in one case, against one rival.
+
+    `figure` is our number with its interval. `p_wrong`: the p-value against the claim being wrong, small
+    where the numbers show the claim; `p_right`: small where they refute it; `p_signs`: `p_wrong` by
+    flipping signs. All are None where the seeds do not suffice for a test.
+    """
+
+    case: str
+    rival: str
+    figure: str
+    test: str
     n: int
+    p_wrong: float | None
+    p_right: float | None
+    p_signs: float | None
+
+    def __str__(self) -> str:
+        rival = f" against {self.rival}" if self.rival else ""
+        if self.p_wrong is None:
+            return f"{self.case}: {self.figure}{rival} (n = {self.n})"
+        signs = "" if self.p_signs is None else f", by signs {spelled_p(self.p_signs)}"
+        test = f"{self.test} p {spelled_p(self.p_wrong)}"
+        return f"{self.case}: {self.figure}{rival} (n = {self.n}, {test}{signs})"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the numbers say about a check; `ours` has the figures, a text for each case."""
+    """What the numbers say about a check.
+
+    `p` is the p-value of the claim after Holm's correction over the claims of its experiment, where it is
+    refuted that of its opposite; None where there is no test. `parts` has one entry a case: of several
+    rivals that with the largest p-value. `versions` are those of the code that made the numbers.
+    """
 
     check: Check
-    status: Literal["confirmed", "not confirmed", "not finished"]
-    ours: Mapping[str, str]
+    status: Status
+    p: float | None
+    parts: tuple[Part, ...]
+    versions: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.parts))
 
 
 @dataclass(frozen=True)
 class Cell:
-    """An arm in a case of the matrix: mean, standard deviation, seeds, and how it stands."""
+    """An arm in a case of the matrix: mean, 95 % interval, seeds, and how it stands."""
 
     mean: float
-    std: float | None
+    interval: Interval | None
     n: int
     mark: Mark
 
 
-def paired(one: Mapping[int, Numbers], other: Mapping[int, Numbers], name: str) -> Paired | None:
+def paired(one: Trials, other: Trials, name: str) -> Paired | None:
     """The difference of a column, seed by seed; None where no seed has both.
 
     >>> found = paired({0: {"top1": 0.5}, 1: {"top1": 0.7}}, {0: {"top1": 0.4}, 1: {"top1": 0.4}}, "top1")
     >>> f"{found.mean:.2f} ± {found.error:.2f}"
     '0.20 ± 0.10'
     """
-    differences = [
-        one[seed][name] - other[seed][name]
-        for seed in one
-        if seed in other and one[seed].get(name) is not None and other[seed].get(name) is not None
-    ]
-    if not differences:
-        return None
-    n = len(differences)
-    return Paired(fmean(differences), stdev(differences) / math.sqrt(n) if n > 1 else None, n)
+    pairs = _pairs(one, other, name)
+    return Paired(tuple(a - b for a, b in pairs)) if pairs else None
 
 
-def marks(
-    arms: Mapping[str, Mapping[int, Numbers]], name: str = "top1", unranked: tuple[str, ...] = ()
-) -> dict[str, Mark]:
-    """The best arm by its mean, and those that are within one standard error of it, by paired seeds.
+def marks(arms: Mapping[str, Trials], name: str = "top1", unranked: tuple[str, ...] = ()) -> dict[str, Mark]:
+    """The best arm by its mean, and those that are not shown to be behind it.
 
-    The best is of those that have the most seeds: a mean over fewer is another thing.
+    By paired t-tests against the best, with Holm's correction over them. Only arms with the largest number of
+    seeds take part: a mean over fewer seeds is not comparable.
     """
     sign = 1.0 if COLUMNS[name] else -1.0
     means = {arm: column(trials, name) for arm, trials in arms.items() if arm not in unranked}
@@ -79,87 +151,54 @@ def marks(
         return found
     best = max(whole, key=lambda arm: whole[arm])
     found[best] = "best"
-    for arm in whole:
-        behind = paired(arms[best], arms[arm], name)
-        if arm != best and behind is not None and behind.error is not None:
-            found[arm] = "tied" if sign * behind.mean <= behind.error else ""
+    gaps = {arm: paired(arms[best], arms[arm], name) for arm in whole if arm != best}
+    tested = {arm: gap.p for arm, gap in gaps.items() if gap is not None and gap.p is not None}
+    for arm, p in zip(tested, holm([p for p in tested.values() if p is not None]), strict=True):
+        found[arm] = "" if p <= ALPHA else "level"
     return found
 
 
 def cells(
-    case: Case, book: Book, name: str = "top1", unranked: tuple[str, ...] = ()
+    case: Case, results: Results, name: str = "top1", unranked: tuple[str, ...] = ()
 ) -> dict[str, Cell | None]:
     """A column of the matrix: every arm of a case; None for an arm without a finished seed."""
-    arms = {arm.name: book.arm(case, arm) for arm in case.config.arms}
+    arms = results.arms(case)
     marked = marks(arms, name, unranked)
     found: dict[str, Cell | None] = {}
     for arm, trials in arms.items():
-        spread = column(trials, name)
-        mean = spread["mean"]
-        found[arm] = None if mean is None else Cell(mean, spread["std"], spread["n"], marked[arm])
+        values = [t[name] for t in trials.values() if t.get(name) is not None]
+        found[arm] = (
+            Cell(fmean(values), mean_interval(values, 1 - ALPHA), len(values), marked[arm])
+            if values
+            else None
+        )
     return found
 
 
-def judge(check: Check, experiment: Experiment, book: Book) -> Verdict:
-    """Confirmed where every case passes, not confirmed where one fails: of the cases that have all seeds."""
-    ours: dict[str, str] = {}
-    passed: list[bool | None] = []
-    for case in experiment.cases:
-        if check.cases and case.name not in check.cases:
-            continue
-        names = {arm.name: arm for arm in case.config.arms}
-        needed = [name for name in (check.arm, check.against) if name]
-        trials = {name: book.arm(case, names[name]) if name in names else {} for name in needed}
-        if check.first:
-            trials = {arm.name: book.arm(case, arm) for arm in case.config.arms}
-            result = _stands(check, trials, experiment.unranked)
-        else:
-            result = _apply(check, trials)
-        if result is not None:
-            ours[case.name] = result[0]
-        whole = all(len(found) == case.config.seeds for found in trials.values())
-        passed.append(result[1] if result is not None and whole else None)
-    if False in passed:
-        return Verdict(check, "not confirmed", ours)
-    return Verdict(check, "not finished" if None in passed or not passed else "confirmed", ours)
+def judge(experiment: Experiment, results: Results) -> list[Verdict]:
+    """A verdict for each check of an experiment."""
+    tried = [_try(check, experiment, results) for check in experiment.checks]
+    shown = _adjusted([max_or_none([part.p_wrong for part in parts]) for parts, _, _ in tried])
+    refuted = _adjusted([_any([part.p_right for part in parts]) for parts, _, _ in tried])
+    verdicts = []
+    for check, (parts, whole, made_by), p, against in zip(
+        experiment.checks, tried, shown, refuted, strict=True
+    ):
+        status: Status = "undecided"
+        if not whole or not parts:
+            status = "not finished"
+        elif p is not None and p <= ALPHA:
+            status = "confirmed"
+        elif against is not None and against <= ALPHA:
+            status, p = "refuted", against
+        verdicts.append(Verdict(check, status, p, tuple(_hardest(parts)), made_by))
+    return verdicts
 
 
-def _apply(check: Check, trials: Mapping[str, Mapping[int, Numbers]]) -> tuple[str, bool] | None:
-    """The figure of one case, and whether it passes; None without numbers."""
-    mean = column(trials[check.arm], check.column)["mean"]
-    if mean is None:
-        return None
-    factor, unit = scale(check.column)
-    if check.at_least is not None:
-        return f"{factor * mean:.4g}{unit}", mean >= check.at_least
-    reference = column(trials[check.against], check.column)["mean"]
-    if reference is None:
-        return None
-    if check.times is not None:
-        return f"{mean / reference:.2f} times" if reference else "∞ times", mean <= check.times * reference
-    gap = paired(trials[check.arm], trials[check.against], check.column)
-    if gap is None or check.margin is None:
-        return None
-    error = "" if gap.error is None else f" ± {factor * gap.error:.1f}"
-    towards = gap.mean if COLUMNS[check.column] else -gap.mean
-    return f"{factor * gap.mean:+.1f}{error}{' points' if unit else ''}", towards >= -check.margin
-
-
-def _stands(
-    check: Check, trials: Mapping[str, Mapping[int, Numbers]], unranked: tuple[str, ...]
-) -> tuple[str, bool] | None:
-    """Whether an arm is the best or level with it; None while it is not among those that are ranked."""
-    marked = marks(trials, check.column, unranked)
-    best = next((arm for arm, mark in marked.items() if mark == "best"), None)
-    if best is None or not trials.get(check.arm):
-        return None
-    gap = paired(trials[check.arm], trials[best], check.column)
-    if best == check.arm or gap is None:
-        return "first", best == check.arm
-    factor, unit = scale(check.column)
-    error = "" if gap.error is None else f" ± {factor * gap.error:.1f}"
-    words = f"{factor * gap.mean:+.1f}{error}{' points' if unit else ''} to {best}"
-    return words, marked[check.arm] == "tied"
+def max_or_none(values: Sequence[float | None]) -> float | None:
+    """The largest; None where there is none, or one is not known."""
+    known = [value for value in values if value is not None]
+    return max(known) if known and len(known) == len(values) else None
 
 
 def scale(name: str) -> tuple[float, str]:
@@ -170,3 +209,147 @@ def scale(name: str) -> tuple[float, str]:
 def reference_of(case: Case) -> Arm | None:
     """The arm in which nothing is lost, if the case has one."""
     return next((arm for arm in case.config.arms if arm.rule.name == "perfect"), None)
+
+
+def spelled(mean: float, interval: Interval | None, digits: int = 1, sign: str = "+") -> str:
+    """A number with its interval.
+
+    >>> spelled(-1.25, Interval(-2.0, -0.5)), spelled(3.0, None, 0, "")
+    ('-1.2 [-2.0, -0.5]', '3')
+    """
+    if interval is None:
+        return f"{mean:{sign}.{digits}f}"
+    return f"{mean:{sign}.{digits}f} [{interval.low:{sign}.{digits}f}, {interval.high:{sign}.{digits}f}]"
+
+
+def _try(check: Check, experiment: Experiment, results: Results) -> tuple[list[Part], bool, tuple[str, ...]]:
+    """The check's parts, whether all seeds of all of them are there, and the versions behind them."""
+    parts, whole, made_by = list[Part](), True, set[str]()
+    for case in experiment.cases:
+        if not check.is_about(case.name):
+            continue
+        own = _arm(case, check.arm, results)
+        rivals = dict(_rivals(check, case, experiment, results))
+        whole = whole and all(len(t) == case.config.seeds for t in (own, *rivals.values()))
+        for rival, other in rivals.items() if check.against else [("", {})]:
+            part = _part(check, case.name, rival if check.against == EVERY_RIVAL else "", own, other)
+            parts += [] if part is None else [part]
+            whole = whole and part is not None
+            made_by |= versions(own) | versions(other)
+    return parts, whole, tuple(sorted(made_by))
+
+
+def _rivals(
+    check: Check, case: Case, experiment: Experiment, results: Results
+) -> Iterator[tuple[str, Trials]]:
+    if not check.against:
+        return
+    if check.against == EVERY_RIVAL:
+        out = (check.arm, *experiment.unranked)
+        for arm in case.config.arms:
+            if arm.name not in out:
+                yield arm.name, results.arm(case, arm)
+        return
+    place, _, name = check.against.rpartition("/")
+    where = next(c for c in experiment.cases if c.name == place) if place else case
+    yield check.against, _arm(where, name, results)
+
+
+def _arm(case: Case, name: str, results: Results) -> dict[int, Numbers]:
+    arm = next((arm for arm in case.config.arms if arm.name == name), None)
+    return {} if arm is None else results.arm(case, arm)
+
+
+def _part(check: Check, case: str, rival: str, own: Trials, other: Trials) -> Part | None:
+    """One case and rival; None without numbers."""
+    name = check.column
+    factor, unit = scale(name)
+    if check.at_least is not None:
+        values = [t[name] for t in own.values() if t.get(name) is not None]
+        if not values:
+            return None
+        figure = spelled(factor * fmean(values), _times(mean_interval(values), factor), sign="") + unit
+        return _one_sided(case, rival, figure, values, check.at_least)
+    pairs = _pairs(own, other, name)
+    if not pairs:
+        return None
+    if check.times is not None:
+        return _ratio(case, rival, pairs, check.times)
+    sign = 1.0 if COLUMNS[name] else -1.0
+    gaps = [a - b for a, b in pairs]
+    figure = spelled(factor * fmean(gaps), _times(mean_interval(gaps), factor)) + (" points" if unit else "")
+    if check.within is not None:
+        return _equivalence(case, rival, figure, gaps, check.within)
+    return _one_sided(case, rival, figure, [sign * gap for gap in gaps], -(check.margin or 0.0))
+
+
+def _one_sided(case: str, rival: str, figure: str, values: Sequence[float], bound: float) -> Part:
+    return Part(
+        case,
+        rival,
+        figure,
+        "one-sided t-test",
+        len(values),
+        t_test(values, bound, "greater"),
+        t_test(values, bound, "less"),
+        sign_flip_test(values, bound, "greater") if len(values) > 1 else None,
+    )
+
+
+def _equivalence(case: str, rival: str, figure: str, gaps: Sequence[float], margin: float) -> Part:
+    below, above = t_test(gaps, -margin, "less"), t_test(gaps, margin, "greater")
+    signs = (sign_flip_test(gaps, -margin, "greater"), sign_flip_test(gaps, margin, "less"))
+    return Part(
+        case,
+        rival,
+        figure,
+        "two one-sided t-tests",
+        len(gaps),
+        equivalence_test(gaps, margin),
+        None if below is None or above is None else min(1.0, 2 * min(below, above)),
+        max_or_none(signs) if len(gaps) > 1 else None,
+    )
+
+
+def _ratio(case: str, rival: str, pairs: Sequence[tuple[float, float]], times: float) -> Part:
+    above, below = [a for a, _ in pairs], [b for _, b in pairs]
+    ratio = fmean(above) / fmean(below) if fmean(below) else math.inf
+    figure = spelled(ratio, ratio_interval(above, below), digits=2, sign="") + " times"
+    contrast = [times * b - a for a, b in pairs]
+    return _one_sided(case, rival, figure, contrast, 0.0)
+
+
+def _pairs(one: Trials, other: Trials, name: str) -> list[tuple[float, float]]:
+    return [
+        (one[seed][name], other[seed][name])
+        for seed in one
+        if seed in other and one[seed].get(name) is not None and other[seed].get(name) is not None
+    ]
+
+
+def _hardest(parts: Sequence[Part]) -> Iterator[Part]:
+    """Of each case the part that says least for the claim."""
+    key: Callable[[Part], float] = lambda part: 1.0 if part.p_wrong is None else part.p_wrong
+    for case in dict.fromkeys(part.case for part in parts):
+        yield max((part for part in parts if part.case == case), key=key)
+
+
+def _any(values: Sequence[float | None]) -> float | None:
+    """The p-value of "at least one of these", by Holm's correction; None where none is known."""
+    known = [value for value in values if value is not None]
+    return min(holm(known)) if known else None
+
+
+def _adjusted(values: Sequence[float | None]) -> list[float | None]:
+    """Holm's correction over what is known."""
+    known = iter(holm([value for value in values if value is not None]))
+    return [None if value is None else next(known) for value in values]
+
+
+def _times(interval: Interval | None, factor: float) -> Interval | None:
+    return None if interval is None else Interval(factor * interval.low, factor * interval.high)
+
+
+def spelled_p(value: float) -> str:
+    """A p-value: three digits where they matter."""
+    return "< 0.001" if value < 0.001 else f"{value:.3f}" if value < 0.1 else f"{value:.2f}"

@@ -1,4 +1,4 @@
-"""One figure that is understood in five seconds: how far behind a perfect network rules end, by trouble."""
+"""The figure at the top of the README: how far behind a perfect network rules end, by kind of loss."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from safari.errors import RunError
 from safari.evidence.compare import paired
+from safari.evidence.figures import looks_of
 from safari.evidence.numbers import Numbers
-from safari.evidence.pictures import looks_of
 from safari.report.style import GRID, INK, colour, new_figure, styled
 
 if TYPE_CHECKING:
@@ -32,23 +32,23 @@ class Look:
     size: float = 6.0
 
 
-# The last lies on top: it is what the eye is to follow.
+# The last is drawn on top.
 LOOKS = {
     "drop": Look("the missing are dropped"),
     "safari": Look("the paper's rule"),
     "safari+": Look("safari+", 9.0),
 }
 
-# Dots of one line that are equally far behind would hide each other.
+# Vertical distance between the dots of one line, which would otherwise hide each other.
 _APART = 0.16
 
 
 def headline(
     rows: Sequence[Row], words: str, arms: Sequence[str] = tuple(LOOKS), against: str = "perfect"
 ) -> Figure:
-    """A line for each trouble, a dot for each arm: its accuracy minus that of `against`, seed by seed.
+    """A line for each kind of loss, a dot for each arm: its accuracy minus that of `against`, seed by seed.
 
-    Bars are ± one standard error of that difference.
+    Bars are the 95 % intervals of that difference (Student's t).
     """
     looks = looks_of(arms)
     with styled():
@@ -62,10 +62,12 @@ def headline(
                 if found is None:
                     who = missing[0] if missing else f"{arm} and {against} with the same seed"
                     raise RunError(f"the results for {row.name!r} have no finished trial of {who}")
+                interval = found.interval
+                half = None if interval is None else 50 * (interval.high - interval.low)
                 axes.errorbar(
                     100 * found.mean,
                     at + _APART * (arms.index(arm) - (len(arms) - 1) / 2),
-                    xerr=None if found.error is None else 100 * found.error,
+                    xerr=half,
                     color=colour(looks[arm]),
                     marker="o",
                     markersize=look.size,

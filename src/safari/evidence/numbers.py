@@ -1,4 +1,4 @@
-"""What one trial came to, small enough to keep: final numbers, the evaluations, who stood in for whom."""
+"""What one trial came to, small enough to keep: final numbers, the evaluations, the choice of stand-ins."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from safari.config import Arm, Config
 from safari.errors import RunError
 from safari.runs import Trial, read_checkpoint, read_lines, summarise_trial
 from safari.runs.files import write_atomically
-from safari.runs.summary import AVERAGE_COLUMNS
+from safari.runs.summary import AVERAGE_COLUMNS, WOBBLES
+from safari.runs.versions import versions_of
+from safari.stats import steadiness
 
 # The file beside a trial's records.
 NUMBERS = "numbers.json"
@@ -25,20 +27,24 @@ COLUMNS: dict[str, bool] = {
     "top1": True,
     "top5": True,
     "loss": False,
-    "top1_within": False,
+    "top1_wobble": False,
+    "loss_wobble": False,
+    "alternation": False,
     "average_top1": True,
     "average_top5": True,
     "average_loss": False,
-    "average_top1_within": False,
+    "average_top1_wobble": False,
+    "average_loss_wobble": False,
     "rounds_to_target": False,
     "rounds_to_stay": False,
     "lost_updates": False,
     "bytes_up": False,
+    "megabytes_up": False,
     "right_group": True,
     "error": False,
     "phi": False,
 }
-_SHARES = ("top1", "top5", "top1_within", "lost_updates", "right_group")
+_SHARES = ("top1", "top5", "top1_wobble", "alternation", "lost_updates", "right_group")
 _WINDOWS = 20
 _DIGITS = 5
 
@@ -55,6 +61,7 @@ def write_numbers(trial: Trial, config: Config) -> Numbers:
     numbers = trial_numbers(list(read_lines(trial.rounds)), config, group_of(config))
     arm = next(arm for arm in config.arms if arm.name == trial.arm)
     numbers |= maker_of(arm)
+    numbers["code"] = versions_of(trial)
     numbers["seconds"] = round(_seconds(trial), 3)
     similarity = read_checkpoint(trial.checkpoint).tensors.get("rule.similarity")
     if similarity is not None and similarity.ndim == 2:
@@ -76,9 +83,13 @@ def read_numbers(path: Path, arm: Arm) -> Numbers | None:
 
 
 def maker_of(arm: Arm) -> dict[str, dict[str, Any]]:
-    """A rule with its options, and those that it has by default today: a later version may have others."""
-    rule = arm.rule
-    return {"rule": {"name": rule.name, **rule.options}, "defaults": rule_defaults(rule.name, rule.options)}
+    """A rule with its options, the settings that the arm has of its own, and the rule's present defaults: a later
+    version may have others."""
+    rule, own = arm.rule, {"set": dict(arm.set)} if arm.set else {}
+    return {
+        "rule": {"name": rule.name, **rule.options, **own},
+        "defaults": rule_defaults(rule.name, rule.options),
+    }
 
 
 def made_by(entry: Mapping[str, Any], arm: Arm) -> bool:
@@ -90,7 +101,7 @@ def made_by(entry: Mapping[str, Any], arm: Arm) -> bool:
 def trial_numbers(
     records: Sequence[Mapping[str, Any]], config: Config, groups: Sequence[int] | None
 ) -> Numbers:
-    """The summary of a trial, its curve, and how often the first stand-in was of the missing one's group."""
+    """The summary of a trial, its curve, and how often a missing client's first stand-in was of its group."""
     summary = summarise_trial(records, config)
     evaluated = [r for r in records if r["top1"] is not None]
     curve = {key: [_rounded(r[key]) for r in evaluated] for key in ("round", "top1", "top5", "loss")}
@@ -100,7 +111,18 @@ def trial_numbers(
             curve[f"average_{key}"] = [_rounded((r.get("average") or {}).get(key)) for r in evaluated]
     else:
         summary = {key: value for key, value in summary.items() if key not in AVERAGE_COLUMNS}
-    numbers = {**summary, "curve": curve, "right_group": None, "error": None, "phi": None}
+    sent = _sent(records)
+    if sent is not None:
+        curve["megabytes_up"] = [_rounded(sent[r["round"]]) for r in evaluated]
+    numbers = {
+        **steadiness_numbers(curve, config.rounds, config.evaluation.last),
+        **summary,
+        "megabytes_up": None if sent is None else sent[records[-1]["round"]],
+        "curve": curve,
+        "right_group": None,
+        "error": None,
+        "phi": None,
+    }
     if groups is not None:
         numbers |= _right_groups(records, groups)
     diagnosed = [r for r in records if r.get("diagnosis")]
@@ -114,6 +136,32 @@ def trial_numbers(
     return numbers
 
 
+def steadiness_numbers(curve: Mapping[str, Sequence[Any]], rounds: int, last: int) -> Numbers:
+    """Wobble of every curve within the last rounds, and the alternation of top-1 with its t statistic.
+
+    `alternation` is the size of the difference between even and odd rounds, without the trend; None where
+    only one of the two was tested. The sign is that of `alternation_t`: positive where even rounds are
+    higher.
+    """
+    numbers: Numbers = {}
+    for prefix in ("", "average_"):
+        for name in WOBBLES:
+            if f"{prefix}{name}" not in curve:
+                continue
+            window = [
+                (r, v)
+                for r, v in zip(curve["round"], curve[f"{prefix}{name}"], strict=True)
+                if r > rounds - last and v is not None
+            ]
+            found = steadiness([r for r, _ in window], [v for _, v in window])
+            numbers[f"{prefix}{name}_wobble"] = None if found is None else found.wobble
+            if (prefix, name) == ("", "top1"):
+                size = None if found is None else found.alternation
+                numbers["alternation"] = None if size is None else abs(size)
+                numbers["alternation_t"] = None if found is None else found.t
+    return numbers
+
+
 def group_of(config: Config) -> list[int] | None:
     """The group of each client in the paper's partition; None where there are no groups."""
     if config.partition.name != "groups":
@@ -122,13 +170,30 @@ def group_of(config: Config) -> list[int] | None:
     return [group for group, block in enumerate(blocks) for _ in block]
 
 
+def _sent(records: Sequence[Mapping[str, Any]]) -> dict[int, float] | None:
+    """Megabytes that clients have sent up to each round, arrived or not; None where none were counted.
+
+    A round in which no message was encoded is taken to have the size of the last one that was.
+    """
+    sizes = [r["bytes"]["up"] for r in records]
+    size = next((s for s in sizes if s is not None), None)
+    if size is None:
+        return None
+    found, total = {}, 0.0
+    for record, own in zip(records, sizes, strict=True):
+        size = size if own is None else own
+        total += size * len(record["trained"]) / 1e6
+        found[int(record["round"])] = total
+    return found
+
+
 def _right_groups(records: Sequence[Mapping[str, Any]], groups: Sequence[int]) -> Numbers:
     """The share of missing clients whose first stand-in was of their group: overall, and by windows."""
     hits = [
-        (record["round"], groups[int(client)] == groups[who[0]])
+        (record["round"], groups[int(client)] == groups[stand_ins[0]])
         for record in records
-        for client, who in record["stand_ins"].items()
-        if who
+        for client, stand_ins in record["stand_ins"].items()
+        if stand_ins
     ]
     if not hits:
         return {}

@@ -32,6 +32,7 @@ import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,9 @@ from safari.evidence.fields import fitting, known, misfits
 from safari.plugins import fits, options_of, resolve
 from safari.toml import read_toml
 
-FIGURES = ("curves", "average", "loss", "top5", "sweep", "matrix", "similarity", "groups", "diagnosis")
+FIGURES = (
+    "curves", "average", "loss", "top5", "bytes", "sweep", "matrix", "similarity", "groups", "diagnosis",
+)  # fmt: skip
 # What changes where or how fast a run is computed, or what it is called, and not what it comes to. Arms and
 # seeds are left out because each trial stands alone: another arm is added to a case and begins nothing anew.
 _NOT_THE_SETTING = ("name", "seed", "seeds", "arms", "checkpoint", "track")
@@ -62,31 +65,36 @@ class Cost:
 class Case:
     """One setting of an experiment, with all its arms and seeds. `values` has a name for each axis.
 
-    `lender` is an earlier case of the experiment that differs by its links alone: an arm in which nothing is
-    ever lost comes out the same there, and is taken from there.
+    `twin` is an earlier case of the experiment that differs by its links alone: an arm in which nothing is
+    ever lost comes out the same there, and is run there only.
     """
 
     experiment: str
     name: str
     values: tuple[str, ...]
     config: Config
-    lender: Case | None = None
+    twin: Case | None = None
+
+    @cached_property
+    def setting(self) -> str:
+        """A short hash of the setting; see `digest`."""
+        return digest(self.config)[:12]
 
     @property
     def folder(self) -> str:
         """The name of its run's folder: two cases have the same one if and only if they are the same."""
-        return f"{self.name}-{digest(self.config)[:12]}"
+        return f"{self.name}-{self.setting}"
 
     @property
     def trials(self) -> int:
-        """Arms times seeds, without those that another case lends."""
-        return sum(self.home(arm) is self for arm in self.config.arms) * self.config.seeds
+        """Arms times seeds, without those that are run in its twin."""
+        return sum(self.source(arm) is self for arm in self.config.arms) * self.config.seeds
 
-    def home(self, arm: Arm) -> Case:
+    def source(self, arm: Arm) -> Case:
         """The case whose trials an arm's numbers come from."""
-        if self.lender is None or arm not in self.lender.config.arms:
+        if self.twin is None or arm not in self.twin.config.arms:
             return self
-        return self.lender if rule_of(arm.rule).overrides_network else self
+        return self.twin if rule_of(arm.rule).overrides_network else self
 
 
 @dataclass(frozen=True)
@@ -101,8 +109,11 @@ class Experiment:
     axes: Mapping[str, tuple[str, ...]]
     cases: tuple[Case, ...]
     checks: tuple[Check, ...]
-    # Arms that take no part in the contest: they know what a server cannot.
+    # Arms that are not ranked: they know what a server cannot.
     unranked: tuple[str, ...]
+    # The arm that is compared with every rival, and the CASE/ARM whose final accuracy is the goal; "": none.
+    compare: str
+    goal: str
     cost: Cost
 
 
@@ -116,6 +127,8 @@ class _File:
     finding: str = ""
     show: Sequence[str] = ("curves",)
     unranked: Sequence[str] = ("perfect",)
+    compare: str = ""
+    goal: str = ""
     set: Mapping[str, Any] = field(default_factory=dict)
     axes: Mapping[str, Any] = field(default_factory=dict)
     cost: Mapping[str, Any] = field(default_factory=dict)
@@ -280,8 +293,8 @@ def _experiment(
     for values, own_table in variants.items():
         case, wrong = _case(name, values, own_table, settings, used)
         problems += [f"{path}, case {case.name}: {problem}" for problem in wrong]
-        lender = next((c for c in cases if _without_links(c.config) == _without_links(case.config)), None)
-        cases.append(dataclasses.replace(case, lender=lender))
+        twin = next((c for c in cases if _without_links(c.config) == _without_links(case.config)), None)
+        cases.append(dataclasses.replace(case, twin=twin))
         arms[case.name] = spare | _arms_of(own_table) | {arm.name for arm in case.config.arms}
     experiment = Experiment(
         name=name,
@@ -293,13 +306,25 @@ def _experiment(
         cases=tuple(cases),
         checks=tuple(check for check in checks if check is not None),
         unranked=tuple(fields.get("unranked", _File.unranked)),
+        compare=fields.get("compare", ""),
+        goal=fields.get("goal", ""),
         cost=Cost(**cost),
     )
     wrong = wrong_cases(experiment.checks, {case.name: case.config for case in cases})
     if len(problems) == before and not wrong:
         wrong = wrong_arms(experiment.checks, fields.get("unranked", ()), arms, KINDS["rule"][0])
+        wrong += _wrong_names(experiment, arms)
     problems += [f"{path}: {problem}" for problem in wrong]
     return experiment
+
+
+def _wrong_names(experiment: Experiment, arms: Mapping[str, set[str]]) -> list[str]:
+    """An arm to compare, or a goal, that is not there."""
+    everywhere = {arm for there in arms.values() for arm in there}
+    places = {f"{case}/{arm}" for case, there in arms.items() for arm in there}
+    compare, goal = experiment.compare, experiment.goal
+    found = [one_of("compare", compare, everywhere)] if compare and compare not in everywhere else []
+    return found + ([one_of("goal", goal, places)] if goal and goal not in places else [])
 
 
 def _variants(folder: Path, fields: Mapping[str, Any]) -> dict[tuple[str, ...], dict[str, Any]]:

@@ -1,8 +1,8 @@
-"""The rounds that are still to be done, spread over processes: each takes one seed of a case at a time, or,
-where there are more processes than that, one arm of it.
+"""The rounds that are still to be done, distributed over processes.
 
-A case is an ordinary run's folder. Its trials stand alone, so a finished one is never run twice, and one that
-was interrupted goes on from its checkpoint: `safari resume` would do the same, one folder at a time.
+Each process takes one seed of a case at a time or, where there are more processes than that, one arm of it.
+A case is an ordinary run folder. Its trials are independent, so a finished one is never run twice, and one
+that was interrupted continues from its checkpoint: `safari resume` would do the same, one folder at a time.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,17 +27,17 @@ import torch
 from safari.data import Data
 from safari.engine import load_data, run_seed
 from safari.errors import RunError, SafariError
-from safari.evidence.book import Book, identity
 from safari.evidence.numbers import read_numbers, write_numbers
 from safari.evidence.plan import Case, digest
+from safari.evidence.results import Results, identity
 from safari.runs import RunFolder, Trial, seeds_of, summarise
 from safari.runs.files import write_atomically
 from safari.toml import to_toml
 
-# How often a process tells how far it is, in seconds.
-_TELLING = 0.25
-# How long a process may take for the round that it is in when everything is to stop.
-_PATIENCE = 20.0
+# Seconds between two progress reports of a process.
+_REPORT_EVERY = 0.25
+# How long a process may take to finish its current round when everything is to stop.
+_STOP_TIMEOUT = 20.0
 
 
 @dataclass(frozen=True)
@@ -71,33 +72,33 @@ class Unit:
         return f"{self.case.experiment}/{self.case.name} seed {self.seed}{arm}"
 
 
-class Audience(Protocol):
-    """Who is told how it goes."""
+class Observer(Protocol):
+    """Is told about progress."""
 
     def begin(self, worker: int, unit: Unit) -> None:
-        """A process has begun with a unit."""
+        """A process has begun a unit."""
 
     def at(self, worker: int, unit: Unit, rounds: int, text: str) -> None:
         """It has done so many of its rounds; `text` says where it is."""
 
     def end(self, worker: int, unit: Unit, problem: str) -> None:
-        """It is through with it, or has failed with a problem."""
+        """It has finished the unit, or failed with a problem."""
 
 
 @dataclass(frozen=True)
-class Ending:
-    """What came of it: units that failed, with why, and whether the time was up before all were done."""
+class Outcome:
+    """Units that failed, each with the reason, and whether the time was up before all were done."""
 
     failed: Mapping[str, str]
     stopped: bool
 
 
-class Stopped(Exception):  # noqa: N818 - asked for, not an error
-    """The time is up: what was done up to the last checkpoint stays."""
+class Stopped(Exception):  # noqa: N818 - a request, not an error
+    """The time is up; what was done up to the last checkpoint stays."""
 
 
-def place(case: Case, out: Path) -> RunFolder:
-    """The run's folder of a case: new, or the one that is there, with the arms and seeds now asked for."""
+def open_folder(case: Case, out: Path) -> RunFolder:
+    """The run folder of a case: a new one, or the existing one with the arms and seeds now asked for."""
     path = out / case.experiment / case.folder
     if not (path / "config.toml").exists():
         return RunFolder.create(path, case.config)
@@ -109,23 +110,29 @@ def place(case: Case, out: Path) -> RunFolder:
     return RunFolder(path, case.config)
 
 
-def units_of(case: Case, out: Path, book: Book, weight: float) -> list[Unit]:
-    """The seeds of a case that are not finished: neither in the book nor in the folder."""
+def trials_of(case: Case, out: Path) -> Iterator[Trial]:
+    """The trials that a case itself runs, begun or not."""
+    for arm in case.config.arms:
+        if case.source(arm) is case:
+            for seed in seeds_of(case.config):
+                path = out / case.experiment / case.folder / "trials" / arm.name / f"seed-{seed}"
+                yield Trial(arm.name, seed, path)
+
+
+def units_of(case: Case, out: Path, results: Results, weight: float) -> list[Unit]:
+    """The seeds of a case that are not finished: neither in the results nor in the folder."""
+    arms = {arm.name: arm for arm in case.config.arms}
+    pending: dict[int, dict[str, int]] = {}
+    for trial in trials_of(case, out):
+        arm = arms[trial.arm]
+        if results.trial(case, arm, trial.seed) is None and read_numbers(trial.path, arm) is None:
+            pending.setdefault(trial.seed, {})[trial.arm] = trial.done()
     path = out / case.experiment / case.folder
-    units = []
-    for seed in seeds_of(case.config):
-        pending = {}
-        for arm in (arm for arm in case.config.arms if case.home(arm) is case):
-            trial = Trial(arm.name, seed, path / "trials" / arm.name / f"seed-{seed}")
-            if book.trial(case, arm, seed) is None and read_numbers(trial.path, arm) is None:
-                pending[arm.name] = trial.done()
-        if pending:
-            units.append(Unit(case, path, seed, pending, weight))
-    return units
+    return [Unit(case, path, seed, pending[seed], weight) for seed in sorted(pending)]
 
 
-def once(units: Iterable[Unit]) -> list[Unit]:
-    """The same without trials that an earlier unit has, too: a case finds them wherever they were made."""
+def without_duplicates(units: Iterable[Unit]) -> list[Unit]:
+    """The same without trials that an earlier unit has as well: a case finds them wherever they were made."""
     known: set[tuple[str, str, int]] = set()
     found = []
     for unit in units:
@@ -136,11 +143,12 @@ def once(units: Iterable[Unit]) -> list[Unit]:
     return found
 
 
-def shared_out(units: Sequence[Unit], jobs: int) -> list[Unit]:
-    """The same work in at least `jobs` pieces, if it has so many: the longest are taken apart by arm.
+def split_for(units: Sequence[Unit], jobs: int) -> list[Unit]:
+    """The same work in at least `jobs` pieces where possible: the longest units are split by arm.
 
-    Arms in one process share what they are assembled from, so they stay together as long as nobody waits.
-    What was begun goes on first: who stops now and then has finished trials, not many halves.
+    Arms in one process share what they are assembled from, so they stay together while no process is idle.
+    What was begun goes first: a run that is stopped now and then ends with finished trials, not with many
+    halves.
     """
     pieces = sorted(units, key=lambda unit: -unit.work)
     whole = [unit for unit in pieces if len(unit.done) > 1]
@@ -154,47 +162,50 @@ def shared_out(units: Sequence[Unit], jobs: int) -> list[Unit]:
 def execute(
     units: Sequence[Unit],
     out: Path,
-    audience: Audience,
+    observer: Observer,
     *,
     jobs: int = 1,
     within: float | None = None,
     clock: Callable[[], float] = time.monotonic,
-) -> Ending:
-    """Do all units in `jobs` processes, the first ones first; stop after `within` seconds.
+) -> Outcome:
+    """Do all units in `jobs` processes, in their order; stop after `within` seconds.
 
-    Every folder is held while this goes on. A unit that fails leaves the others alone.
+    Every folder is locked meanwhile. A unit that fails does not stop the others.
     """
-    deadline = None if within is None else clock() + within
-    with contextlib.ExitStack() as held:
-        runs = {unit.folder: place(unit.case, out) for unit in units}
+    deadline = _Deadline(None if within is None else clock() + within, clock)
+    with contextlib.ExitStack() as locks:
+        runs = {unit.folder: open_folder(unit.case, out) for unit in units}
         for run in runs.values():
-            held.enter_context(run.writing())
-        over = _Over(deadline, clock)
-        do = _alone if jobs == 1 else _together
-        failed = do(units, audience, min(jobs, max(1, len(units))), over)
+            locks.enter_context(run.writing())
+        if deadline.passed():
+            failed = {}
+        elif jobs == 1:
+            failed = _in_this_process(units, observer, deadline)
+        else:
+            failed = _Pool(units, observer, deadline, min(jobs, max(1, len(units)))).run()
         for run in runs.values():
             run.write("summary.json", json.dumps(summarise(run), indent=2) + "\n")
-    return Ending(failed, over())
+    return Outcome(failed, deadline.passed())
 
 
-class _Over:
-    """Is the time up?"""
+class _Deadline:
+    """Once it has passed, it stays passed."""
 
-    def __init__(self, deadline: float | None, clock: Callable[[], float]):
-        self._deadline, self._clock = deadline, clock
-        self._seen = False
+    def __init__(self, at: float | None, clock: Callable[[], float]):
+        self._at, self._clock = at, clock
+        self._passed = False
 
-    def __call__(self) -> bool:
-        self._seen = self._seen or (self._deadline is not None and self._clock() >= self._deadline)
-        return self._seen
+    def passed(self) -> bool:
+        self._passed = self._passed or (self._at is not None and self._clock() >= self._at)
+        return self._passed
 
 
-class _Relay:
-    """A watcher of one unit that passes on, now and then, how far it is, and ends it when it is to stop."""
+class _Progress:
+    """A watcher of one unit that reports progress now and then, and ends the unit when it is to stop."""
 
-    def __init__(self, unit: Unit, tell: Callable[[int, str], None], stop: Callable[[], bool]):
-        self._unit, self._tell, self._stop = unit, tell, stop
-        self._rounds, self._told, self._score = 0, 0.0, ""
+    def __init__(self, unit: Unit, report: Callable[[int, str], None], stop: Callable[[], bool]):
+        self._unit, self._report, self._stop = unit, report, stop
+        self._rounds, self._last, self._score = 0, 0.0, ""
 
     def start(self, run: RunFolder) -> None:
         """Nothing to prepare."""
@@ -207,9 +218,9 @@ class _Relay:
         if record["top1"] is not None:
             self._score = f"top-1 {record['top1']:.1%}"
         now = time.monotonic()
-        if now - self._told >= _TELLING or self._rounds == self._unit.rounds:
-            self._told = now
-            self._tell(self._rounds, f"{trial.arm}  round {record['round']}  {self._score}".rstrip())
+        if now - self._last >= _REPORT_EVERY or self._rounds == self._unit.rounds:
+            self._last = now
+            self._report(self._rounds, f"{trial.arm}  round {record['round']}  {self._score}".rstrip())
         if self._stop():
             raise Stopped
 
@@ -217,22 +228,19 @@ class _Relay:
         """Nothing to close."""
 
 
-class _Hand:
+class _Worker:
     """Does units one after the other; keeps the last data set, which the next unit often shares."""
 
     def __init__(self) -> None:
-        self._kept: tuple[object, Data] | None = None
+        self._loaded: tuple[object, Data] | None = None
 
-    def do(self, unit: Unit, tell: Callable[[int, str], None], stop: Callable[[], bool]) -> str:
+    def do(self, unit: Unit, report: Callable[[int, str], None], stop: Callable[[], bool]) -> str:
         """Run a unit; returns what went wrong, or nothing."""
         config = unit.case.config
         pending = dataclasses.replace(config, arms=tuple(a for a in config.arms if a.name in unit.done))
         try:
-            if self._kept is None or self._kept[0] != config.data:
-                self._kept = None
-                self._kept = (config.data, load_data(config))
             run = RunFolder(unit.folder, pending)
-            run_seed(run, unit.seed, self._kept[1], [_Relay(unit, tell, stop)])
+            run_seed(run, unit.seed, self._data(unit), [_Progress(unit, report, stop)])
             for arm in pending.arms:
                 write_numbers(run.trial(arm.name, unit.seed), pending)
         except Stopped:
@@ -240,99 +248,114 @@ class _Hand:
         except SafariError as error:
             return str(error)
         except Exception:
-            # Somebody's plug-in, or a mistake of ours: the other cases can still be done.
+            # A plug-in's error, or a bug of ours: the other cases can still be done.
             return traceback.format_exc()
         return ""
 
+    def _data(self, unit: Unit) -> Data:
+        config = unit.case.config
+        if self._loaded is None or self._loaded[0] != config.data:
+            self._loaded = None  # before the next one is loaded, so that both are never in memory
+            self._loaded = (config.data, load_data(config))
+        return self._loaded[1]
 
-def _alone(units: Sequence[Unit], audience: Audience, jobs: int, over: _Over) -> dict[str, str]:
-    hand, failed = _Hand(), {}
+
+def _in_this_process(units: Sequence[Unit], observer: Observer, deadline: _Deadline) -> dict[str, str]:
+    worker, failed = _Worker(), {}
     for unit in units:
-        if over():
+        if deadline.passed():
             break
-        audience.begin(0, unit)
+        observer.begin(0, unit)
 
-        def tell(rounds: int, text: str, unit: Unit = unit) -> None:
-            audience.at(0, unit, rounds, text)
+        def report(rounds: int, text: str, unit: Unit = unit) -> None:
+            observer.at(0, unit, rounds, text)
 
-        problem = hand.do(unit, tell, over)
+        problem = worker.do(unit, report, deadline.passed)
         if problem:
             failed[unit.label] = problem
-        audience.end(0, unit, problem)
+        observer.end(0, unit, problem)
     return failed
 
 
-def _together(units: Sequence[Unit], audience: Audience, jobs: int, over: _Over) -> dict[str, str]:  # noqa: C901
-    """A process a job, each with a pipe: units go down it, news come up, and its end is the process' end."""
-    context = multiprocessing.get_context("spawn")
-    stop = context.Event()
-    waiting, failed = list(units), dict[str, str]()
-    busy: dict[int, Unit] = {}
-    pipes: dict[Connection, int] = {}
-    processes = []
-    for worker in range(jobs):
-        here, there = context.Pipe()
-        threads = max(1, cores() // jobs)
-        process = context.Process(target=_process, args=(there, stop, threads), daemon=True)
-        with _environment(OMP_NUM_THREADS=str(threads)), _deaf():
-            process.start()
-        there.close()
-        processes.append(process)
-        pipes[here] = worker
+class _Pool:
+    """Processes with a pipe each: units go down, progress comes up, a closed pipe means a dead process."""
 
-    def give(pipe: Connection) -> None:
-        worker = pipes[pipe]
-        if not waiting or over():
+    def __init__(self, units: Sequence[Unit], observer: Observer, deadline: _Deadline, jobs: int):
+        self._waiting, self._observer, self._deadline = list(units), observer, deadline
+        self._busy: dict[int, Unit] = {}
+        self._failed: dict[str, str] = {}
+        context = multiprocessing.get_context("spawn")
+        self._stop = context.Event()
+        self._pipes: dict[Connection, int] = {}
+        self._processes: list[SpawnProcess] = []
+        threads = max(1, cores() // jobs)
+        for worker in range(jobs):
+            here, there = context.Pipe()
+            process = context.Process(target=_process, args=(there, self._stop, threads), daemon=True)
+            with _environment(OMP_NUM_THREADS=str(threads)), _sigint_blocked():
+                process.start()
+            there.close()
+            self._processes.append(process)
+            self._pipes[here] = worker
+
+    def run(self) -> dict[str, str]:
+        """Do everything; returns the units that failed, each with the reason."""
+        try:
+            while self._pipes:
+                if self._deadline.passed():
+                    self._stop.set()
+                for pipe in wait(list(self._pipes), timeout=_REPORT_EVERY):
+                    if isinstance(pipe, Connection):
+                        self._receive(pipe)
+        finally:
+            # Folders stay locked until no process writes into them any more.
+            self._stop.set()
+            for pipe in self._pipes:
+                pipe.close()
+            for process in self._processes:
+                process.join(_STOP_TIMEOUT)
+        for unit in self._waiting if not self._deadline.passed() else ():
+            self._failed.setdefault(unit.label, "no process was left to do it")
+        return self._failed
+
+    def _receive(self, pipe: Connection) -> None:
+        worker = self._pipes[pipe]
+        try:
+            kind, rounds, text = pipe.recv()
+        except EOFError:
+            del self._pipes[pipe]
+            if worker in self._busy:
+                self._end(worker, "its process ended without a word; was there enough memory?")
+            return
+        if kind == "at":
+            self._observer.at(worker, self._busy[worker], rounds, text)
+            return
+        if kind == "end":
+            self._end(worker, text)
+        self._give(pipe)
+
+    def _give(self, pipe: Connection) -> None:
+        """Send an idle process its next unit, or nothing, and then it ends."""
+        if not self._waiting or self._deadline.passed():
             pipe.send(None)
             return
-        busy[worker] = waiting.pop(0)
-        audience.begin(worker, busy[worker])
-        pipe.send(busy[worker])
+        worker = self._pipes[pipe]
+        self._busy[worker] = self._waiting.pop(0)
+        self._observer.begin(worker, self._busy[worker])
+        pipe.send(self._busy[worker])
 
-    def through(worker: int, problem: str) -> None:
-        unit = busy.pop(worker)
+    def _end(self, worker: int, problem: str) -> None:
+        unit = self._busy.pop(worker)
         if problem:
-            failed[unit.label] = problem
-        audience.end(worker, unit, problem)
-
-    try:
-        while pipes:
-            if over():
-                stop.set()
-            for pipe in wait(list(pipes), timeout=_TELLING):
-                if not isinstance(pipe, Connection):
-                    continue
-                worker = pipes[pipe]
-                try:
-                    kind, rounds, text = pipe.recv()
-                except EOFError:
-                    del pipes[pipe]
-                    if worker in busy:
-                        through(worker, "its process ended without a word; was there enough memory?")
-                    continue
-                if kind == "at":
-                    audience.at(worker, busy[worker], rounds, text)
-                    continue
-                if kind == "end":
-                    through(worker, text)
-                give(pipe)
-    finally:
-        # Folders are held until nobody writes into them.
-        stop.set()
-        for pipe in pipes:
-            pipe.close()
-        for process in processes:
-            process.join(_PATIENCE)
-    for unit in waiting if not over() else ():
-        failed.setdefault(unit.label, "no process was left to do it")
-    return failed
+            self._failed[unit.label] = problem
+        self._observer.end(worker, unit, problem)
 
 
 @contextlib.contextmanager
-def _deaf() -> Iterator[None]:
-    """What is started in here never hears Ctrl-C, not even while it imports; its parent hears it afterwards.
+def _sigint_blocked() -> Iterator[None]:
+    """Processes started in here never receive Ctrl-C, not even while they import.
 
-    The parent decides what Ctrl-C means, and tells by `stop`.
+    The parent does, afterwards; it decides what Ctrl-C means, and passes it on as `stop`.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -345,14 +368,14 @@ def _deaf() -> Iterator[None]:
 
 
 def _process(pipe: Connection, stop: Any, threads: int) -> None:
-    # Where nobody could be started deaf.
+    # Where signals cannot be blocked before the start.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
-    hand = _Hand()
-    with contextlib.suppress(BrokenPipeError, EOFError):  # the parent is gone: nobody to work for
+    worker = _Worker()
+    with contextlib.suppress(BrokenPipeError, EOFError):  # the parent has gone
         pipe.send(("ready", 0, ""))
         while (unit := pipe.recv()) is not None:
-            problem = hand.do(unit, lambda rounds, text: pipe.send(("at", rounds, text)), stop.is_set)
+            problem = worker.do(unit, lambda rounds, text: pipe.send(("at", rounds, text)), stop.is_set)
             pipe.send(("end", 0, problem))
     pipe.close()
 
@@ -364,7 +387,7 @@ def cores() -> int:
 
 
 @contextlib.contextmanager
-def _environment(**values: str) -> Any:
+def _environment(**values: str) -> Iterator[None]:
     before = {key: os.environ.get(key) for key in values}
     os.environ.update(values)
     try:

@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor, nn
 
 from safari.config import Config
-from safari.engine.mail import wire_layout
+from safari.engine.codec import wire_layout
 from safari.flower.arrays import chain_record, frame_record
 from safari.flower.protocol import Instructions
 from safari.flower.residual import NEVER

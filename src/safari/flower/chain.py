@@ -17,7 +17,7 @@ from torch import Tensor
 
 from safari.aggregation import Server
 from safari.config import Config
-from safari.engine.mail import wire_layout
+from safari.engine.codec import wire_layout
 from safari.errors import SafariError
 from safari.models import Layout
 from safari.seeds import generator

@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import Tensor, nn
 
-from safari.engine.mail import wire_layout
+from safari.engine.codec import wire_layout
 from safari.errors import SafariError
 from safari.flower.arrays import chain_of, dense_record, dense_vector, frame_of, frame_record, state_names
 from safari.flower.broadcast import ARRAYS, CONFIG, predict_mask

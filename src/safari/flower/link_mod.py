@@ -10,10 +10,9 @@ import numpy as np
 from flwr.app import Context, Error, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from safari.engine.guests import checked_link
 from safari.errors import SafariError
 from safari.flower.protocol import DOWNLINK_LOST, PARTITION_ID, UPLINK_LOST
-from safari.links import LINKS, Link, Setting
+from safari.links import LINKS, Link, Setting, checked_link
 from safari.plugins import check_options, resolve
 from safari.seeds import generator
 

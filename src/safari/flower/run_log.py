@@ -24,6 +24,7 @@ from safari.flower.roster import Roster
 from safari.flower.rule_state import grown
 from safari.models import Layout
 from safari.runs import RunFolder, Saved, Trial, read_checkpoint, seeds_of, summarise
+from safari.runs.elsewhere import decided, undecided
 from safari.runs.measure import Facts, MaskCount, record_of
 from safari.toml import to_toml
 
@@ -46,6 +47,7 @@ class RunLog:
         trial = Trial(arm, seed, path / "trials" / arm / f"seed-{seed}")
         if not (path / "config.toml").exists():
             run = RunFolder.create(path, config)
+            run.write("config.toml", _text(config))
             table = {**environment(torch.device("cpu")), "flwr": version("flwr")}
             run.write("environment.json", json.dumps(table, indent=2) + "\n")
             return cls(run, trial, layout)
@@ -68,7 +70,7 @@ class RunLog:
         wanted = replace(there.config, rounds=now.rounds, clients=now.clients) if there.trials() else now
         self.run.trial(self.trial.arm, self.trial.seed).load()
         if there.config != wanted:
-            self.run.write("config.toml", to_toml(wanted))
+            self.run.write("config.toml", _text(wanted))
         return found
 
     def _found(self, saved: Saved, server: Server) -> tuple[Server, Roster]:
@@ -167,6 +169,12 @@ def with_scores(
         **(_read(scores) if scores else {}),
         "average": _read(average) if average else None,
     }
+
+
+def _text(config: Config) -> str:
+    """A config file that claims nothing about what the clients' own app decides."""
+    head = "# Of a run on Flower: what is not here, such as local training, the clients' own app decides.\n"
+    return (head if undecided(config) else "") + to_toml(config, values=decided(config))
 
 
 def _refuse_another(there: RunFolder, config: Config, trial: Trial) -> None:

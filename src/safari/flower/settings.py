@@ -12,21 +12,11 @@ from safari.aggregation import Compensation
 from safari.config import Config, parse
 from safari.errors import ConfigError, one_of
 from safari.flower.protocol import UPLOADS, known_pruner
+from safari.runs.elsewhere import EFFECTIVE, ELSEWHERE
 from safari.wire import VALUE_MODES
 
 # What Flower and the user's own code decide: a name in the record, and no built-in's.
-_ELSEWHERE = {"data": "flower", "partition": "flower", "uplink": "flower", "downlink": "flower"}
-# The fields that do something here: of a section all, or these.
-_EFFECTIVE: dict[str, tuple[str, ...]] = {
-    "name": (),
-    "seed": (),
-    "cohort": (),
-    "pruning": ("pruner", "sparsity"),
-    "wire": ("values", "bits", "step", "ratio", "feedback"),
-    "aggregation": ("weights", "average", "steps"),
-    "evaluation": ("last", "target"),
-    "checkpoint": ("every", "keep"),
-}
+_ELSEWHERE = dict.fromkeys(("data", "partition", "uplink", "downlink"), ELSEWHERE)
 # Where to say what the others are about.
 _INSTEAD = {
     "rounds": "num_rounds of start",
@@ -124,14 +114,14 @@ def _refuse_idle(table: Mapping[str, Any]) -> None:
             continue
         inner = table[f.name] if isinstance(table[f.name], Mapping) else {}
         section = getattr(Config(), f.name)
-        if f.name not in _EFFECTIVE:
+        if f.name not in EFFECTIVE:
             idle.append(f.name)
         elif is_dataclass(section):
-            names = {g.name for g in fields(section)} - set(_EFFECTIVE[f.name])
+            names = {g.name for g in fields(section)} - set(EFFECTIVE[f.name])
             idle += [f"{f.name}.{name}" for name in inner if name in names]
     if idle:
         known = [
-            f"{head}.{name}" if name else head for head, names in _EFFECTIVE.items() for name in names or [""]
+            f"{head}.{name}" if name else head for head, names in EFFECTIVE.items() for name in names or [""]
         ]
         lines = [
             f"config.{name} has no effect here{f': it is {_INSTEAD[name]}' if name in _INSTEAD else ''}"

@@ -20,9 +20,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor, nn
 
-from safari.aggregation import Compensation, Server
+from safari.aggregation import Compensation, Server, gate_of, rule_of
+from safari.aggregation.steps import steps_of
 from safari.config import Config
-from safari.engine.world import rule_of, steps_of
 from safari.errors import ConfigError, RunError, SafariError
 from safari.flower.arrays import dense_record, dense_vector, others_of, state_names
 from safari.flower.broadcast import Broadcast, broadcast
@@ -95,7 +95,8 @@ class SafariStrategy(Strategy):
     ):
         check_arguments(clients, identify, patience, download, upload, min_nodes, wait, give_up)
         self.config = settings(module, clients, rule, config, download, upload)
-        self.rule = rule if isinstance(rule, Compensation) else rule_of(self.config.arms[0].rule)
+        arm = self.config.arms[0].rule
+        self.rule = rule if isinstance(rule, Compensation) else rule_of(arm.name, arm.options)
         if self.rule.overrides_network:
             raise ConfigError(
                 f"rule must take the network as it is, got {self.config.arms[0].name}, which overrides it: "
@@ -344,12 +345,17 @@ class SafariStrategy(Strategy):
         if initial is not None and len(initial):
             vector = dense_vector(initial, self.layout)
             self._others |= others_of(initial, self._names)
+        gate = self.config.aggregation.gate
         self._server = Server.start(
             vector,
             self.config.clients,
             self.rule,
             parameters=self.layout.parameters,
-            steps=steps_of(self.config),
+            steps=steps_of(
+                [(plug.name, plug.options) for plug in self.config.aggregation.steps],
+                self.config.aggregation.average,
+            ),
+            gate=gate_of(gate.name, gate.options),
         )
 
     def _take_over(self, arrays: ArrayRecord) -> None:
@@ -503,3 +509,5 @@ class _Watch:
 def _keep(place: dict[int, MetricRecord], number: int, metrics: MetricRecord | None) -> None:
     if metrics is not None:
         place[number] = metrics
+        # As Flower's own strategies do.
+        _log.info("\t└──> MetricRecord: %s", metrics)

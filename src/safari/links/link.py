@@ -35,11 +35,26 @@ class Link:
     """`init(setting) -> state`; `apply(state, round, rng) -> (delivered, state)`.
 
     `delivered` holds a bool a client. `rng` is fresh every round; draw one number a client, in order,
-    and adding a client will not change the others' luck.
+    and adding a client will not change what the others draw. `rounds(state)`, for a link that ends, says how
+    many rounds it has: a longer run is refused before it begins.
     """
 
     init: Callable[[Setting], State]
     apply: Callable[[State, int, np.random.Generator], tuple[Bools, State]]
+    rounds: Callable[[State], int] | None = None
+
+
+def check_length(field: str, link: Link, state: State, rounds: int) -> None:
+    """ConfigError when a run is longer than what a link has to say.
+
+    >>> short = Link(lambda setting: {}, lambda state, t, rng: (np.ones(1, bool), state), lambda state: 3)
+    >>> check_length("uplink", short, {}, 5)
+    Traceback (most recent call last):
+    ...
+    safari.errors.ConfigError: rounds must be at most the 3 that uplink has, got 5
+    """
+    if link.rounds is not None and link.rounds(state) < rounds:
+        raise ConfigError(f"rounds must be at most the {link.rounds(state)} that {field} has, got {rounds}")
 
 
 def from_probability(

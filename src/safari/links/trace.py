@@ -50,7 +50,7 @@ def trace(*, file: str = "", after: After = "repeat") -> Link:
             return np.zeros(table.shape[1], dtype=bool), state
         return table[t % len(table)].copy(), state
 
-    return Link(init, apply)
+    return Link(init, apply, (lambda state: len(state["table"])) if after == "error" else None)
 
 
 def read_trace(path: Path) -> Bools:

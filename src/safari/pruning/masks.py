@@ -6,12 +6,10 @@ that is never pruned.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from fractions import Fraction
-from numbers import Real
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +17,10 @@ from torch import Tensor, nn
 from safari.errors import PruneError, one_of
 from safari.models import Layout
 from safari.pruning import scores as s
+from safari.pruning.budget import Budget, select
+from safari.pruning.scope import budget_for, weight_entries
 from safari.seeds import torch_generator
+from safari.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,13 @@ PRUNERS: dict[str, Pruner] = {
 }
 
 
+def for_task(pruner: Pruner, task: Task) -> Pruner:
+    """The pruner, whose score takes its loss from the task where it looks at one (snip, grasp)."""
+    if pruner.score in (s.snip, s.grasp):
+        return replace(pruner, score=partial(pruner.score, task=task))
+    return pruner
+
+
 def as_pruner(pruner: object) -> Pruner:
     """A Pruner from a built-in's name, a Pruner, or a bare score function."""
     if isinstance(pruner, Pruner):
@@ -61,90 +69,38 @@ def as_pruner(pruner: object) -> Pruner:
     raise PruneError(f"pruner must be a name, a Pruner or a score function, got {pruner!r}")
 
 
-def kept_count(total: int, sparsity: float, field: str = "sparsity") -> int:
-    """How many of `total` weights stay: exactly round((1 - sparsity) · total), in decimal arithmetic.
-
-    >>> kept_count(15, 0.9)  # floats would say round(1.4999999999999998) = 1
-    2
-    """
-    if not _is_number(sparsity):
-        raise PruneError(f"{field} must be a number, at least 0 and below 1, got {sparsity!r}")
-    if not 0 <= sparsity < 1:  # NaN fails this too
-        raise PruneError(f"{field} must be at least 0 and below 1, got {sparsity}")
-    if total == 0:
-        raise PruneError(
-            "there is nothing to prune: the module has no weights in convolution or linear layers"
-        )
-    kept = round((1 - Fraction(repr(float(sparsity)))) * total)
-    if kept == 0:
-        raise PruneError(
-            f"{field} must be at most {_largest_sparsity(total)} to keep any of {total} weights, "
-            f"got {sparsity}"
-        )
-    return kept
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real | Tensor) and not isinstance(value, bool)
-
-
-def _largest_sparsity(total: int) -> str:
-    """The largest decimal of few digits that keeps a weight: half a weight is rounded to none."""
-    digits = len(str(total)) + 2
-    below = math.ceil((1 - Fraction(1, 2 * total)) * 10**digits) - 1
-    return f"0.{below:0{digits}d}"
-
-
-def top_k(scores: Tensor, keep: int, among: Tensor | None = None) -> Tensor:
-    """True for the `keep` highest scores, earlier index first when equal; only where `among` is True.
-
-    >>> top_k(torch.tensor([3.0, 1.0, 3.0, 2.0]), 2)
-    tensor([ True, False,  True, False])
-    >>> top_k(torch.tensor([3.0, 1.0, 3.0, 2.0]), 2, among=torch.tensor([True, True, False, False]))
-    tensor([ True,  True, False, False])
-    """
-    if among is not None:
-        candidates = among.nonzero().squeeze(1)
-        mask = torch.zeros_like(among)
-        mask[candidates[top_k(scores[candidates], min(keep, len(candidates)))]] = True
-        return mask
-    order = torch.sort(scores, descending=True, stable=True).indices
-    mask = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
-    mask[order[:keep]] = True
-    return mask
-
-
 def compute_mask(
     module: nn.Module,
     layout: Layout,
     vector: Tensor,
     pruner: Pruner,
-    sparsity: float,
+    budget: Budget | float,
     batch: s.Batch | None,
     generator: torch.Generator,
     support: Tensor | None = None,
 ) -> Tensor:
     """The mask of `vector` (Algorithm 2, line 1). The module is scratch: its numbers are overwritten.
 
-    `support` says which numbers may still be kept (in the rounds after the first: those that are not 0,
-    because a weight that everybody cut stays cut). A support within the budget *is* the mask.
+    `budget` is how many weights stay, or a sparsity for one global ranking. `support` says which numbers may
+    be kept at all (None: all); one that is within the budget *is* the mask, and nothing has to be scored.
     """
+    if not isinstance(budget, Budget):
+        budget = budget_for(layout, budget)
     everywhere = layout.prunable.to(vector.device)
-    keep = kept_count(layout.prunable_count, sparsity)
-    if support is None or keep == layout.prunable_count:
+    if support is None or budget.total == layout.prunable_count:
         support = torch.ones_like(everywhere)
-    start = int((support & everywhere).sum())
-    # When the budget does not bind, nothing has to be scored.
-    if start <= keep:
-        return support | ~everywhere
+    sizes = [e.size for e in weight_entries(layout)]
     weights = everywhere.nonzero().squeeze(1)
     mask = support[weights]
+    counts = torch.stack([part.sum() for part in mask.split(sizes)]).tolist()
+    if budget.meets(counts):
+        return support | ~everywhere
     with _judged(module):
         for step in range(1, pruner.iterations + 1):
-            goal = keep if step == pruner.iterations else _on_schedule(start, keep, step / pruner.iterations)
+            goal = budget.toward(counts, step / pruner.iterations) if step < pruner.iterations else budget
             layout.write(module, _masked(vector, weights, mask))
             found = _flat_scores(pruner.score(module, batch, generator), layout, weights)
-            mask = top_k(found, goal, among=mask)
+            mask = select(found, goal, mask, sizes)
     full = torch.ones_like(everywhere)
     full[weights] = mask
     return full
@@ -155,15 +111,18 @@ def prune(
     *,
     pruner: str | Pruner | s.Score = "mag",
     sparsity: float = 0.8,
+    scope: str = "global",
+    dense: Sequence[str] = (),
     batch: s.Batch | None = None,
     seed: int = 0,
 ) -> dict[str, Tensor]:
     """Masks for any module, `{parameter name: bool, True = kept}`; the module is left as it was.
 
     `pruner` is one of rand, mag, snip, grasp, synflow, or a function `(module, batch, generator) ->
-    {parameter name: scores}` of your own. snip and grasp look at `batch=(inputs, labels)`; synflow only
-    at the inputs' shape. One global ranking over the weights of all convolution and linear layers;
-    exactly `round((1 - sparsity) · n)` stay.
+    {parameter name: scores}` of your own. snip and grasp look at `batch=(inputs, labels)`; synflow only at
+    the inputs' shape. Of the weights of all convolution and linear layers exactly `round((1 - sparsity) · n)`
+    stay: the best of one ranking (`scope="global"`), or those of each layer with the densities of "uniform"
+    or "erk". `dense` names layers of which nothing is cut: "first", "last", or names.
 
     >>> layer = nn.Linear(2, 2)
     >>> _ = layer.weight.data.copy_(torch.tensor([[1.0, -4.0], [3.0, 2.0]]))
@@ -175,7 +134,8 @@ def prune(
     vector = layout.read(module)
     generator = torch_generator(seed, "pruner")
     try:
-        mask = compute_mask(module, layout, vector, as_pruner(pruner), sparsity, batch, generator)
+        budget = budget_for(layout, sparsity, scope, dense=dense)
+        mask = compute_mask(module, layout, vector, as_pruner(pruner), budget, batch, generator)
     finally:
         layout.write(module, vector)
     masks = layout.split(mask)
@@ -202,10 +162,6 @@ def _judged(module: nn.Module) -> Iterator[None]:
     finally:
         for part, mode in modes:
             part.training = mode
-
-
-def _on_schedule(start: int, keep: int, part: float) -> int:
-    return max(keep, round(start * math.exp(part * math.log(keep / start))))
 
 
 def _masked(vector: Tensor, weights: Tensor, mask: Tensor) -> Tensor:

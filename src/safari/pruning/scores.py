@@ -10,11 +10,11 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from safari.errors import PruneError
 from safari.models import prunable_parameters
+from safari.tasks import Task, classification
 
 Batch = tuple[Tensor, Tensor]
 Score = Callable[[nn.Module, Batch | None, torch.Generator], Mapping[str, Tensor]]
@@ -33,20 +33,25 @@ def mag(module: nn.Module, batch: Batch | None, generator: torch.Generator) -> d
     return {name: w.detach().abs() for name, w in prunable_parameters(module).items()}
 
 
-def snip(module: nn.Module, batch: Batch | None, generator: torch.Generator) -> dict[str, Tensor]:
-    """SNIP (Lee et al., 2019): |w · ∂L/∂w|, how much the loss on a batch hangs on the weight."""
+def snip(
+    module: nn.Module, batch: Batch | None, generator: torch.Generator, *, task: Task | None = None
+) -> dict[str, Tensor]:
+    """SNIP (Lee et al., 2019): |w · ∂L/∂w|, how much the loss on a batch depends on the weight."""
     x, y = _need(batch, "snip")
     weights = prunable_parameters(module)
-    grads = _grad(F.cross_entropy(module(x), y), list(weights.values()))
+    grads = _grad((task or classification()).mean_loss(module(x), y), list(weights.values()))
     return {name: (w.detach() * g).abs() for (name, w), g in zip(weights.items(), grads, strict=True)}
 
 
-def grasp(module: nn.Module, batch: Batch | None, generator: torch.Generator) -> dict[str, Tensor]:
+def grasp(
+    module: nn.Module, batch: Batch | None, generator: torch.Generator, *, task: Task | None = None
+) -> dict[str, Tensor]:
     """GraSP (Wang et al., 2020): w · Hg at temperature 200, what keeps the gradient flowing."""
     x, y = _need(batch, "grasp")
     weights = prunable_parameters(module)
     tensors = list(weights.values())
-    loss = F.cross_entropy(module(x) / GRASP_TEMPERATURE, y)
+    task = task or classification()
+    loss = task.mean_loss(module(x) / (GRASP_TEMPERATURE if task.logits else 1.0), y)
     g = _grad(loss, tensors, create_graph=True)
     flow = torch.stack([(a * a.detach()).sum() for a in g]).sum()
     hg = _grad(flow, tensors) if flow.requires_grad else [torch.zeros_like(w) for w in tensors]

@@ -34,9 +34,9 @@ class Row:
 
     label: str
     top1: Value
-    within: Value
+    wobble: Value
     average: Value
-    average_within: Value
+    average_wobble: Value
     top5: Value
     loss: Value
     rounds_to_target: Value
@@ -73,9 +73,9 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     target = f"rounds to {_percent(targets.pop())} %" if len(targets) == 1 else "rounds to target"
     columns: list[tuple[str, Callable[[Row], str]]] = [
         ("top-1 %", lambda row: _spread(row.top1, 100, 1)),
-        ("wobble", lambda row: _mean(row.within, 100, 1)),
+        ("wobble", lambda row: _mean(row.wobble, 100, 1)),
         ("average %", lambda row: _spread(row.average, 100, 1)),
-        ("its wobble", lambda row: _mean(row.average_within, 100, 1)),
+        ("its wobble", lambda row: _mean(row.average_wobble, 100, 1)),
         ("top-5 %", lambda row: _spread(row.top5, 100, 1)),
         ("loss", lambda row: _spread(row.loss, 1, 3)),
         (target, lambda row: _to_target(row, spelled=target == "rounds to target")),
@@ -147,7 +147,8 @@ def explain(summaries: Mapping[str, Mapping[str, Any]]) -> str:
 
     >>> explain({"demo": {"last": 20}})
     'Scores are means over the evaluations of the last 20 rounds, then over the seeds (± standard \
-deviation over seeds). Wobble is the standard deviation of top-1 within those rounds of one run, in points.'
+deviation over seeds). Wobble is the standard deviation of top-1 within those rounds of one run, in points, \
+without its linear trend and any difference between even and odd rounds.'
     """
     lasts = sorted({summary["last"] for summary in summaries.values()})
     arms = [arm for summary in summaries.values() for arm in summary.get("arms", {}).values()]
@@ -155,7 +156,8 @@ deviation over seeds). Wobble is the standard deviation of top-1 within those ro
     return (
         f"Scores are means over the evaluations of the last {' or '.join(map(str, lasts))} rounds, then over "
         "the seeds (± standard deviation over seeds). Wobble is the standard deviation of top-1 within "
-        "those rounds of one run, in points."
+        "those rounds of one run, in points, without its linear trend and any difference between even and "
+        "odd rounds."
     ) + (" Average: top-1 of the running average of the global models." if averaged else "")
 
 
@@ -192,9 +194,9 @@ def _row(label: str, entry: Mapping[str, Any], summary: Mapping[str, Any]) -> Ro
     return Row(
         label=label,
         top1=Value.of(entry["top1"]),
-        within=Value.of(entry["top1_within"]),
+        wobble=Value.of(entry.get("top1_wobble")),
         average=Value.of(entry.get("average_top1")),
-        average_within=Value.of(entry.get("average_top1_within")),
+        average_wobble=Value.of(entry.get("average_top1_wobble")),
         top5=Value.of(entry["top5"]),
         loss=Value.of(entry["loss"]),
         rounds_to_target=Value.of(entry["rounds_to_target"]),

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -41,6 +42,11 @@ from safari.runs.files import making, temporaries
 from safari.toml import parse_toml, to_toml
 
 _SEED = re.compile(r"seed-(0|[1-9]\d{0,18})")
+# All that this package puts into a run's folder.
+_OWN = frozenset(
+    {f"{name}.json" for name in ("clients", "model", "task", "environment", "plugins", "summary", "mlflow")}
+    | {"config.toml", "report.html", "trials", "figures", "plugins", "tensorboard"}
+)
 # What is derived from the records of a whole trial, by rooms above this one.
 _DERIVED = ("numbers.json",)
 
@@ -259,10 +265,18 @@ class RunFolder:
     config: Config
 
     @classmethod
-    def create(cls, path: Path, config: Config) -> RunFolder:
-        """A new run; RunError when the folder holds one already."""
+    def create(cls, path: Path, config: Config, *, overwrite: bool = False) -> RunFolder:
+        """A new run; RunError when the folder holds one already.
+
+        Args:
+            path: its folder, new or empty.
+            config: what it is to be.
+            overwrite: remove the run that the folder holds, unless there is anything else in it.
+        """
+        if overwrite and files.is_there(path / "config.toml"):
+            cls(path, config)._discard()
         if files.is_there(path / "config.toml"):
-            raise RunError(f"{path} holds a run already: resume it, or choose another folder")
+            raise RunError(f"{path} holds a run already: resume it, overwrite it, or choose another folder")
         # What a process leaves that is killed between two of the next steps.
         left = {path / ".lock", path / ".writer", *temporaries(path)} if path.is_dir() else set()
         if path.exists() and (not path.is_dir() or set(path.iterdir()) - left):
@@ -271,6 +285,22 @@ class RunFolder:
         with making(path):
             files.write_atomically(path / "config.toml", text.encode())
         return cls(path, config)
+
+    def _discard(self) -> None:
+        """Remove a run's own files. `config.toml` goes last: a kill leaves what can be discarded again."""
+        with self.writing():
+            there = sorted(self.path.iterdir(), key=lambda entry: entry.name == "config.toml")
+            left = {*temporaries(self.path), self.path / ".lock", self.path / ".writer"}
+            foreign = [entry.name for entry in there if entry.name not in _OWN and entry not in left]
+            if foreign:
+                raise RunError(
+                    f"{self.path} holds more than a run: {', '.join(foreign[:5])}; nothing was removed"
+                )
+            for entry in (entry for entry in there if entry not in left):
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                else:
+                    entry.unlink()
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:

@@ -80,8 +80,9 @@ class Facts:
 
     `losses` and `masks` are those of the clients that arrived: what a server could know. `sizes` are the
     bytes of one message up and down, `modes` how many uploads went in which; None where not counted.
-    `before` and `after` are the global models. `scores` are the test of the new one and `average` that of
-    the running average; None where there was none.
+    `before` and `after` are the global models; `kept` are the masks of the round before and of this one,
+    where the server chooses them (None: what is not 0 in the models is what is left of them). `scores` are
+    the test of the new model and `average` that of the running average; None where there was none.
     """
 
     round: int
@@ -96,19 +97,20 @@ class Facts:
     scores: Mapping[str, float] | None = None
     average: Mapping[str, float] | None = None
     diagnosis: Mapping[str, float | None] | None = None
+    kept: tuple[Tensor, Tensor] | None = None
 
 
 def record_of(layout: Layout, facts: Facts) -> Record:
     """The line for a round (counted from 1 in the record).
 
-    `support` is the fraction of prunable weights of the new global model that are not 0, `churn` the
-    fraction that became or ceased to be 0 in this round; `layers` has the one of every layer, `layer_churn`
-    the other, where it is not 0.
+    `support` is the fraction of prunable weights that are kept (by the server's mask, or in the new global
+    model), `churn` the fraction that changed between kept and cut in this round; `layers` has the one of
+    every layer, `layer_churn` the other, where it is not 0.
     """
     weights = [e for e in layout.entries if e.kind == "weight"]
     outcome, masks = facts.outcome, facts.masks
-    now = facts.after != 0
-    changed = now ^ (facts.before != 0)
+    before, now = facts.kept or (facts.before != 0, facts.after != 0)
+    changed = now ^ before
     # One look at the device for all layers.
     counts = torch.stack([now[e.offset : e.end].sum() for e in weights]).tolist()
     changes = torch.stack([changed[e.offset : e.end].sum() for e in weights]).tolist()

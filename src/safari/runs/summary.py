@@ -1,15 +1,16 @@
-"""What a run came to: final accuracy, its wobble, and how long it took, for each arm over the seeds."""
+"""What a run came to: final accuracy, how steady it is, and how long it took, for each arm over the seeds."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean, pstdev, stdev
+from statistics import fmean, stdev
 from typing import Any
 
 from safari.config import Config
 from safari.errors import RunError
 from safari.runs.folder import RunFolder, Trial
+from safari.stats import steadiness
 
 Record = Mapping[str, Any]
 
@@ -17,8 +18,10 @@ Record = Mapping[str, Any]
 SCORES = ("loss", "top1", "top5")
 # What a summary reads of every round.
 _NEEDED = ("round", *SCORES, "arrived", "missing", "refused", "bytes")
-# What they come to for the running average of the models; None where none was kept.
-AVERAGE_COLUMNS = (*(f"average_{name}" for name in SCORES), "average_top1_within")
+# The scores whose wobble is kept: their standard deviation without trend and alternation (safari.stats).
+WOBBLES = ("top1", "loss")
+# The same for the running average of the models; None where none was kept.
+AVERAGE_COLUMNS = tuple(f"average_{name}" for name in (*SCORES, *(f"{name}_wobble" for name in WOBBLES)))
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
@@ -37,25 +40,27 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 
 def summarise_trial(records: Sequence[Record], config: Config) -> dict[str, Any]:
-    """One trial: means over the evaluations in the last rounds, and when the target was reached.
+    """One trial: means over the evaluations in the last rounds so far, and when the target was reached.
 
     `rounds_to_target` is the first round at the target, `rounds_to_stay` the first after which accuracy
     never fell below it again: an arm that jumps up and down touches the target long before it stays there.
     """
     evaluated = [r for r in records if r["top1"] is not None]
-    last = [r for r in evaluated if r["round"] > config.rounds - config.evaluation.last]
+    done = records[-1]["round"] if records else 0
+    # A run that goes on may have its newest evaluation before the last rounds.
+    last = [r for r in evaluated if r["round"] > done - config.evaluation.last] or evaluated[-1:]
     reached = [r["round"] for r in evaluated if r["top1"] >= config.evaluation.target]
     below = [r["round"] for r in evaluated if r["top1"] < config.evaluation.target]
     stays = [t for t in reached if t > max(below, default=0)]
     asked = sum(len(r["arrived"]) + len(r["missing"]) for r in records)
     arrived = sum(len(r["arrived"]) for r in records)
-    # Records of before there was one do not name it.
-    averages = [r["average"] for r in last if r.get("average")]
+    # Records from before there was one do not name it.
+    averages = [{"round": r["round"], **r["average"]} for r in last if r.get("average")]
     return {
         "rounds": len(records),
         "finished": len(records) >= config.rounds,
-        **_final(last),
-        **{f"average_{name}": value for name, value in _final(averages).items()},
+        **final_scores(last),
+        **{f"average_{name}": value for name, value in final_scores(averages).items()},
         "rounds_to_target": reached[0] if reached else None,
         "rounds_to_stay": stays[0] if stays else None,
         "lost_updates": 1 - arrived / asked if asked else None,
@@ -103,7 +108,7 @@ def over_seeds(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "top1",
         "top5",
         "loss",
-        "top1_within",
+        *(f"{name}_wobble" for name in WOBBLES),
         *AVERAGE_COLUMNS,
         "rounds_to_target",
         "rounds_to_stay",
@@ -119,13 +124,23 @@ def over_seeds(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _final(scores: Sequence[Record]) -> dict[str, float | None]:
-    """Means of the scores, and how far top-1 jumps up and down."""
-    known = [s["top1"] for s in scores if s["top1"] is not None]
-    within = pstdev(known) if known else None
-    return {name: _mean(scores, name) for name in SCORES} | {"top1_within": within}
+def final_scores(evaluations: Sequence[Record]) -> dict[str, float | None]:
+    """Means of the scores over some evaluations, and how far each jumps up and down: its wobble."""
+    return {name: _mean(evaluations, name) for name in SCORES} | {
+        f"{name}_wobble": _wobble(evaluations, name) for name in WOBBLES
+    }
+
+
+def _wobble(evaluations: Sequence[Record], name: str) -> float | None:
+    known = [e for e in evaluations if _is_finite(e[name])]
+    found = steadiness([e["round"] for e in known], [e[name] for e in known])
+    return None if found is None else found.wobble
 
 
 def _mean(records: Sequence[Record], key: str) -> float | None:
-    values = [r[key] for r in records if r[key] is not None and math.isfinite(r[key])]
+    values = [r[key] for r in records if _is_finite(r[key])]
     return fmean(values) if values else None
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)

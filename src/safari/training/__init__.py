@@ -1,5 +1,31 @@
-"""Local sparse training (Algorithm 2) and evaluation."""
+"""Local sparse training (Algorithm 2), client algorithms, and evaluation."""
 
-from safari.training.local import OPTIMISERS, draw_batches, evaluate, train_local
+from safari.training.algorithm import (
+    ClientAlgorithm,
+    Known,
+    LocalRound,
+    ServerHalf,
+    needs_classes,
+    per_sample,
+)
+from safari.training.algorithms import CLIENTS
+from safari.training.local import OPTIMISERS, ClientSide, Trained, draw_batches, evaluate, train_local
+from safari.training.schedule import LR_SCHEDULES, lr_at
 
-__all__ = ["OPTIMISERS", "draw_batches", "evaluate", "train_local"]
+__all__ = [
+    "CLIENTS",
+    "LR_SCHEDULES",
+    "OPTIMISERS",
+    "ClientAlgorithm",
+    "ClientSide",
+    "Known",
+    "LocalRound",
+    "ServerHalf",
+    "Trained",
+    "draw_batches",
+    "evaluate",
+    "lr_at",
+    "needs_classes",
+    "per_sample",
+    "train_local",
+]

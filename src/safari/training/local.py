@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from safari.models import Layout
+from safari.models import Entry, Layout
 from safari.pruning import Batch
 from safari.tasks import Task, classification
+from safari.training.algorithm import ClientAlgorithm, Known, LocalRound, State
 
 Optimiser = Callable[[Iterable[nn.Parameter], float, int], torch.optim.Optimizer]
 
@@ -19,6 +22,28 @@ OPTIMISERS: dict[str, Optimiser] = {
     "sgd": lambda parameters, lr, steps: torch.optim.SGD(parameters, lr=lr / steps),
     "adam": lambda parameters, lr, steps: torch.optim.Adam(parameters, lr=lr),
 }
+
+
+class Trained(NamedTuple):
+    """A client after its local steps: its model, the mean loss, and what its algorithm keeps and sends beside
+    the model, stacked as `ClientAlgorithm` has it."""
+
+    model: Tensor
+    loss: float
+    state: State
+    up: State
+
+
+@dataclass(frozen=True)
+class ClientSide:
+    """What a client has beside the model: its state, what came with the broadcast, what it knows of its data.
+
+    Everything is stacked, as `ClientAlgorithm` has it.
+    """
+
+    state: State
+    down: State
+    known: Known
 
 
 def train_local(
@@ -31,29 +56,38 @@ def train_local(
     optimiser: str,
     lr: float,
     seed: int,
-) -> tuple[Tensor, float]:
-    """One client's round: from `start ⊙ mask`, a step a batch, gradients masked. Returns model and mean loss.
+    task: Task | None = None,
+    algorithm: ClientAlgorithm | None = None,
+    side: ClientSide | None = None,
+) -> Trained:
+    """One client's round: from `start ⊙ mask`, a step a batch, gradients masked.
 
     The module is scratch. Optimiser state is fresh; `sgd` steps with lr/τ, as in the paper; `seed` serves
-    what is random inside the module (dropout). A pruned weight is exactly 0 at the end.
+    what is random inside the module (dropout). A pruned weight is exactly 0 at the end. `task` is
+    classification and `algorithm` plain FedAvg by default; `side` is the client's own side of the algorithm
+    (by default none).
 
     >>> layer = nn.Linear(2, 2, bias=False)
     >>> layout = Layout.of(layer)
     >>> mask = torch.tensor([True, False, False, True])
     >>> batch = (torch.ones(1, 2), torch.tensor([0]))
-    >>> trained, loss = train_local(
-    ...     layer, layout, torch.ones(4), mask, [batch], optimiser="sgd", lr=1.0, seed=0)
-    >>> trained  # logits (1, 1), so the gradient of the loss is (-1/2, 1/2)
+    >>> train_local(layer, layout, torch.ones(4), mask, [batch], optimiser="sgd", lr=1.0, seed=0).model
     tensor([1.5000, 0.0000, 0.0000, 0.5000])
+
+    The logits are (1, 1), so the gradient of the loss is (-1/2, 1/2).
     """
+    task, algorithm = task or classification(), algorithm or ClientAlgorithm()
     # Filled, not multiplied: 0 · inf is NaN, and 0 · -1 is -0.
-    layout.write(module, start.masked_fill(~mask, 0.0))
+    begin = start.masked_fill(~mask, 0.0)
+    layout.write(module, begin)
     masks = layout.split(mask)
     # Only what is prunable can be masked: for the rest the mask is all True.
     pruned = [(p, ~masks[name]) for name, p in module.named_parameters() if not masks[name].all()]
     optimizer = OPTIMISERS[optimiser](
         (p for p in module.parameters() if p.requires_grad), lr, max(1, len(batches))
     )
+    side = side or ClientSide({}, {}, Known(begin.new_zeros(1, 0), begin.new_zeros(1)))
+    steps = _Steps(module, layout, begin, mask, task, algorithm, side, len(batches), lr)
     losses = []
     module.train()
     devices = [start.device] if start.device.type == "cuda" else []
@@ -61,14 +95,111 @@ def train_local(
         torch.manual_seed(seed)
         for x, y in batches:
             optimizer.zero_grad(set_to_none=True)
-            loss = F.cross_entropy(module(x), y)
+            loss = steps.loss(x, y)
             loss.backward()
             for parameter, cut in pruned:
                 if parameter.grad is not None:
                     parameter.grad.masked_fill_(cut, 0.0)
+            steps.redirect(x, y)
             optimizer.step()
             losses.append(loss.detach())
-    return layout.read(module), float(torch.stack(losses).mean()) if losses else float("nan")
+    model, state, up = steps.finish()
+    return Trained(model, float(torch.stack(losses).mean()) if losses else float("nan"), state, up)
+
+
+def no_gradient(at: Tensor) -> Tensor:
+    """After the last step there is no mini-batch to take a gradient of."""
+    raise ValueError("there is no mini-batch after the last step")
+
+
+class _Steps:
+    """A client algorithm around the steps of an ordinary module: a stack of one client."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        layout: Layout,
+        begin: Tensor,
+        mask: Tensor,
+        task: Task,
+        algorithm: ClientAlgorithm,
+        side: ClientSide,
+        count: int,
+        lr: float,
+    ):
+        self._module, self._layout, self._task, self._algorithm = module, layout, task, algorithm
+        self._start = begin[None, : layout.parameters]
+        self._mask = mask[None, : layout.parameters]
+        self._side, self._state = side, side.state
+        self._count, self._lr, self._done = count, lr, 0
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """The mean training loss of a batch."""
+        outputs = self._module(x)
+        if self._algorithm.loss is None:
+            return self._task.mean_loss(outputs, y)
+        return self._algorithm.loss(outputs[None], y[None], self._side.known, self._task).mean()
+
+    def redirect(self, x: Tensor, y: Tensor) -> None:
+        """Put what the algorithm makes of the gradient in its place."""
+        if self._algorithm.direction is not None:
+            gradient = self._gradient()
+            with torch.no_grad():
+                found, self._state = self._algorithm.direction(
+                    gradient, self._local(partial(self._gradient_at, x, y))
+                )
+                found = found.masked_fill(~self._mask, 0.0)
+            parameters = dict(self._module.named_parameters())
+            for entry in self._entries():
+                if parameters[entry.name].requires_grad:
+                    parameters[entry.name].grad = found[0, entry.offset : entry.end].view(entry.shape)
+        self._done += 1
+
+    def finish(self) -> tuple[Tensor, State, State]:
+        """What is sent as the model, the state that stays, and what travels beside the model."""
+        model, state = self._layout.read(self._module), self._state
+        up: State = {}
+        local = self._local(no_gradient)
+        if self._algorithm.send is not None:
+            sent = self._algorithm.send(local)[0].masked_fill(~self._mask[0], 0.0)
+            model = torch.cat([sent, model[self._layout.parameters :]])
+        if self._algorithm.finish is not None:
+            state, up = self._algorithm.finish(local)
+        return model, state, up
+
+    def _local(self, gradient: Callable[[Tensor], Tensor]) -> LocalRound:
+        model = self._layout.read(self._module)[None, : self._layout.parameters]
+        side = self._side
+        return LocalRound(
+            model, self._start, self._mask, self._state, side.down, side.known, self._done, self._count,
+            self._lr, gradient,
+        )  # fmt: skip
+
+    def _entries(self) -> list[Entry]:
+        return [e for e in self._layout.entries if e.kind != "buffer"]
+
+    def _gradient(self) -> Tensor:
+        """The parameters' gradients as one row; 0 where there is none."""
+        parameters = dict(self._module.named_parameters())
+        parts = []
+        for entry in self._entries():
+            found = parameters[entry.name].grad
+            zeros = torch.zeros_like(parameters[entry.name])
+            parts.append((zeros if found is None else found).detach().reshape(-1))
+        return torch.cat(parts)[None]
+
+    def _gradient_at(self, x: Tensor, y: Tensor, at: Tensor) -> Tensor:
+        """The gradient of a batch's loss at other parameters; the module is then as it was."""
+        held = self._layout.read(self._module)
+        self._layout.write(self._module, torch.cat([at[0], held[self._layout.parameters :]]))
+        counters = self._layout.counters(self._module)
+        self._module.zero_grad(set_to_none=True)
+        with torch.enable_grad():
+            self.loss(x, y).backward()
+        found = self._gradient().masked_fill(~self._mask, 0.0)
+        self._layout.write(self._module, held)
+        self._layout.put_back(self._module, counters)
+        return found
 
 
 def draw_batches(rng: np.random.Generator, samples: int, batch: int, steps: int) -> np.ndarray:

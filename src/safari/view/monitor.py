@@ -18,6 +18,7 @@ from safari.report import cells, explain, rows_of
 from safari.report.gather import run_names
 from safari.report.track import shareable
 from safari.runs import RunFolder, Trial, model_size, seeds_of, summarise_trial
+from safari.runs.elsewhere import decided
 from safari.runs.summary import SCORES, over_seeds
 from safari.toml import to_toml
 from safari.view.arrays import encode_array
@@ -169,8 +170,10 @@ class Monitor:
             "target": _finite(config.evaluation.target),
             "arms": [_arm(arm, self._rules) for arm in config.arms],
             "setting": setting(config),
-            "fields": self._attempt(number, "the table of fields", lambda: _flat(config.to_dict()), []),
-            "toml": self._attempt(number, "the text of the config", lambda: to_toml(config), ""),
+            "fields": self._attempt(number, "the table of fields", lambda: _flat(decided(config)), []),
+            "toml": self._attempt(
+                number, "the text of the config", lambda: to_toml(config, values=decided(config)), ""
+            ),
             "environment": [[str(key), str(value)] for key, value in environment.items()],
             "label_counts": _counts(clients.get("label_counts"), drawn_clients(config.clients)),
             "numbers": self._numbers(number, model),

@@ -13,7 +13,7 @@ from engine.stack.cases import CASES, CLASSES
 from safari.engine.stack import trial
 from safari.engine.stack.flat import Flat
 from safari.engine.stack.forward import by_loop, by_vmap, stack
-from safari.engine.stack.luck import Luck
+from safari.engine.stack.random_state import RandomState
 from safari.engine.stack.train import gradients, train_stacked
 from safari.models import Layout
 from safari.training import train_local
@@ -43,8 +43,8 @@ class Setting:
         self.masks = kept | ~self.layout.prunable
         self.frozen = {name for name, p in self.module.named_parameters() if not p.requires_grad}
 
-    def luck(self) -> Luck:
-        return Luck(SEEDS, torch.device("cpu"), self.counters)
+    def random_state(self) -> RandomState:
+        return RandomState(SEEDS, torch.device("cpu"), self.counters)
 
     def own(self, client: int) -> list[tuple[Tensor, Tensor]]:
         part = slice(client * BATCH, (client + 1) * BATCH)
@@ -70,7 +70,7 @@ def test_the_way_and_its_reason(name, float32_decides, monkeypatch):
 @pytest.mark.parametrize("name", CASES)
 def test_trained_together_as_alone(name):
     s = Setting(name)
-    together, losses = train_stacked(
+    together, losses, *_ = train_stacked(
         s.stack.train,
         s.flat,
         s.start,
@@ -79,12 +79,12 @@ def test_trained_together_as_alone(name):
         STEPS,
         optimiser="sgd",
         lr=0.3,
-        luck=s.luck(),
+        random_state=s.random_state(),
         frozen=s.frozen,
     )
     rows = s.flat.to_rows(together)
     for client in range(CLIENTS):
-        alone, loss = train_local(
+        alone, loss, *_ = train_local(
             s.fresh(),
             s.layout,
             s.start,
@@ -108,7 +108,7 @@ def test_gradients_together_as_alone(name):
     x, y = s.batches[0]
     split = s.flat.parameters
     found, _ = gradients(
-        s.stack.train, s.flat, buffer[:split], buffer[split:], x.clone(), y, s.luck(), s.frozen
+        s.stack.train, s.flat, buffer[:split], buffer[split:], x.clone(), y, s.random_state(), s.frozen
     )
     rows = s.flat.to_rows(torch.cat([found, torch.zeros(len(buffer) - split)]))
     for client in range(CLIENTS):
@@ -140,9 +140,9 @@ def test_dropout_draws_the_same_numbers_as_alone(name):
     # Whoever else is there, and when nobody is: a group of one has its activations in another order.
     for clients in (1, 2, 3):
         few = {key: value[:clients] for key, value in views.items()}
-        luck = Luck([SEEDS[0], 99, 98][:clients], torch.device("cpu"))
+        random_state = RandomState([SEEDS[0], 99, 98][:clients], torch.device("cpu"))
         with torch.no_grad():
-            found = s.stack.train(few, x[: clients * BATCH].clone(), luck)
+            found = s.stack.train(few, x[: clients * BATCH].clone(), random_state)
         torch.testing.assert_close(found[:BATCH], alone, rtol=1e-5, atol=1e-6)
 
 
@@ -159,7 +159,7 @@ def test_neither_trial_nor_training_moves_the_global_generator_or_the_module(nam
         STEPS,
         optimiser="adam",
         lr=0.1,
-        luck=s.luck(),
+        random_state=s.random_state(),
     )
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(s.layout.read(s.module), s.start)
@@ -199,10 +199,10 @@ def test_a_way_that_cannot_do_bfloat16_is_passed_over(monkeypatch):
     def in_float32(module, training):
         forward = by_vmap(module, training)
 
-        def checked(tensors, x, luck):
+        def checked(tensors, x, random_state):
             if torch.is_autocast_enabled("cpu"):
                 raise RuntimeError("not in bfloat16")
-            return forward(tensors, x, luck)
+            return forward(tensors, x, random_state)
 
         return checked
 
@@ -236,8 +236,8 @@ def test_what_float64_does_not_excuse(wrong, why):
     layout, example = Layout.of(module), torch.randn(8, 5, generator=torch.Generator().manual_seed(0))
     alone = by_loop(module, True)
 
-    def stacked(tensors, x, luck):
-        return wrong(alone(tensors, x, luck))
+    def stacked(tensors, x, random_state):
+        return wrong(alone(tensors, x, random_state))
 
     with pytest.raises(trial.CannotStack, match=f"^{why} differs from the module's own$"):
         trial.compare(stacked, alone, module, layout, example)
@@ -248,8 +248,8 @@ def test_what_float64_excuses():
     layout, example = Layout.of(module), torch.randn(8, 5, generator=torch.Generator().manual_seed(0))
     alone = by_loop(module, True)
 
-    def stacked(tensors, x, luck):
-        out = alone(tensors, x, luck)
+    def stacked(tensors, x, random_state):
+        out = alone(tensors, x, random_state)
         return _Gradient.apply(out, 1.2 if out.dtype == torch.float32 else 1.0)
 
     trial.compare(stacked, alone, module, layout, example)

@@ -8,10 +8,11 @@ from torch import Tensor, nn
 
 from safari.engine.stack.flat import Flat
 from safari.engine.stack.forward import Stack, stack
-from safari.engine.stack.masks import score_clients, stacked_masks
+from safari.engine.stack.masks import score_clients, stacked_masks, stacked_score
 from safari.errors import PruneError
 from safari.models import Layout
-from safari.pruning import PRUNERS, compute_mask
+from safari.pruning import PRUNERS, budget_for, compute_mask
+from safari.tasks import classification
 
 CLIENTS, BATCH = 3, 6
 
@@ -46,8 +47,11 @@ def both(
     x, y = batch
     found: Stack = stack(net, layout, samples()[0][:8])
     flat = Flat(layout, CLIENTS)
-    scoring = score_clients(PRUNERS[pruner].score, found.eval, flat, vector.device)
-    together = stacked_masks(flat, vector, x, y, sparsity, t, scoring)
+    scoring = score_clients(
+        stacked_score(PRUNERS[pruner].score), found.eval, flat, vector.device, classification()
+    )
+    support = None if t == 0 else vector != 0
+    together = stacked_masks(flat, vector, x, y, budget_for(layout, sparsity), support, scoring)
     alone = [
         compute_mask(
             net, layout, vector, PRUNERS[pruner], sparsity,
@@ -118,10 +122,14 @@ def test_scores_of_nan_are_refused_in_the_same_words():
     words = "the pruner gave NaN as a score; does the model's output overflow?"
     layout = Layout.of(net)
     flat, found = Flat(layout, CLIENTS), stack(net, layout, samples()[0][:8])
-    scoring = score_clients(PRUNERS["snip"].score, found.eval, flat, vector.device)
+    scoring = score_clients(
+        stacked_score(PRUNERS["snip"].score), found.eval, flat, vector.device, classification()
+    )
     for t in (0, 1):
         with pytest.raises(PruneError) as error:
-            stacked_masks(flat, vector, x, y, 0.5, t, scoring)
+            stacked_masks(
+                flat, vector, x, y, budget_for(layout, 0.5), None if t == 0 else vector != 0, scoring
+            )
         assert str(error.value) == words
     with pytest.raises(PruneError, match="the pruner gave NaN"):
         compute_mask(net, layout, vector, PRUNERS["snip"], 0.5, (x, y), torch.Generator())

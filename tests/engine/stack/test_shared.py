@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from safari.engine.stack.forward import by_layers
-from safari.engine.stack.luck import Luck
+from safari.engine.stack.random_state import RandomState
 from safari.engine.stack.shared import Plain, SharedConv, find_folded
 
 CLIENTS, N = 3, 4
@@ -66,7 +66,7 @@ def test_a_batch_norm_is_folded_into_the_convolution_before_it():
         for name, tensor in net.state_dict().items()
         if tensor.is_floating_point()
     }
-    found = by_layers(net, False)(tensors, x, Luck([0] * CLIENTS, x.device))
+    found = by_layers(net, False)(tensors, x, RandomState([0] * CLIENTS, x.device))
     torch.testing.assert_close(found, net.eval()(x), rtol=1e-9, atol=1e-9)
     folded = find_folded(fx.Tracer().trace(net), dict(net.named_modules()), bfloat16=False)
     assert [str(node.target) for node in folded] == ["1", "7"], "the norm behind a ReLU stands alone"

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from safari.engine.stack.flat import Flat
 from safari.engine.stack.forward import by_layers
-from safari.engine.stack.kept import Kept
-from safari.engine.stack.luck import Luck
+from safari.engine.stack.masked_optimiser import MaskedStep
+from safari.engine.stack.random_state import RandomState
 from safari.engine.stack.train import adam_, train_stacked
 from safari.models import Layout
 from safari.training import train_local
@@ -42,7 +42,7 @@ def test_adam_is_torchs_own_to_the_last_bits(seed, steps, scale, lr):
     kept = torch.rand(40, generator=draw) < 0.6
     p, first, second = start.clone(), torch.zeros(40), torch.zeros(40)
     alone = start.clone()
-    step_kept = Kept(alone, kept.nonzero().squeeze(1), optimiser="adam", lr=lr, steps=steps)
+    step_kept = MaskedStep(alone, kept.nonzero().squeeze(1), optimiser="adam", lr=lr, steps=steps)
     for step, g in enumerate(gradients, 1):
         adam_(p, g.clone(), first, second, kept, step, lr)
         step_kept(g)
@@ -62,7 +62,7 @@ def test_steps_of_the_kept_weights_are_those_of_torch(optimiser, share):
     p = nn.Parameter(start.clone())
     theirs = torch.optim.Adam([p], lr=0.1) if optimiser == "adam" else torch.optim.SGD([p], lr=0.1 / 4)
     ours = start.clone()
-    step = Kept(ours, kept.nonzero().squeeze(1), optimiser=optimiser, lr=0.1, steps=4)
+    step = MaskedStep(ours, kept.nonzero().squeeze(1), optimiser=optimiser, lr=0.1, steps=4)
     for g in gradients:
         p.grad = g.masked_fill(~kept, 0.0)
         theirs.step()
@@ -82,9 +82,9 @@ def clients(seed: int = 0, steps: int = 4) -> tuple[nn.Module, Layout, Tensor, T
 
 def together(net, layout, start, masks, batches, **options) -> tuple[Tensor, Tensor]:
     flat = Flat(layout, len(masks))
-    found, losses = train_stacked(
+    found, losses, *_ = train_stacked(
         by_layers(net, True), flat, start, masks, batches, len(batches),
-        luck=Luck(range(len(masks)), CPU), **options,
+        random_state=RandomState(range(len(masks)), CPU), **options,
     )  # fmt: skip
     return flat.to_rows(found), losses
 
@@ -101,7 +101,9 @@ def test_several_steps_of_several_clients(optimiser, lr):
     rows, losses = together(net, layout, start, masks, batches, optimiser=optimiser, lr=lr)
     for client in range(3):
         own = [(x[4 * client : 4 * client + 4], y[4 * client : 4 * client + 4]) for x, y in batches]
-        alone, loss = train_local(net, layout, start, masks[client], own, optimiser=optimiser, lr=lr, seed=0)
+        alone, loss, *_ = train_local(
+            net, layout, start, masks[client], own, optimiser=optimiser, lr=lr, seed=0
+        )
         torch.testing.assert_close(rows[client], alone, rtol=0, atol=32 * 2**-23)
         assert float(losses[client]) == pytest.approx(loss, rel=1e-6)
         assert bool((rows[client][~masks[client]] == 0).all())

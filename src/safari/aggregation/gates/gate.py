@@ -78,4 +78,5 @@ def without(round: Round, clients: Mapping[int, str]) -> Round:
         models=round.models[rows],
         masks=masks,
         came=None if round.came is None else round.came[rows],
+        up={name: found[rows] for name, found in round.up.items()},
     )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from safari.engine.stack.crew import Crew
 from safari.engine.stack.forward import Stack
 from safari.engine.stack.ops import by_pixel
+from safari.engine.stack.thread_pool import ThreadPool
 
 # What is stacked at most, in clients and in numbers of one step's inputs: beyond that activations leave the
 # cache, and it no longer matters how long Python takes to start a kernel.
 MOST_CLIENTS, MOST_INPUTS = 16, 1 << 16
-# How many shares a thread of the crew gets before all wait for each other.
+# How many shares a thread of the pool gets before all wait for each other.
 TURNS = 8
 # The largest block from which glibc learns, less what it adds.
 _LESSON = 31 << 20
@@ -27,14 +27,14 @@ def stacked_at_once(inputs: int) -> int:
     return min(MOST_CLIENTS, max(1, MOST_INPUTS // inputs))
 
 
-def crew_for(stack: Stack) -> Crew | None:
+def pool_for(stack: Stack) -> ThreadPool | None:
     """Threads that share the clients, where a pass has nothing in common with another's.
 
     Other ways than by layers put a client's numbers into the module, and what is random uses the one
     generator that torch has.
     """
     size = torch.get_num_threads()
-    return Crew(size) if size > 1 and stack.way == "layers" and not stack.random else None
+    return ThreadPool(size) if size > 1 and stack.way == "layers" and not stack.random else None
 
 
 def keep_freed_memory() -> None:
@@ -48,20 +48,20 @@ def keep_freed_memory() -> None:
 
 
 class Tester(nn.Module):
-    """A module in eval mode: samples shared by the crew, and pictures by pixel where it can read that."""
+    """A module in eval mode: samples shared by the thread pool, and pictures by pixel where it can read that."""
 
-    def __init__(self, module: nn.Module, crew: Crew | None, example: Tensor):
+    def __init__(self, module: nn.Module, pool: ThreadPool | None, example: Tensor):
         super().__init__()
-        self._module, self._crew = module, crew
+        self._module, self._pool = module, pool
         self._by_pixel = example.ndim == 4 and _reads_by_pixel(module, example)
 
     def forward(self, x: Tensor) -> Tensor:
         """The module's outputs."""
         if self._by_pixel:
             x = by_pixel(x)
-        if self._crew is None:
+        if self._pool is None:
             return self._part(x)
-        return torch.cat(self._crew.map(self._part, x.tensor_split(min(self._crew.size, len(x)))))
+        return torch.cat(self._pool.map(self._part, x.tensor_split(min(self._pool.size, len(x)))))
 
     @torch.no_grad()
     def _part(self, x: Tensor) -> Tensor:

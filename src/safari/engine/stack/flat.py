@@ -63,6 +63,20 @@ class Flat:
         parts = [self._part(buffer, e.offset, e.end) for e in self.layout.entries]
         return torch.cat(parts, dim=1)
 
+    def parameter_rows(self, buffer: Tensor) -> Tensor:
+        """The parameters in a buffer that holds nothing else, a row a client."""
+        if self.clients == 1:
+            return buffer.unsqueeze(0)
+        held = [e for e in self.layout.entries if e.kind != "buffer"]
+        return torch.cat([self._part(buffer, e.offset, e.end) for e in held], dim=1)
+
+    def from_parameter_rows(self, rows: Tensor) -> Tensor:
+        """The inverse: a new buffer of parameters alone."""
+        if self.clients == 1:
+            return rows[0].clone()
+        held = [e for e in self.layout.entries if e.kind != "buffer"]
+        return torch.cat([rows[:, e.offset : e.end].reshape(-1) for e in held])
+
     def views(self, parameters: Tensor, buffers: Tensor) -> dict[str, Tensor]:
         """`[clients, *shape]` for each tensor, without a copy.
 

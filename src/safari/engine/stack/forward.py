@@ -26,8 +26,8 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 
 from safari.engine.stack.fusion import Fusion, find_fusions, find_in_place, pool_first
-from safari.engine.stack.luck import Forward, Luck, seeded_by
 from safari.engine.stack.ops import LAYERS, Stacked, Tensors, Value, refuses
+from safari.engine.stack.random_state import Forward, RandomState, seeded_by
 from safari.engine.stack.shared import Folded, find_folded, shared_layers
 from safari.engine.stack.trial import CannotStack, compare, distances, is_random, runs_in_bfloat16
 from safari.models import Layout
@@ -155,7 +155,7 @@ def by_layers(module: nn.Module, training: bool, fuse: bool = False) -> Forward:
     in_place = find_in_place(graph, modules)
     layers = LAYERS if training else shared_layers(fuse)
 
-    def forward(tensors: Tensors, x: Tensor, luck: Luck) -> Tensor:
+    def forward(tensors: Tensors, x: Tensor, random_state: RandomState) -> Tensor:
         clients = next(iter(tensors.values())).shape[0]
         tensors = {**tensors, **{name: tensors[first] for name, first in tied.items()}}
         values: dict[fx.Node, Any] = {}
@@ -178,10 +178,10 @@ def by_layers(module: nn.Module, training: bool, fuse: bool = False) -> Forward:
                 return _unwrap(args[0])  # type: ignore[no-any-return]
             elif node.op == "call_module":
                 values[node] = _call_module(
-                    modules[node.target], node.target, args, kwargs, tensors, luck, layers
+                    modules[node.target], node.target, args, kwargs, tensors, random_state, layers
                 )
             else:
-                values[node] = _call(node, args, kwargs, clients, luck)
+                values[node] = _call(node, args, kwargs, clients, random_state)
         raise CannotStack("the graph has no output")
 
     return forward
@@ -193,11 +193,11 @@ def by_vmap(module: nn.Module, training: bool) -> Forward:
     def one(tensors: Tensors, x: Tensor) -> Any:
         return functional_call(module, dict(tensors), (x,))
 
-    def forward(tensors: Tensors, x: Tensor, luck: Luck) -> Tensor:
+    def forward(tensors: Tensors, x: Tensor, random_state: RandomState) -> Tensor:
         module.train(training)
         clients = next(iter(tensors.values())).shape[0]
         with _differentiable_attention():
-            out: Tensor = torch.vmap(one)({**tensors, **luck.counters}, x.unflatten(0, (clients, -1)))
+            out: Tensor = torch.vmap(one)({**tensors, **random_state.counters}, x.unflatten(0, (clients, -1)))
         return out.flatten(0, 1)
 
     return forward
@@ -206,13 +206,13 @@ def by_vmap(module: nn.Module, training: bool) -> Forward:
 def by_loop(module: nn.Module, training: bool) -> Forward:
     """One client after the other."""
 
-    def forward(tensors: Tensors, x: Tensor, luck: Luck) -> Tensor:
+    def forward(tensors: Tensors, x: Tensor, random_state: RandomState) -> Tensor:
         module.train(training)
         clients = next(iter(tensors.values())).shape[0]
         outputs = []
         for i, part in enumerate(x.chunk(clients)):
-            with seeded_by(luck.generators[i]):
-                own = {name: tensor[i] for name, tensor in {**tensors, **luck.counters}.items()}
+            with seeded_by(random_state.generators[i]):
+                own = {name: tensor[i] for name, tensor in {**tensors, **random_state.counters}.items()}
                 # A copy: were a module to write into its part, all the others would count as changed, too.
                 outputs.append(functional_call(module, own, (part.clone(),)))
         return torch.cat(outputs)
@@ -291,22 +291,22 @@ def _call_module(
     args: Any,
     kwargs: Any,
     tensors: Tensors,
-    luck: Luck,
+    random_state: RandomState,
     layers: Mapping[type[nn.Module], Stacked],
 ) -> Any:
     x = args[0]
     if type(layer) in layers:
         return layers[type(layer)](layer, f"{target}.", x, tensors)
     if isinstance(layer, nn.modules.dropout._DropoutNd):
-        return luck.each(layer, x) if layer.training else x
+        return random_state.each(layer, x) if layer.training else x
     if isinstance(layer, _BY_CHANNEL_MODULES):
         return x.like(layer.forward(x.tensor))
     return _wrap(layer(*_unwrap(args), **_unwrap(kwargs)), x.clients)
 
 
-def _call(node: fx.Node, args: Any, kwargs: Any, clients: int, luck: Luck) -> Any:
+def _call(node: fx.Node, args: Any, kwargs: Any, clients: int, random_state: RandomState) -> Any:
     if node.target in _DROPOUTS:
-        return luck.each(lambda part: node.target(part, *args[1:], **kwargs), args[0])  # type: ignore[operator]
+        return random_state.each(lambda part: node.target(part, *args[1:], **kwargs), args[0])  # type: ignore[operator]
     known = node.target in (_BY_CHANNEL_FUNCTIONS if node.op == "call_function" else _BY_CHANNEL_METHODS)
     by_channel = known and _channels_agree(args, kwargs)
     if by_channel:

@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from safari.engine.stack.flat import Flat
-from safari.engine.stack.kept import BETA1, BETA2, EPS, Kept
-from safari.engine.stack.luck import Forward, Luck
+from safari.engine.stack.masked_optimiser import BETA1, BETA2, EPS, MaskedStep
+from safari.engine.stack.random_state import Forward, RandomState
 from safari.pruning import Batch
+from safari.tasks import Task, classification
+from safari.training import ClientAlgorithm, ClientSide, Known, LocalRound
+from safari.training.algorithm import State
+from safari.training.local import no_gradient
+
+# (outputs, labels) of all clients, sample after sample -> the loss of each sample.
+StackedLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+
+class StackedTraining(NamedTuple):
+    """Clients after their local steps: models in the order of `Flat`, mean losses, and what their algorithm keeps
+    and sends, a row a client."""
+
+    models: Tensor
+    losses: Tensor
+    state: State
+    up: State
 
 
 def train_stacked(
@@ -24,41 +42,162 @@ def train_stacked(
     steps: int,
     *,
     optimiser: str,
-    lr: float,
-    luck: Luck,
+    lr: float | Tensor,
+    random_state: RandomState,
+    task: Task | None = None,
+    algorithm: ClientAlgorithm | None = None,
+    side: ClientSide | None = None,
     frozen: Collection[str] = (),
     compiled: bool = False,
-) -> tuple[Tensor, Tensor]:
+) -> StackedTraining:
     """From `start ⊙ mask`, a step a batch; inputs are `[clients · n, ...]`.
 
-    `start` is one model, `masks` are `bool[clients, size]`, or one row for all. Parameters named in `frozen`
-    stay as they are; `compiled` takes a step of Adam in one kernel (CUDA).
-    Returns all clients' models in the order of `flat`, and each client's mean loss.
+    `start` is one model or a row a client, `masks` are `bool[clients, size]`, or one row for all. Parameters
+    named in `frozen` stay as they are; `compiled` takes a step of Adam in one kernel (CUDA). A learning rate
+    that changes from round to round is a tensor, so that a recorded round can be replayed with another. `task` is
+    classification and `algorithm` plain FedAvg by default.
     """
+    task, algorithm = task or classification(), algorithm or ClientAlgorithm()
+    side = side or ClientSide({}, {}, Known(start.new_zeros(flat.clients, 0), start.new_zeros(flat.clients)))
     # Filled, not multiplied, here and below: 0 · inf is NaN, and 0 · -1 is -0.
     begin = flat.from_rows(start.masked_fill(~masks, 0.0).expand(flat.clients, -1))
     # Apart, because a pass writes to the buffers while the parameters wait for their gradients.
     parameters, buffers = begin[: flat.parameters], begin[flat.parameters :].clone()
-    on_cpu = parameters.device.type == "cpu"
-    if on_cpu:
-        step_kept = Kept(parameters, flat.places(masks), optimiser=optimiser, lr=lr, steps=steps)
-    else:
-        kept = flat.from_rows(masks.expand(flat.clients, -1))[: flat.parameters]
-        size = flat.parameters if optimiser == "adam" else 0
-        moments = (parameters.new_zeros(size), parameters.new_zeros(size))
+    step_ = _optimiser(flat, parameters, masks, optimiser, lr, steps, compiled)
     tensors, wanted = _leaves(flat, parameters, buffers, frozen)
+    loss = _stacked_loss(flat, task, algorithm, side.known)
+    local = _Local(
+        forward, flat, parameters, buffers, masks, algorithm, side, loss, random_state, steps, lr, frozen
+    )
     losses = []
-    for step, (x, y) in enumerate(batches, 1):
-        gradient, loss = _gradients(forward, flat, tensors, wanted, x, y, luck)
-        losses.append(loss)
-        if on_cpu:
-            step_kept(gradient)
-        elif optimiser == "adam":
-            adam_(parameters, gradient, *moments, kept, step, lr, compiled)
-        else:
-            parameters.add_(gradient.masked_fill_(~kept, 0.0), alpha=-lr / steps)
+    for x, y in batches:
+        gradient, mean = _gradients(forward, flat, tensors, wanted, x, y, random_state, loss)
+        losses.append(mean)
+        step_(local.redirect(gradient, x, y))
     begin[flat.parameters :] = buffers
-    return begin, torch.stack(losses).mean(0)
+    state, up = local.finish()
+    return StackedTraining(begin, torch.stack(losses).mean(0), state, up)
+
+
+def _optimiser(
+    flat: Flat,
+    parameters: Tensor,
+    masks: Tensor,
+    optimiser: str,
+    lr: float | Tensor,
+    steps: int,
+    compiled: bool,
+) -> Callable[[Tensor], None]:
+    """What takes a step in place, from the gradient of all parameters; masked weights stay."""
+    if parameters.device.type == "cpu":
+        return MaskedStep(parameters, flat.places(masks), optimiser=optimiser, lr=float(lr), steps=steps)
+    kept = flat.from_rows(masks.expand(flat.clients, -1))[: flat.parameters]
+    if optimiser == "sgd":
+
+        def descend(gradient: Tensor) -> None:
+            gradient = gradient.masked_fill(~kept, 0.0)
+            if isinstance(lr, Tensor):
+                parameters.sub_(gradient * (lr / steps))
+            else:
+                parameters.add_(gradient, alpha=-lr / steps)
+
+        return descend
+    moments = (torch.zeros_like(parameters), torch.zeros_like(parameters))
+    count = 0
+
+    def adam(gradient: Tensor) -> None:
+        nonlocal count
+        count += 1
+        adam_(parameters, gradient, *moments, kept, count, lr, compiled)
+
+    return adam
+
+
+class _Local:
+    """A client algorithm around stacked steps. Algorithms see rows, a client each; the steps see `Flat`'s order."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        flat: Flat,
+        parameters: Tensor,
+        buffers: Tensor,
+        masks: Tensor,
+        algorithm: ClientAlgorithm,
+        side: ClientSide,
+        loss: StackedLoss,
+        random_state: RandomState,
+        steps: int,
+        lr: float | Tensor,
+        frozen: Collection[str],
+    ):
+        self._forward, self._flat, self._loss, self._luck, self._frozen = (
+            forward,
+            flat,
+            loss,
+            random_state,
+            frozen,
+        )
+        self._parameters, self._buffers, self._algorithm = parameters, buffers, algorithm
+        self._side, self._state, self._steps, self._lr, self._done = side, side.state, steps, lr, 0
+        self._mask = masks[:, : flat.layout.parameters]
+        used = algorithm.direction or algorithm.finish or algorithm.send
+        self._start = self._rows(parameters).clone() if used else parameters
+
+    def redirect(self, gradient: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """What the algorithm makes of the gradient; the gradient itself where it does nothing."""
+        if self._algorithm.direction is not None:
+            rows = self._rows(gradient).masked_fill(~self._mask, 0.0)
+            found, self._state = self._algorithm.direction(
+                rows, self._round(partial(self._gradient_at, x, y))
+            )
+            gradient = self._flat.from_parameter_rows(found)
+        self._done += 1
+        return gradient
+
+    def finish(self) -> tuple[State, State]:
+        """The state that stays, and what travels beside the model; what is sent as the model is in place."""
+        local = None
+        if self._algorithm.finish or self._algorithm.send:
+            local = self._round(no_gradient)
+        state: State = self._state
+        up: State = {}
+        if local is not None and self._algorithm.finish is not None:
+            state, up = self._algorithm.finish(local)
+        if local is not None and self._algorithm.send is not None:
+            sent = self._algorithm.send(local).masked_fill(~self._mask, 0.0)
+            self._parameters.copy_(self._flat.from_parameter_rows(sent))
+        return state, up
+
+    def _rows(self, flat: Tensor) -> Tensor:
+        return self._flat.parameter_rows(flat)
+
+    def _round(self, gradient: Callable[[Tensor], Tensor]) -> LocalRound:
+        side = self._side
+        return LocalRound(
+            self._rows(self._parameters.detach()), self._start, self._mask, self._state, side.down, side.known,
+            self._done, self._steps, self._lr, gradient,
+        )  # fmt: skip
+
+    def _gradient_at(self, x: Tensor, y: Tensor, at: Tensor) -> Tensor:
+        elsewhere = self._flat.from_parameter_rows(at)
+        # A pass writes to the buffers: this one to a copy, for it is no step.
+        tensors, wanted = _leaves(self._flat, elsewhere, self._buffers.clone(), self._frozen)
+        found, _ = _gradients(self._forward, self._flat, tensors, wanted, x, y, self._luck, self._loss)
+        return self._rows(found).masked_fill(~self._mask, 0.0)
+
+
+def _stacked_loss(flat: Flat, task: Task, algorithm: ClientAlgorithm, known: Known) -> StackedLoss:
+    """`(outputs, labels) -> float[clients · n]`, the training loss of every sample."""
+    own = algorithm.loss
+    if own is None:
+        return task.loss
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        outputs, labels = (t.unflatten(0, (flat.clients, -1)) for t in (outputs, labels))
+        return own(outputs, labels, known, task).flatten()
+
+    return loss
 
 
 def gradients(
@@ -68,14 +207,16 @@ def gradients(
     buffers: Tensor,
     x: Tensor,
     y: Tensor,
-    luck: Luck,
+    random_state: RandomState,
     frozen: Collection[str] = (),
+    loss: StackedLoss | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Every client's gradient of its own mean loss, in the order of `flat`, and the losses.
 
-    The gradient of what is frozen, or does not matter to the loss, is 0.
+    The gradient of what is frozen, or does not matter to the loss, is 0. `loss` is cross-entropy by default.
     """
-    return _gradients(forward, flat, *_leaves(flat, parameters, buffers, frozen), x, y, luck)
+    found = loss or classification().loss
+    return _gradients(forward, flat, *_leaves(flat, parameters, buffers, frozen), x, y, random_state, found)
 
 
 def _leaves(
@@ -94,10 +235,11 @@ def _gradients(
     wanted: Mapping[str, Tensor],
     x: Tensor,
     y: Tensor,
-    luck: Luck,
+    random_state: RandomState,
+    loss: StackedLoss,
 ) -> tuple[Tensor, Tensor]:
     with torch.enable_grad():
-        each = F.cross_entropy(forward(tensors, x, luck).float(), y, reduction="none")
+        each = loss(forward(tensors, x, random_state).float(), y)
     # The gradient of each client's mean.
     share = torch.full_like(each, flat.clients / len(y))
     found = torch.autograd.grad(each, list(wanted.values()), share, allow_unused=True)
@@ -117,11 +259,14 @@ def adam_(
     second: Tensor,
     kept: Tensor,
     step: int,
-    lr: float,
+    lr: float | Tensor,
     compiled: bool = False,
 ) -> None:
-    """One step of Adam in place, as torch.optim.Adam does it, with the gradient masked."""
-    if compiled:
+    """One step of Adam in place, as torch.optim.Adam does it, with the gradient masked.
+
+    The compiled kernel takes a learning rate that is a number; one that is a tensor takes the plain way.
+    """
+    if compiled and not isinstance(lr, Tensor):
         from safari.engine.stack import fused
 
         fused.adam_(parameters, gradient, first, second, kept, step, lr, BETA1, BETA2, EPS)
@@ -131,4 +276,7 @@ def adam_(
     second.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
     size = lr / (1 - BETA1**step)
     denominator = (second.sqrt() / math.sqrt(1 - BETA2**step)).add_(EPS)
-    parameters.addcdiv_(first, denominator, value=-size)
+    if isinstance(size, Tensor):
+        parameters.sub_(first / denominator * size)
+    else:
+        parameters.addcdiv_(first, denominator, value=-size)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from safari.engine.stack.luck import Forward, Luck
+from safari.engine.stack.random_state import Forward, RandomState
 from safari.models import Layout
 
 # Rounding stays far below these, and a wrong way is off by much more.
@@ -26,11 +26,11 @@ class CannotStack(Exception):  # noqa: N818 - a reason to try the next way, not 
 
 def is_random(alone: Forward, module: nn.Module, layout: Layout, example: Tensor) -> bool:
     """Does a pass in training draw random numbers?"""
-    luck = Luck([0], example.device, layout.counters(module))
-    before, host = luck.generators[0].get_state(), torch.get_rng_state()
+    random_state = RandomState([0], example.device, layout.counters(module))
+    before, host = random_state.generators[0].get_state(), torch.get_rng_state()
     with torch.no_grad(), torch.random.fork_rng([]):
-        alone(some_clients(module, layout, 1), example.clone(), luck)
-        return not torch.equal(luck.generators[0].get_state(), before) or _moved([host])
+        alone(some_clients(module, layout, 1), example.clone(), random_state)
+        return not torch.equal(random_state.generators[0].get_state(), before) or _moved([host])
 
 
 def compare(
@@ -150,7 +150,7 @@ def _pass(
         torch.backends.cudnn.flags(enabled=True, allow_tf32=False),
     ):
         states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in cuda)]
-        out = forward(tensors, example.clone(), Luck([0, 1], example.device, counters))
+        out = forward(tensors, example.clone(), RandomState([0, 1], example.device, counters))
         if _moved(states):
             raise CannotStack("it draws random numbers outside of dropout layers")
         probe = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out.device)

@@ -1,64 +1,70 @@
-"""results.json: the numbers of every trial that ever finished, in one small file that can be carried away.
+"""results.json: the numbers of every finished trial, in one small file that can go to another machine.
 
-A trial in the book is finished even where its run's folder is not: a new machine begins where the last one
-stopped, and the report needs nothing else.
+A trial in this file counts as finished even where its run's folder is not: work goes on from it on a new
+machine, and the report needs nothing else.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safari.config import Arm
 from safari.errors import RunError
-from safari.evidence.numbers import Numbers, made_by, maker_of, read_numbers
-from safari.evidence.plan import Case, Experiment, digest
+from safari.evidence.numbers import Numbers, made_by, maker_of, read_numbers, steadiness_numbers
+from safari.evidence.plan import Case, Experiment
 from safari.runs import seeds_of, spread
 from safari.runs.files import making, write_atomically
 
 FILE = "results.json"
-FORMAT = "safari-evidence-1"
+# What is said of trials from before a record named its code.
+UNKNOWN = "unknown"
+FORMAT = "safari-evidence-2"
+# Read as well: the wobble was the plain standard deviation, with trend and alternation in it.
+_FIRST_FORMAT = "safari-evidence-1"
 
 
 def identity(case: Case, arm: Arm, seed: int) -> tuple[str, str, int]:
-    """What makes a trial the same, whoever asks for it: the setting, the rule as it is today, the seed."""
-    return digest(case.home(arm).config), json.dumps(maker_of(arm), sort_keys=True), seed
+    """What makes two trials the same, in any experiment: the setting, the rule as it is now, the seed."""
+    return case.source(arm).setting, json.dumps(maker_of(arm), sort_keys=True), seed
 
 
 @dataclass
-class Book:
-    """The entries by experiment, case, arm and seed; `environments` are the machines that made them."""
+class Results:
+    """Entries by experiment, case, arm and seed; `environments` are the machines that made them."""
 
     entries: dict[str, Any]
     environments: list[dict[str, Any]]
 
     @classmethod
-    def open(cls, out: Path) -> Book:
-        """The book of an output folder; an empty one where there is none."""
+    def open(cls, out: Path) -> Results:
+        """The results of an output folder; empty where there are none."""
         path = out / FILE
         if not path.exists():
             return cls({}, [])
         try:
             table = json.loads(path.read_text(encoding="utf-8"))
-            if table["format"] != FORMAT:
+            if table["format"] not in (FORMAT, _FIRST_FORMAT):
                 raise RunError(f"{path}: format must be {FORMAT}, got {table['format']!r}")
-            return cls(table["experiments"], table["environments"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{path} is not a book of results: {error!r}") from error
+            found = cls(table["experiments"], table["environments"])
+            if table["format"] == _FIRST_FORMAT:
+                found._upgrade()
+            return found
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RunError(f"{path} does not hold results: {error!r}") from error
 
     def save(self, out: Path) -> None:
-        """Write it, whole."""
+        """Write them, atomically."""
         table = {"format": FORMAT, "environments": self.environments, "experiments": self.entries}
         with making(out):
             write_atomically(out / FILE, (json.dumps(table, separators=(",", ":")) + "\n").encode())
 
     def trial(self, case: Case, arm: Arm, seed: int) -> Numbers | None:
-        """A finished trial's numbers: of this setting and with this rule, whoever asked for them, or none."""
-        home = case.home(arm)
-        setting = digest(home.config)[:12]
+        """A finished trial of this setting and rule, whichever experiment made it, or None."""
+        setting = case.source(arm).setting
         for about in self.entries.values():
             for entry in about["cases"].values():
                 if entry["setting"] != setting:
@@ -74,8 +80,12 @@ class Book:
         found = {seed: self.trial(case, arm, seed) for seed in seeds_of(case.config)}
         return {seed: numbers for seed, numbers in found.items() if numbers is not None}
 
+    def arms(self, case: Case) -> dict[str, dict[int, Numbers]]:
+        """The finished seeds of every arm of a case."""
+        return {arm.name: self.arm(case, arm) for arm in case.config.arms}
+
     def progress(self, experiments: Sequence[Experiment]) -> tuple[int, int]:
-        """How many trials are finished, and how many are asked for; one that several ask for counts once."""
+        """How many trials are finished and how many are asked for; one that several ask for counts once."""
         asked = {
             identity(case, arm, seed): self.trial(case, arm, seed) is not None
             for e in experiments
@@ -86,7 +96,7 @@ class Book:
         return sum(asked.values()), len(asked)
 
     def gather(self, experiment: Experiment, out: Path) -> None:
-        """Take in what the run folders have; a setting that has changed since begins a new entry."""
+        """Take in what the run folders hold; a setting that has changed since begins a new entry."""
         about = self.entries.setdefault(experiment.name, {"cases": {}})
         about |= {"title": experiment.title, "claim": experiment.claim, "finding": experiment.finding}
         for case in experiment.cases:
@@ -97,7 +107,7 @@ class Book:
             (arm, seed, numbers)
             for arm in case.config.arms
             for seed in seeds_of(case.config)
-            if case.home(arm) is case
+            if case.source(arm) is case
             if (numbers := read_numbers(path / "trials" / arm.name / f"seed-{seed}", arm)) is not None
         ]
         if not there:
@@ -106,7 +116,7 @@ class Book:
         if not self._case(case):
             config = case.config
             cases[case.name] = {
-                "setting": digest(config)[:12],
+                "setting": case.setting,
                 "rounds": config.rounds,
                 "last": config.evaluation.last,
                 "target": config.evaluation.target,
@@ -126,7 +136,26 @@ class Book:
 
     def _case(self, case: Case) -> Mapping[str, Any]:
         entry: Mapping[str, Any] = self.entries.get(case.experiment, {}).get("cases", {}).get(case.name, {})
-        return entry if entry.get("setting") == digest(case.config)[:12] else {}
+        return entry if entry.get("setting") == case.setting else {}
+
+    def _upgrade(self) -> None:
+        """Compute the wobble of records of the first format again, from their curves."""
+        for entry, numbers in self._trials():
+            numbers.pop("top1_within", None)
+            numbers.pop("average_top1_within", None)
+            numbers |= steadiness_numbers(numbers["curve"], entry["rounds"], entry["last"])
+
+    def _trials(self) -> Iterator[tuple[Mapping[str, Any], Numbers]]:
+        for about in self.entries.values():
+            for entry in about["cases"].values():
+                for arm in entry["arms"].values():
+                    for numbers in arm["seeds"].values():
+                        yield entry, numbers
+
+
+def versions(trials: Mapping[int, Numbers]) -> set[str]:
+    """The versions of the code that made these trials."""
+    return {version for numbers in trials.values() for version in numbers.get("code") or [UNKNOWN]}
 
 
 def column(trials: Mapping[int, Numbers], name: str) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import safari
 from engine.kit import SMALL, world_of
 from safari.config import parse
 from safari.engine import experiment, vectorised
-from safari.engine.stack import effort
-from safari.engine.stack.effort import compiles
+from safari.engine.stack import compile_policy as effort
+from safari.engine.stack.compile_policy import compiles
 
 FAST = {"precision": "bfloat16"}
 

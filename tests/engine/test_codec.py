@@ -6,9 +6,10 @@ import torch
 
 import safari
 from safari.config import parse
-from safari.engine.mail import Mail, wire_layout
+from safari.engine.assembly import assemble
+from safari.engine.codec import RoundCodec, wire_layout
+from safari.engine.parts import load_data
 from safari.engine.sample import next_upload
-from safari.engine.world import assemble, load_data
 from safari.runs import RunFolder
 from safari.wire import decode, encode
 
@@ -50,7 +51,7 @@ def test_bytes_are_counted_in_these_rounds_and_otherwise_said_to_be_unknown(tmp_
 def test_the_count_is_the_length_of_the_frames(tmp_path):
     world = world_of()
     x = world.start
-    mail = Mail(world, x, 0)
+    mail = RoundCodec(world, x, 0)
     mask = world.mask(x, 0, 0)
     models = [x * mask * scale for scale in (1.0, 1.5)]
     sent = torch.stack(models)
@@ -73,7 +74,7 @@ def test_an_exact_upload_comes_back_bit_for_bit(pruner):
     world = world_of(pruning={"pruner": pruner})
     x = world.start
     mask = world.mask(x, 2, 0)
-    mail = Mail(world, x, 0)
+    mail = RoundCodec(world, x, 0)
     model = x * mask + 0.01 * mask
     frame = encode(model.numpy(), mask.numpy(), mail.shared)
     got = decode(frame, mail.shared)
@@ -91,11 +92,11 @@ def test_the_server_gets_what_a_lossy_frame_holds(engine, values, most):
     mask = world.mask(x, 0, 0)
     generator = torch.Generator().manual_seed(0)
     model = (x + 0.01 * torch.randn(x.shape, generator=generator)) * mask
-    got = Mail(world, x, 0).up([0], model[None], mask[None])[0]
+    got = RoundCodec(world, x, 0).up([0], model[None], mask[None])[0]
     off = float((got - model).norm() / (model - x * mask).norm())
     assert 0 < off < most
     assert not got[~mask].any()
-    assert torch.equal(Mail(world, x, 0).up([0], model[None], mask[None])[0], got)
+    assert torch.equal(RoundCodec(world, x, 0).up([0], model[None], mask[None])[0], got)
 
 
 def test_lossy_uploads_change_the_run_and_two_runs_are_equal(tmp_path):
@@ -112,7 +113,7 @@ def test_an_update_with_nan_is_left_for_the_server_to_refuse():
     broken = torch.full_like(world.start, float("nan"))
     fine = world.start + 1e-3 * world.start.sign()
     masks = torch.ones(1, len(broken), dtype=torch.bool)
-    mail = Mail(world, world.start, 0)
+    mail = RoundCodec(world, world.start, 0)
     got = mail.up([0, 1], torch.stack([broken, fine]), masks)
     assert got[0].isnan().all()
     assert (got[1] - fine).abs().max() < 1e-4

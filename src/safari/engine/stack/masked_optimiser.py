@@ -14,11 +14,11 @@ from torch.optim.adam import adam
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
 
-class Kept:
+class MaskedStep:
     """A step in place, a call: `parameters` at their `places` go against their gradient.
 
     >>> parameters = torch.tensor([1.0, 0.0, 3.0])
-    >>> step = Kept(parameters, torch.tensor([0, 2]), optimiser="sgd", lr=1.0, steps=2)
+    >>> step = MaskedStep(parameters, torch.tensor([0, 2]), optimiser="sgd", lr=1.0, steps=2)
     >>> step(torch.tensor([2.0, torch.nan, 4.0]))
     >>> parameters
     tensor([0., 0., 1.])

@@ -17,7 +17,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
-class Crew:
+class ThreadPool:
     """As many threads as torch has been given, each of which lets torch use no more than one."""
 
     def __init__(self, size: int):
@@ -33,7 +33,7 @@ class Crew:
     def submit(self, work: Callable[[S], T], shares: Sequence[S]) -> list[Future[T]]:
         """Begin `work` for every share; the caller lets torch use one thread until all are done.
 
-        >>> [share.result() for share in Crew(2).submit(sum, [[1, 2], [3]])]
+        >>> [share.result() for share in ThreadPool(2).submit(sum, [[1, 2], [3]])]
         [3, 3]
         """
         begun = [self._pool.submit(work, share) for share in shares]
@@ -50,9 +50,9 @@ class Crew:
     def map(self, work: Callable[[S], T], shares: Sequence[S]) -> list[T]:
         """`work` for every share, some at the same time; results in the order of the shares.
 
-        A crew that has something else to do goes on with that, and the caller does the work.
+        A thread pool that has something else to do goes on with that, and the caller does the work.
 
-        >>> Crew(2).map(sum, [[1, 2], [3]])
+        >>> ThreadPool(2).map(sum, [[1, 2], [3]])
         [3, 3]
         """
         if len(shares) == 1 or self.busy:
@@ -62,13 +62,13 @@ class Crew:
 
     def split(self, things: Sequence[S], most: int, among: int = 1) -> list[Sequence[S]]:
         """Even shares of at most so many things, as many for each thread; the larger ones first. When the
-        crew is shared `among` several such works, each has its part of the threads.
+        thread pool is shared `among` several such works, each has its part of the threads.
 
-        >>> Crew(2).split([1, 2, 3, 4, 5], most=16)
+        >>> ThreadPool(2).split([1, 2, 3, 4, 5], most=16)
         [[1, 2, 3], [4, 5]]
-        >>> Crew(2).split([1, 2, 3, 4, 5], most=2)
+        >>> ThreadPool(2).split([1, 2, 3, 4, 5], most=2)
         [[1, 2], [3], [4], [5]]
-        >>> Crew(2).split([1, 2, 3, 4, 5], most=16, among=2)
+        >>> ThreadPool(2).split([1, 2, 3, 4, 5], most=16, among=2)
         [[1, 2, 3, 4, 5]]
         """
         needed, part = -(-len(things) // most), -(-self.size // among)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from safari.config import Wire
 from safari.engine.lossy import encodable, seen
 from safari.engine.world import World
 from safari.models import Layout
-from safari.pruning import PRUNERS
+from safari.pruning import PRUNERS, Masks
 from safari.seeds import generator
 from safari.wire import Lossy, Shared, WireLayout, encode, inspect
 
@@ -29,7 +28,7 @@ def wire_layout(layout: Layout) -> WireLayout:
     )
 
 
-class Mail:
+class RoundCodec:
     """One round's messages. Both ends hold the broadcast model; an upload says what the server lacks.
 
     Messages are encoded in the rounds in which bytes are counted. Lossy modes are felt in every round: the
@@ -38,13 +37,18 @@ class Mail:
     have none: they are statistics that renew themselves.
     """
 
-    def __init__(self, world: World, x: Tensor, t: int, residual: Tensor | None = None):
+    def __init__(
+        self, world: World, x: Tensor, t: int, masks: Masks | None = None, residual: Tensor | None = None
+    ):
         self._world, self._x, self._t = world, x, t
+        self._masks = world.first_masks(x, t) if masks is None else masks
         every = world.config.wire.every
         self.counts = every > 0 and (t % every == 0 or t + 1 == world.config.rounds)
         self.lossy = world.config.wire.values not in EXACT
         self.residual = residual if residual is None else residual.clone()
         self._up: list[int] = []
+        self._beside = 0
+        self._beside_down = 0
         self._modes: Counter[str] = Counter()
 
     def up(self, clients: Sequence[int], models: Tensor, masks: Tensor) -> Tensor:
@@ -88,14 +92,55 @@ class Mail:
                 modes = inspect(frame).modes
                 self._modes[f"{modes.values}, mask {modes.mask}"] += 1
 
+    def beside(self, vectors: Mapping[str, Tensor], masks: Tensor, votes: Tensor | None) -> None:
+        """Count what travels beside uploads that arrive: an algorithm's vectors and votes, a row a client."""
+        if not self.counts:
+            return
+        trained = self._world.layout.parameters
+        for rows in vectors.values():
+            kept = masks[:, :trained].expand(len(rows), -1)
+            self._beside += sum(self._vector_bytes(row, mask) for row, mask in zip(rows, kept, strict=True))
+        for row in () if votes is None else votes.cpu():
+            frame = encode(
+                row.numpy(), (row != 0).numpy() | ~self._world.layout.prunable.numpy(), self.layout
+            )
+            self._beside += len(frame)
+
+    def beside_down(self, vectors: Mapping[str, Tensor]) -> None:
+        """Count what travels down beside the model."""
+        if self.counts:
+            for vector in vectors.values():
+                self._beside_down += self._vector_bytes(vector, vector != 0)
+
+    def _vector_bytes(self, vector: Tensor, kept: Tensor) -> int:
+        """The size of a vector over the parameters, exact, within a mask; other numbers as they are."""
+        entries = [e for e in self._world.layout.entries if e.kind != "buffer"]
+        if len(vector) != self._world.layout.parameters:
+            return 4 * len(vector)
+        layout = WireLayout(
+            [e.name for e in entries], [e.size for e in entries], [e.kind == "weight" for e in entries]
+        )
+        whole = kept | ~self._world.layout.prunable[: len(vector)].to(kept.device)
+        numbers = torch.where(whole, vector, 0.0)
+        return len(encode(numbers.cpu().numpy(), whole.cpu().numpy(), layout, values="absolute"))
+
     def sizes(self) -> dict[str, float | None]:
-        """Bytes of an upload that arrived (mean over clients) and of the broadcast; None: not counted."""
+        """Bytes of an upload that arrived (mean over clients) and of the broadcast; None: not counted.
+
+        With everything that travels beside the model.
+        """
         if not self.counts:
             return {"up": None, "down": None}
-        model = self._x.cpu().numpy()
-        kept = (model != 0) | ~self._world.layout.prunable.numpy()
-        down = len(encode(model, kept, self.layout, values="absolute"))
-        return {"up": fmean(self._up) if self._up else None, "down": float(down)}
+        model = self._x
+        if self._masks.announced and self._masks.base is not None:
+            kept = self._masks.base
+            model = model.masked_fill(~kept, 0.0)
+        else:
+            # Clients work the mask out from the model; zeros need not be sent.
+            kept = (model != 0) | ~self._world.layout.prunable.to(model.device)
+        frame = encode(model.cpu().numpy(), kept.cpu().numpy(), self.layout, values="absolute")
+        up = (sum(self._up) + self._beside) / len(self._up) if self._up else None
+        return {"up": up, "down": float(len(frame) + self._beside_down)}
 
     def modes(self) -> dict[str, int] | None:
         """How many uploads were encoded in which mode; None: not counted."""
@@ -112,14 +157,18 @@ class Mail:
         return Shared(self.layout, self._x.cpu().numpy(), self._predicted.cpu().numpy())
 
     def _expected(self, masks: Tensor) -> Tensor:
-        """The mask that the server expects, as a row: these clients' own where it needs no data."""
-        return self._predicted[None] if self._world.pruner.needs_data else masks[:1]
+        """The mask that the server expects, as a row: these clients' own where it is shared."""
+        return masks[:1] if self._masks.shared is not None else self._predicted[None]
 
     @cached_property
     def _predicted(self) -> Tensor:
-        """The mask that the server expects: the client's own where it needs no data, else by magnitude."""
-        other = PRUNERS["mag"] if self._world.pruner.needs_data else None
-        return self._world.mask(self._x, 0, self._t, other)
+        """The mask that the server expects: the shared one, the one that clients start from, or by magnitude."""
+        masks = self._masks
+        if masks.shared is not None:
+            return masks.shared
+        if masks.own is not None and masks.support is not None:
+            return masks.support
+        return self._world.score_mask(self._x, self._t, masks.support, pruner=PRUNERS["mag"])
 
     def _choices(self, wire: Wire, client: int) -> Lossy:
         return Lossy(wire.bits, wire.step, generator(self._world.seed, "wire", client, self._t), wire.ratio)

@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
-    Progress,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.progress import Progress as Bars
 
 from safari.runs import RunFolder, Trial
 
 
-class Bars:
-    """A watcher that draws on standard error: bars on a terminal, a line each tenth of the way elsewhere."""
+class Progress:
+    """A watcher that draws on standard error: bars on a terminal, a line each tenth of the way elsewhere.
 
-    def __init__(self, quiet: bool = False):
-        self._console = Console(stderr=True, quiet=quiet)
-        self._live = self._console.is_terminal
+    In a notebook it draws below the cell: bars where ipywidgets is installed, lines otherwise.
+    """
+
+    def __init__(self, quiet: bool = False, console: Console | None = None):
+        self._console = console or Console(stderr=True, quiet=quiet)
+        in_notebook = self._console.is_jupyter
+        self._live = find_spec("ipywidgets") is not None if in_notebook else self._console.is_terminal
         self._tasks: dict[str, TaskID] = {}
         self._rounds = 0
+        self._done: dict[tuple[str, int], int] = {}
         self._warned: set[str] = set()
-        self._progress = Progress(
+        self._progress = Bars(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
@@ -47,7 +53,11 @@ class Bars:
             self._tasks[arm.name] = self._progress.add_task(
                 arm.name.ljust(width), total=self._rounds * run.config.seeds, score=""
             )
-        self._console.print(f"run folder: {run.path}", highlight=False)
+        self._console.print(f"run folder: {run.path}", highlight=False, markup=False, soft_wrap=True)
+        self._done = {(trial.arm, trial.seed): trial.done() for trial in run.trials()}
+        unfinished = {place: done for place, done in self._done.items() if done < self._rounds}
+        for text in going_on_after(unfinished):
+            self._console.print(text, highlight=False, markup=False)
         self._progress.start()
 
     def note(self, text: str) -> None:
@@ -70,13 +80,30 @@ class Bars:
         score = f"top-1 {record['top1']:6.1%}  loss {_loss(record['loss'])}"
         self._progress.update(task, advance=1, score=score)
         tenth = max(1, self._rounds // 10)
-        if not self._live and (record["round"] % tenth == 0 or record["round"] == self._rounds):
+        is_new = record["round"] > self._done.get((trial.arm, trial.seed), 0)
+        if is_new and not self._live and (record["round"] % tenth == 0 or record["round"] == self._rounds):
             place = f"{trial.arm}  seed {trial.seed}  round {record['round']}/{self._rounds}"
-            self._console.print(f"{place}  {score}", highlight=False)
+            self._console.print(f"{place}  {score}", highlight=False, markup=False)
 
     def stop(self) -> None:
         """Leave the bars as they are."""
         self._progress.stop()
+
+
+def going_on_after(done: Mapping[tuple[str, int], int]) -> list[str]:
+    """Where a resumed run goes on, by arm and seed; one line where all stand at the same round.
+
+    >>> going_on_after({("drop", 0): 6, ("safari", 0): 6}), going_on_after({})
+    (['going on after round 6'], [])
+    >>> going_on_after({("drop", 0): 10, ("safari", 0): 5, ("drop", 1): 0})
+    ['drop  seed 0  going on after round 10', 'safari  seed 0  going on after round 5']
+    """
+    rounds = set(done.values())
+    if len(rounds) == 1:
+        return [f"going on after round {number}" for number in rounds if number]
+    return [
+        f"{arm}  seed {seed}  going on after round {number}" for (arm, seed), number in done.items() if number
+    ]
 
 
 def _loss(value: float | None) -> str:

@@ -9,12 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safari.engine.stack.crew import Crew, threads
+from safari.engine.stack.thread_pool import ThreadPool, threads
 
 
 @given(size=st.integers(1, 5), count=st.integers(1, 40), most=st.integers(1, 12))
 def test_shares_are_even_and_complete(size, count, most):
-    shares = Crew(size).split(list(range(count)), most)
+    shares = ThreadPool(size).split(list(range(count)), most)
     assert [thing for share in shares for thing in share] == list(range(count))
     lengths = [len(share) for share in shares]
     assert max(lengths) <= most
@@ -24,29 +24,29 @@ def test_shares_are_even_and_complete(size, count, most):
 
 @given(size=st.integers(1, 5), count=st.integers(1, 40), most=st.integers(1, 12), among=st.integers(1, 6))
 def test_several_works_have_their_part_of_the_crew(size, count, most, among):
-    shares = Crew(size).split(list(range(count)), most, among)
-    assert shares == Crew(-(-size // among)).split(list(range(count)), most)
+    shares = ThreadPool(size).split(list(range(count)), most, among)
+    assert shares == ThreadPool(-(-size // among)).split(list(range(count)), most)
 
 
 def test_what_has_not_begun_can_be_dropped_and_the_caller_helps_himself_meanwhile():
-    crew, begun, go = Crew(1), threading.Event(), threading.Event()
+    pool, begun, go = ThreadPool(1), threading.Event(), threading.Event()
 
     def work(share: int) -> int:
         begun.set()
         go.wait(10)
         return share
 
-    first, second = crew.submit(work, [1, 2])
+    first, second = pool.submit(work, [1, 2])
     assert begun.wait(10)
-    assert crew.busy
+    assert pool.busy
     here = threading.current_thread()
-    assert crew.map(lambda share: (share, threading.current_thread()), [3, 4]) == [(3, here), (4, here)]
-    crew.drop()
+    assert pool.map(lambda share: (share, threading.current_thread()), [3, 4]) == [(3, here), (4, here)]
+    pool.drop()
     go.set()
     assert first.result(10) == 1
     assert second.cancelled()
-    assert crew.map(lambda share: share, [5, 6]) == [5, 6]
-    assert not crew.busy
+    assert pool.map(lambda share: share, [5, 6]) == [5, 6]
+    assert not pool.busy
 
 
 def test_results_come_in_order_from_threads_of_one_thread_each():
@@ -57,7 +57,7 @@ def test_results_come_in_order_from_threads_of_one_thread_each():
         return share, threading.current_thread().name, torch.get_num_threads()
 
     with threads(2):
-        (one, first, inside), (two, second, _) = Crew(2).map(work, [1, 2])
+        (one, first, inside), (two, second, _) = ThreadPool(2).map(work, [1, 2])
         assert (one, two, inside) == (1, 2, 1)
         assert first != second
         assert torch.get_num_threads() == 2
@@ -66,7 +66,7 @@ def test_results_come_in_order_from_threads_of_one_thread_each():
 def test_a_single_share_stays_where_it_is():
     here = threading.current_thread()
     with threads(2):
-        assert Crew(3).map(lambda _: (threading.current_thread(), torch.get_num_threads()), [0]) == [
+        assert ThreadPool(3).map(lambda _: (threading.current_thread(), torch.get_num_threads()), [0]) == [
             (here, 2)
         ]
 
@@ -77,5 +77,5 @@ def test_an_error_comes_out_and_leaves_the_threads_as_they_were():
 
     with threads(2):
         with pytest.raises(ValueError, match="share 0"):
-            Crew(2).map(work, [0, 1])
+            ThreadPool(2).map(work, [0, 1])
         assert torch.get_num_threads() == 2

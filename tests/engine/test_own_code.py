@@ -14,8 +14,8 @@ import safari
 from engine.kit import SMALL, world_of
 from safari.config import parse
 from safari.engine import ENGINES, check
-from safari.engine.guests import sheltered
 from safari.errors import ConfigError, DataError
+from safari.hosting import sheltered
 from safari.plugins import check_call
 from safari.runs import RunFolder
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from engine.kit import SMALL, world_of
-from safari.engine.stack.draws import Draws
+from safari.engine.stack.sample_draws import Draws
 
 
 def wait(draws: Draws[object]) -> None:

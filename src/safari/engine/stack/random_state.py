@@ -10,7 +10,7 @@ from torch import Tensor
 from safari.engine.stack.ops import Tensors, Value
 
 
-class Luck:
+class RandomState:
     """For each client its own: a generator for what is random (dropout), and buffers that no vector holds
     (`counters`, by name, as a new module has them)."""
 
@@ -39,8 +39,8 @@ class Luck:
         return Value(torch.cat(outputs), x.clients)
 
 
-Forward = Callable[[Tensors, Tensor, Luck], Tensor]
-"""(tensors by name `[clients, *shape]`, inputs `[clients · n, ...]`, luck) -> outputs, likewise."""
+Forward = Callable[[Tensors, Tensor, RandomState], Tensor]
+"""(tensors by name `[clients, *shape]`, inputs `[clients · n, ...]`, random_state) -> outputs, likewise."""
 
 
 class seeded_by:  # noqa: N801 - reads as a verb at its uses

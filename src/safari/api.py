@@ -1,0 +1,108 @@
+"""`safari.run` and `safari.resume`: what the command line does, from Python.
+
+The engine's own functions of these names compute and write records, and say nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from itertools import chain, count
+from pathlib import Path
+from typing import Any
+
+from safari import engine
+from safari.aggregation import RULES
+from safari.config import Config
+from safari.engine import Watcher
+from safari.plugins import first_line
+from safari.report.progress import Progress
+from safari.runs import RunFolder
+from safari.runs.code import described
+from safari.trust import Trust
+from safari.view import write_report
+
+
+def run(
+    config: Config | Mapping[str, Any] | str | Path,
+    out: str | Path | None = None,
+    watchers: Sequence[Watcher] = (),
+    *,
+    progress: bool = True,
+    report: bool = True,
+    overwrite: bool = False,
+    trust: Trust = False,
+) -> dict[str, Any]:
+    """Run an experiment: every arm and seed, then a page; returns the summary, as in `summary.json`.
+
+    Args:
+        config: tables, a `Config`, or the path of a TOML file.
+        out: the run's folder, new or empty; by default `runs/NAME-DATE-TIME`.
+        watchers: told of every round besides: a tracker, or your own (docs/runs.md).
+        progress: show bars on a terminal and in a notebook, lines elsewhere, and the engine's notes; all on
+            standard error.
+        report: write `report.html` into the folder at the end.
+        overwrite: replace a run that the folder holds; what is not a run's own file is never removed.
+        trust: see `resume`; it is about the `config.toml` of a run's folder alone.
+
+    >>> import tempfile
+    >>> small = {"rounds": 2, "arms": ["drop"], "clients": 5, "model": {"name": "mlp"}}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     summary = run(small, f"{folder}/first", progress=False)
+    >>> summary["arms"]["drop"]["seeds"]["0"]["rounds"]
+    2
+    """
+    folder = new_folder(engine.as_config(config).name) if out is None else Path(out)
+    told = [*([Progress()] if progress else []), *watchers]
+    summary = engine.run(config, folder, told, overwrite=overwrite, trust=trust)
+    return _reported(folder, summary, report)
+
+
+def resume(
+    path: str | Path,
+    watchers: Sequence[Watcher] = (),
+    *,
+    from_round: int | None = None,
+    progress: bool = True,
+    report: bool = True,
+    trust: Trust = False,
+) -> dict[str, Any]:
+    """Go on with a run that was interrupted; a finished one is only summarised again.
+
+    Args:
+        path: the run's folder.
+        watchers: told of every round, also of those that are done.
+        from_round: go back to the state after this round first; it must have a checkpoint
+            (`checkpoint.keep`). What is later is kept in `cut-N` beside the records.
+        progress: as in `run`.
+        report: as in `run`.
+        trust: whether to load plug-ins that the folder's config names and that you have not run before:
+            False raises `TrustError`, True loads them, a function is shown them and decides.
+    """
+    told = [*([Progress()] if progress else []), *watchers]
+    summary = engine.resume(path, told, from_round=from_round, trust=trust)
+    return _reported(Path(path), summary, report)
+
+
+def new_folder(name: str) -> Path:
+    """runs/NAME-DATE-TIME, numbered when another run began in the same second."""
+    first = Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    others = (first.with_name(f"{first.name}-{number}") for number in count(2))
+    return next(folder for folder in chain([first], others) if not folder.exists())
+
+
+def rule_lines(runs: Sequence[RunFolder]) -> dict[str, str]:
+    """What each arm's rule does, in a line. A user's own rules said it when they ran: none is imported."""
+    lines: dict[str, str] = {}
+    for run in runs:
+        said = described(run)
+        for name in {arm.rule.name for arm in run.config.arms}:
+            lines[name] = first_line(RULES[name]) if name in RULES else said.get(name, "")
+    return lines
+
+
+def _reported(folder: Path, summary: dict[str, Any], report: bool) -> dict[str, Any]:
+    if report:
+        runs = [RunFolder.open(folder)]
+        write_report(runs, folder / "report.html", rules=rule_lines(runs))
+    return summary

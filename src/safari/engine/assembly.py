@@ -1,0 +1,196 @@
+"""From a config to a world: parts built, data divided, the model made, and everything checked before round 1."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import nn
+
+from safari.aggregation import RULES
+from safari.config import Arm, Config, Plug, Pruning
+from safari.data import AUGMENTATIONS, Data, divide, hold_out, label_counts
+from safari.engine.checks import (
+    check_augmentation,
+    check_draws,
+    check_output,
+    check_parts,
+    check_task,
+    dead_layers,
+)
+from safari.engine.device import device_of, placed
+from safari.engine.parts import Parts, Problems, call_own, is_own, parts_of
+from safari.engine.rehearsal import rehearse
+from safari.engine.world import World
+from safari.errors import ConfigError
+from safari.hosting import named
+from safari.links import Setting, check_arrays, check_length
+from safari.models import Layout
+from safari.plugins import named_arguments
+from safari.pruning import budget_for
+from safari.seeds import derive, generator
+from safari.training import Known
+
+
+def assemble(config: Config, seed: int, data: Data, parts: Parts | None = None) -> World:
+    """The world of one seed, from parts that were built before (or are built now).
+
+    ConfigError lists every problem at once.
+    """
+    problems = Problems()
+    if config.evaluation.validation > 0:
+        data = hold_out(data, config.evaluation.validation, generator(seed, "validation"))
+    built = parts or problems.attempt(lambda: parts_of(config))
+    if built is None:
+        raise ConfigError(problems.lines)
+    problems.attempt(lambda: check_task(built.task, data))
+    shares = problems.attempt(lambda: _divide(built, seed, data))
+    module = problems.attempt(lambda: _module(built, seed, data))
+    if module is not None:
+        problems.attempt(partial(_check_budgets, config, module))
+    if shares is not None:
+        problems.attempt(partial(check_draws, config.local, max(map(len, shares))))
+        counts = label_counts(data.train_y.numpy(), shares, data.classes)
+        for direction in ("uplink", "downlink"):
+            problems.attempt(partial(_start_link, built, direction, seed, counts))
+    if problems.lines or shares is None or module is None:
+        raise ConfigError(problems.lines)
+    world = _world(built, seed, data, shares, module)
+    # What can only be seen with everything in hand.
+    augment = partial(check_augmentation, world.augmentation, data, generator(seed, "batches", 0, 0))
+    problems.attempt(lambda: named("local.augment", augment))
+    problems.attempt(
+        lambda: check_output(world.module, config.model.name, world.data, world.device, world.task)
+    )
+    if not problems.lines:
+        problems.attempt(lambda: _try_masks(world))
+    for arm in config.arms:
+        problems.attempt(partial(_start_rule, arm, world))
+    own_steps = any(is_own("step", plug.name) for plug in config.aggregation.steps)
+    if own_steps or is_own("gate", config.aggregation.gate.name):
+        problems.attempt(lambda: rehearse(world, RULES["drop"]()))
+    problems.raise_if_any()
+    return world
+
+
+def check_rest(config: Config, seed: int, data: Data, problems: Problems) -> None:
+    """Note what is wrong with the division of the data, the model and the links, where another part is missing."""
+    plain = replace(config, arms=(Arm("drop", Plug("drop")),), pruning=Pruning(), policy=Plug("static"))
+    fedavg, perfect = Plug("fedavg"), Plug("perfect")
+    for up, down in ((perfect, perfect), (config.uplink, perfect), (perfect, config.downlink)):
+        made = replace(plain, client=fedavg, uplink=up, downlink=down)
+        problems.attempt(partial(assemble, made, seed, data))
+
+
+def notes_of(world: World) -> list[str]:
+    """What a user should know before the run: layers that the first masks cut whole."""
+    if world.pruner.needs_data:
+        return []
+    masks = world.first_masks(world.start, 0)
+    dead = [] if masks.shared is None else dead_layers(masks.shared, world.layout)
+    return (
+        [
+            f"the first mask cuts all of {', '.join(dead)}, so nothing passes there: keep some with pruning.least = "
+            '0.02, keep layers whole with pruning.dense, or give every layer a share with pruning.scope = "erk"'
+        ]
+        if dead
+        else []
+    )
+
+
+def _world(built: Parts, seed: int, data: Data, shares: list[np.ndarray], module: nn.Module) -> World:
+    config, device = built.config, device_of(built.config)
+    module.to(device)
+    layout = Layout.of(module)
+    counts = label_counts(data.train_y.numpy(), shares, data.classes)
+    classes = counts if built.task.labels == "class" else counts[:, :0]
+    return World(
+        config=config,
+        seed=seed,
+        device=device,
+        data=placed(data, device),
+        task=built.task,
+        parts=tuple(shares),
+        label_counts=counts,
+        module=module,
+        layout=layout,
+        counters=layout.counters(module),
+        start=layout.read(module),
+        pruner=built.pruner,
+        policy=built.policy,
+        client=built.client,
+        known=Known(
+            torch.tensor(classes, dtype=torch.float32, device=device),
+            torch.tensor([len(share) for share in shares], dtype=torch.float32, device=device),
+        ),
+        augmentation=AUGMENTATIONS[config.local.augment],
+        uplink=built.uplink,
+        downlink=built.downlink,
+        rules=built.rules,
+        server_steps=tuple(built.steps),
+        gate=built.gate,
+    )
+
+
+def _check_budgets(config: Config, module: nn.Module) -> None:
+    """Can the sparsity be had, at the start of its schedule and at the end?"""
+    p, layout = config.pruning, Layout.of(module)
+    sparsities = {p.sparsity} if p.schedule == "constant" else {p.initial, p.sparsity}
+    for sparsity in sorted(sparsities):
+        budget_for(layout, sparsity, p.scope, dense=p.dense, least=p.least, prefix="pruning.")
+
+
+def _try_masks(world: World) -> None:
+    """What would go wrong with the masks of the first round; a score of ours that looks at data is not tried."""
+    masks = world.first_masks(world.start, 0)
+    if masks.shared is None and is_own("pruner", world.config.pruning.pruner):
+        world.client_mask(masks, world.start, 0, 0)
+
+
+def _start_link(built: Parts, direction: str, seed: int, counts: np.ndarray) -> None:
+    plug, link = getattr(built.config, direction), getattr(built, direction)
+    setting = Setting(len(counts), counts, generator(seed, direction))
+    state = call_own("link", direction, plug, lambda: link.init(setting))
+    check_length(direction, link, state, built.config.rounds)
+    if is_own("link", plug.name):
+        check_arrays(f"{direction}.name: {plug.name}", "init", state)
+        link.apply(state, 0, generator(seed, direction, 0))
+
+
+def _start_rule(arm: Arm, world: World) -> None:
+    rule = world.rules[arm.name]
+    size = len(world.parts), world.layout.size, world.device
+    call_own("rule", f"arms: {arm.name}", arm.rule, partial(rule.init, *size))
+    if is_own("rule", arm.rule.name):
+        rehearse(world, rule)
+
+
+def _divide(built: Parts, seed: int, data: Data) -> list[np.ndarray]:
+    config = built.config
+    rng, options = generator(seed, "partition"), dict(config.partition.options)
+    shares = call_own(
+        "partition",
+        "partition",
+        config.partition,
+        lambda: divide(built.partition, data, config.clients, rng, options),
+    )
+    check_parts(shares, config.clients, len(data.train_y))
+    return [np.asarray(share, dtype=np.int64) for share in shares]
+
+
+def _module(built: Parts, seed: int, data: Data) -> nn.Module:
+    plug = built.config.model
+    with torch.random.fork_rng([]):
+        torch.manual_seed(derive(seed, "model") >> 1)
+        extra = named_arguments(built.model, tokens=data.tokens, labels=data.label_kind)
+        module = call_own(
+            "model",
+            "model",
+            plug,
+            lambda: built.model(data.input_shape, data.classes, **extra, **dict(plug.options)),
+        )
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"model.name: {plug.name} must return a torch.nn.Module, got {module!r}")
+    return module

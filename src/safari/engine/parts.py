@@ -1,0 +1,164 @@
+"""Every plug-in that a config names, resolved and built once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from torch import nn
+
+from safari import aggregation
+from safari.aggregation import GATES, RULES, STEPS, Compensation, Gate, ServerStep, gate_of
+from safari.aggregation.steps import steps_of
+from safari.config import Config, Plug
+from safari.data import DATASETS, PARTITIONS, Data, as_data
+from safari.engine.device import device_of
+from safari.errors import ConfigError, PruneError, SafariError
+from safari.hosting import build, factory_of, made
+from safari.links import LINKS, Link, link_of
+from safari.models import MODELS
+from safari.plugins import resolve
+from safari.pruning import POLICIES, PRUNERS, MaskPolicy, Pruner, as_pruner, for_task
+from safari.tasks import TASKS, Task
+from safari.training import CLIENTS, ClientAlgorithm
+
+T = TypeVar("T")
+
+# kind -> (built-ins, where a config names one)
+KINDS: dict[str, tuple[Mapping[str, Any], str]] = {
+    "data": (DATASETS, "data.name"),
+    "partition": (PARTITIONS, "partition.name"),
+    "model": (MODELS, "model.name"),
+    "task": (TASKS, "task.name"),
+    "pruner": (PRUNERS, "pruning.pruner"),
+    "policy": (POLICIES, "policy.name"),
+    "client": (CLIENTS, "client.name"),
+    "link": (LINKS, "uplink.name, downlink.name"),
+    "rule": (RULES, "arms"),
+    "step": (STEPS, "aggregation.steps"),
+    "gate": (GATES, "aggregation.gate"),
+}
+# What a factory is given by position; all else are its options.
+POSITIONAL = {"partition": ("labels", "clients", "rng"), "model": ("shape", "classes")}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a config names. `rules` are by the arm's name; `data`, `partition` and `model` are functions that still
+    have to be called."""
+
+    config: Config
+    data: Callable[..., Any]
+    partition: Callable[..., Any]
+    model: Callable[..., nn.Module]
+    task: Task
+    pruner: Pruner
+    policy: MaskPolicy
+    client: ClientAlgorithm
+    uplink: Link
+    downlink: Link
+    rules: Mapping[str, Compensation]
+    steps: Sequence[ServerStep]
+    gate: Gate
+
+
+class Problems:
+    """Collects what is wrong, so that a user sees all of it at once."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def attempt(self, make: Callable[[], T]) -> T | None:
+        """The value, or None with its problems noted, each once."""
+        try:
+            return make()
+        except SafariError as error:
+            found = error.problems if isinstance(error, ConfigError) else [str(error)]
+            self.lines += [line for line in found if line not in self.lines]
+        return None
+
+    def raise_if_any(self) -> None:
+        """ConfigError with all of them."""
+        if self.lines:
+            raise ConfigError(self.lines)
+
+
+def parts_of(config: Config) -> Parts:
+    """Every part that a config names; ConfigError lists all that do not exist or do not take their options."""
+    problems = Problems()
+    attempt = problems.attempt
+    found: dict[str, Any] = {
+        kind: attempt(partial(_factory, kind, getattr(config, kind)))
+        for kind in ("data", "partition", "model")
+    }
+    task = attempt(partial(_built, "task", config.task, Task))
+    found |= {
+        "task": task,
+        "pruner": attempt(partial(_pruner, config, task)),
+        "policy": attempt(partial(_built, "policy", config.policy, MaskPolicy)),
+        "client": attempt(partial(_built, "client", config.client, ClientAlgorithm)),
+    }
+    for direction in ("uplink", "downlink"):
+        plug: Plug = getattr(config, direction)
+        found[direction] = attempt(partial(link_of, direction, plug.name, plug.options, config.clients))
+    rules = {arm.name: attempt(partial(rule_of, arm.rule)) for arm in config.arms}
+    plugs = [(plug.name, plug.options) for plug in config.aggregation.steps]
+    found["steps"] = attempt(lambda: steps_of(plugs, config.aggregation.average))
+    gate = config.aggregation.gate
+    found["gate"] = attempt(lambda: gate_of(gate.name, gate.options))
+    attempt(lambda: device_of(config))
+    if found["client"] is not None and task is not None:
+        attempt(lambda: found["client"].check(task))
+    problems.raise_if_any()
+    return Parts(config=config, rules={name: rule for name, rule in rules.items() if rule}, **found)
+
+
+def check_names(config: Config, problems: Problems) -> None:
+    """Note every plug-in that does not exist or does not take its options: what can be said without data."""
+    problems.attempt(lambda: parts_of(config))
+
+
+def rule_of(plug: Plug) -> Compensation:
+    """The rule that an arm names."""
+    return aggregation.rule_of(plug.name, plug.options)
+
+
+def load_data(config: Config, parts: Parts | None = None) -> Data:
+    """The data set that a config names, on the CPU."""
+    factory = _factory("data", config.data) if parts is None else parts.data
+    options = dict(config.data.options)
+    return as_data(
+        made("data", "data", config.data.name, DATASETS, lambda: factory(**options)), config.data.name
+    )
+
+
+def is_own(kind: str, name: str) -> bool:
+    """Is it a user's part? Its mistakes become one line; a mistake in ours keeps its frames."""
+    return name not in KINDS[kind][0]
+
+
+def call_own(kind: str, field: str, plug: Plug, make: Callable[[], T]) -> T:
+    """Run a part's code, and say what went wrong in which table."""
+    return made(kind, field, plug.name, KINDS[kind][0], make)
+
+
+def _factory(kind: str, plug: Plug) -> Callable[..., Any]:
+    return factory_of(kind, kind, plug.name, plug.options, KINDS[kind][0], POSITIONAL.get(kind, ()))
+
+
+def _built(kind: str, plug: Plug, expected: type[T]) -> T:
+    return build(kind, kind, plug.name, plug.options, KINDS[kind][0], expected)
+
+
+def _pruner(config: Config, task: Task | None) -> Pruner:
+    name = config.pruning.pruner
+    found = resolve("pruner", "pruning.pruner", name, PRUNERS)
+    try:
+        pruner = as_pruner(found)
+    except PruneError as error:
+        raise ConfigError(f"pruning.pruner: {error}") from error
+    if task is not None:
+        pruner = for_task(pruner, task)
+    return pruner

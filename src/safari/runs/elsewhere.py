@@ -1,0 +1,57 @@
+"""What a Flower run's config does not decide: the clients' own app does, and no record may claim it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from safari.config import Config
+
+# The name of plug-ins that are not ours to choose.
+ELSEWHERE = "flower"
+# The fields of a config that do something on Flower: of a section these, () for a field that is none.
+EFFECTIVE: Mapping[str, tuple[str, ...]] = {
+    "name": (),
+    "seed": (),
+    "cohort": (),
+    "pruning": ("pruner", "sparsity"),
+    "wire": ("values", "bits", "step", "ratio", "feedback"),
+    "aggregation": ("weights", "average", "steps", "gate"),
+    "evaluation": ("last", "target"),
+    "checkpoint": ("every", "keep"),
+}
+# Arguments of the strategy, which a run's config holds, too.
+_ARGUMENTS = ("rounds", "clients", "arms", "model", "data", "partition", "uplink", "downlink")
+
+
+def undecided(config: Config) -> frozenset[str]:
+    """The names of fields and sections that say nothing about this run, such as `local` and `wire.every`.
+
+    >>> sorted(undecided(Config()))
+    []
+    """
+    if config.data.name != ELSEWHERE:
+        return frozenset()
+    found: list[str] = []
+    for f in fields(Config):
+        section = getattr(config, f.name)
+        if f.name in _ARGUMENTS:
+            continue
+        if f.name not in EFFECTIVE:
+            found.append(f.name)
+        elif is_dataclass(section):
+            found += [f"{f.name}.{g.name}" for g in fields(section) if g.name not in EFFECTIVE[f.name]]
+    return frozenset(found)
+
+
+def decided(config: Config) -> dict[str, Any]:
+    """The config as tables, without what it does not decide."""
+    hidden = undecided(config)
+    return {
+        name: {k: v for k, v in value.items() if f"{name}.{k}" not in hidden}
+        if isinstance(value, Mapping)
+        else value
+        for name, value in config.to_dict().items()
+        if name not in hidden
+    }

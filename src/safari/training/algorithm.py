@@ -1,0 +1,140 @@
+"""What a client does besides plain local steps: a client algorithm, written once against stacked tensors.
+
+All tensors are stacked, a row a client; a single client is a stack of one. So the same few lines serve the
+reference engine, all clients at once, and one client on a device.
+
+    loss        the training loss of each sample, from outputs, labels and what the client knows of its own
+    data direction   what a local step follows, from the gradient:  FedProx: g + μ (w - x);  SCAFFOLD: g - c_i
+    + c finish      after the last step: the state that stays with the client, and vectors that travel beside
+    the model server      what the server does with those of the clients that arrived, and what it sends along
+    next time
+
+When a message is lost, each side acts on what it knows:
+
+- A client that did not receive the broadcast does nothing in that round; its state stays.
+- A client that did trains and keeps the state that `finish` gave it. It does not learn whether its upload
+  arrived.
+- The server acts as if a lost upload had never been sent. What must agree on both sides is therefore sent as
+  it *is*
+  (SCAFFOLD: the control variate), never as a change of what the other side may not have.
+- A client that missed broadcasts gets what it needs with the next one: what travels down is a state, not a
+  change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from safari.aggregation import Round
+from safari.errors import ConfigError
+from safari.tasks import Task
+
+State = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Known:
+    """What clients know of their own data, a row each.
+
+    `label_counts` is `float32[clients, classes]`, without columns for a task that has no classes; `samples` is
+    `float32[clients]`.
+    """
+
+    label_counts: Tensor
+    samples: Tensor
+
+    def rows(self, clients: list[int]) -> Known:
+        """The same of some clients."""
+        return Known(self.label_counts[clients], self.samples[clients])
+
+
+@dataclass(frozen=True)
+class LocalRound:
+    """Some clients in the middle of a round.
+
+    `model` (`float32[clients, parameters]`) is where they stand, `start` where they began, masked; `mask`
+    what they keep. `state` holds each client's own tensors, `down` the vectors that came with the broadcast.
+    `step` counts the local steps done, of `steps` in all; `lr` is the learning rate. `gradient(at)` is the
+    gradient of the current mini-batch's loss at other models; it costs as much as a step.
+    """
+
+    model: Tensor
+    start: Tensor
+    mask: Tensor
+    state: State
+    down: State
+    known: Known
+    step: int
+    steps: int
+    lr: float | Tensor
+    gradient: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class ServerHalf:
+    """The server's side of a client algorithm.
+
+    `init(clients, parameters, device) -> state`, a dict of tensors that checkpoints can hold. `down(state)`
+    gives the vectors (`float32[parameters]`) that travel with the next broadcast. `apply(state, step, up,
+    round) -> (step, state)` follows the weighted sum: `step` is the change of the parameters that it gave,
+    `up` what the arrivals sent beside their models, a row each in the order of `round.arrived`. It is not
+    called when nobody arrived.
+    """
+
+    init: Callable[[int, int, torch.device], State]
+    down: Callable[[State], State]
+    apply: Callable[[State, Tensor, State, Round], tuple[Tensor, State]]
+
+
+def _nothing(clients: int, parameters: int, device: torch.device) -> State:
+    return {}
+
+
+@dataclass(frozen=True)
+class ClientAlgorithm:
+    """A client algorithm; every part that is None is plain FedAvg's.
+
+    `init(clients, parameters, device)` gives the state that stays with the clients, a row each.
+    `loss(outputs, labels, known, task)` takes outputs `[clients, n, ...]` and labels `[clients, n, ...]` and
+    gives `[clients, n]`. `direction( gradient, local) -> (direction, state)`; `finish(local) -> (state, up)`;
+    what `direction` puts into the state and `finish` does not return is gone after the round. `send(local)`
+    is what goes up in place of the trained parameters. `check(task)` raises ConfigError where a task cannot
+    be trained this way. `name` is what messages begin with.
+    """
+
+    init: Callable[[int, int, torch.device], State] = _nothing
+    loss: Callable[[Tensor, Tensor, Known, Task], Tensor] | None = None
+    direction: Callable[[Tensor, LocalRound], tuple[Tensor, State]] | None = None
+    finish: Callable[[LocalRound], tuple[State, State]] | None = None
+    send: Callable[[LocalRound], Tensor] | None = None
+    server: ServerHalf | None = None
+    check: Callable[[Task], None] = field(default=lambda task: None)
+    name: str = "the client algorithm"
+
+    @property
+    def keeps_state(self) -> bool:
+        """Does what a client does in a round matter to it later, even if its upload is lost?"""
+        return self.init is not _nothing
+
+
+def per_sample(task: Task, outputs: Tensor, labels: Tensor) -> Tensor:
+    """The task's loss of stacked outputs: `[clients, n]`."""
+    found = task.loss(outputs.flatten(0, 1), labels.flatten(0, 1))
+    return found.view(outputs.shape[0], -1)
+
+
+def needs_classes(name: str) -> Callable[[Task], None]:
+    """A check for algorithms that count labels."""
+
+    def check(task: Task) -> None:
+        if task.labels != "class":
+            raise ConfigError(
+                f"client.name: {name} counts each client's labels, so the task must have one class a sample; "
+                f"task {task.name} has none"
+            )
+
+    return check

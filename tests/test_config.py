@@ -122,10 +122,14 @@ LIMITS = [
     ("wire.bits", 1, "wire.bits must be at least 2, got 1"),
     ("wire.step", 0, "wire.step must be above 0.0, got 0"),
     ("wire.ratio", -1, "wire.ratio must be at least 0.0, got -1"),
+    ("wire.fraction", 0, "wire.fraction must be above 0.0, got 0"),
+    ("wire.fraction", 1.5, "wire.fraction must be at most 1.0, got 1.5"),
+    ("wire.threshold", 0, "wire.threshold must be above 0.0, got 0"),
     (
         "wire.values",
         "stepp",
-        "wire.values must be one of absolute, auto, bf16, difference, fp16, int8, qsgd, step; "
+        "wire.values must be one of absolute, auto, bf16, difference, fp16, int8, qsgd, sign, step, "
+        "threshold, top-k, unbiased; "
         "got 'stepp' (did you mean 'step'?)",
     ),
     ("evaluation.every", 0, "evaluation.every must be at least 1, got 0"),
@@ -151,6 +155,7 @@ LIMITS = [
     ("local.factor", 0, "local.factor must be above 0.0, got 0"),
     ("checkpoint.keep", 0, "checkpoint.keep must be at least 1, got 0"),
     ("checkpoint.every", 0, "checkpoint.every must be at least 1, got 0"),
+    ("checkpoint.keep", 0, "checkpoint.keep must be at least 1, got 0"),
     ("diagnostics.every", -1, "diagnostics.every must be at least 0, got -1"),
 ]
 

@@ -18,7 +18,19 @@ LEVELS = (
     ("engine", "flower", "view"),
     ("aggregation", "training", "links", "data", "runs", "report", "net"),
     ("pruning", "tasks", "models", "wire"),
-    ("config", "toml", "hosting", "trust", "plugins", "loading", "seeds", "stats", "errors", "version"),
+    (
+        "config",
+        "modes",
+        "toml",
+        "hosting",
+        "trust",
+        "plugins",
+        "loading",
+        "seeds",
+        "stats",
+        "errors",
+        "version",
+    ),
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 WITHOUT_TORCH = ("wire", "net")

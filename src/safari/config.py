@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from safari.errors import ConfigError, did_you_mean, one_of
+from safari.modes import ValueMode
 from safari.plugins import fits, spell
 
 
@@ -166,8 +167,8 @@ class Wire:
     values: str = _f(
         "auto",
         "numbers of an upload: exact (auto: the smallest; absolute, difference), or lossy (bf16, fp16, int8, "
-        "qsgd, step), and then the server averages what it decodes",
-        choices=("auto", "absolute", "difference", "bf16", "fp16", "int8", "qsgd", "step"),
+        "qsgd, step, sign, top-k, unbiased, threshold), and then the server averages what it decodes",
+        choices=tuple(mode.value for mode in ValueMode),
     )
     bits: int = _f(4, "bits of a number with qsgd", least=2, most=8)
     step: float = _f(1.0, "one step of the mode step, in units of the difference's rms", above=0.0)
@@ -177,10 +178,20 @@ class Wire:
         "0: never",
         least=0.0,
     )
+    fraction: float = _f(
+        0.05, "share of the kept weights that top-k sends, and unbiased on average", above=0.0, most=1.0
+    )
+    threshold: float = _f(
+        0.005,
+        "the mode threshold sends a change of a weight that is beyond this, and as this: about the largest "
+        "change of a round",
+        above=0.0,
+    )
     feedback: Literal["auto"] | bool = _f(
         "auto",
         "error feedback: a client adds to its next upload what lossy values left out of the parameters in "
-        "those that arrived; auto: with step, whose rounding would otherwise swallow small changes for good",
+        "those that arrived; auto: with step, sign, top-k and threshold, which would otherwise swallow small "
+        "changes for good",
     )
     every: int = _f(
         10,
@@ -196,7 +207,7 @@ class Wire:
         >>> Wire().feeds_back, Wire("step").feeds_back, Wire("step", feedback=False).feeds_back
         (False, True, False)
         """
-        return self.values == "step" if self.feedback == "auto" else self.feedback
+        return ValueMode(self.values).feeds_back if self.feedback == "auto" else self.feedback
 
 
 @dataclass(frozen=True)
@@ -292,7 +303,9 @@ class Config:
         "who holds which samples: groups, iid, shards, dirichlet, natural, or one of Flower's (flwr-...)",
         groups=2,
     )
-    model: Plug = _plug("cnn", "the model: cnn, mlp, resnet20, pfl_cnn, or your own")
+    model: Plug = _plug(
+        "cnn", "the model: cnn, mlp, resnet20, resnet18, pfl_cnn, gru, lstm, transformer, or your own"
+    )
     task: Plug = _plug("classification", "what is learned: classification, tokens, multilabel, regression")
     pruning: Pruning = field(default_factory=Pruning)
     policy: Plug = _plug(
@@ -384,7 +397,7 @@ def examine(table: Mapping[str, Any]) -> tuple[Config, list[str]]:
         del values["cohort"]
     problems += _schedule_problems(values.get("pruning", Pruning()))
     wire = values.get("wire", Wire())
-    if wire.feeds_back and wire.values in ("auto", "absolute", "difference"):
+    if wire.feeds_back and ValueMode(wire.values).exact:
         problems.append(f"wire.feedback needs lossy wire.values, got {wire.values!r}")
     names = [arm.name for arm in values.get("arms", ())]
     problems += [f"arms: the name {n!r} is used twice" for n in sorted(set(names)) if names.count(n) > 1]

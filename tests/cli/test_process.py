@@ -20,6 +20,7 @@ import safari as package
 from runs.kit import TINY, checkpoints, environment, leftovers, python, results
 from safari.aggregation import RULES
 from safari.config import parse
+from safari.models import MODELS
 from safari.toml import to_toml
 
 FAST = ["--set", "model.name=mlp", "--set", "local.steps=1", "--set", "engine.threads=1"]
@@ -77,7 +78,7 @@ def test_a_config_with_six_mistakes_is_told_all_of_them(tmp_path):
         "ronuds is not a field (did you mean 'rounds'?)",
         "clients must be at least 1, got 0",
         "pruning.sparsity must be below 1.0, got 1.0",
-        f"model.name must be one of cnn, mlp, pfl_cnn, resnet20; got 'cnnn' (did you mean 'cnn'?){own}",
+        f"model.name must be one of {', '.join(sorted(MODELS))}; got 'cnnn' (did you mean 'cnn'?){own}",
         "uplink.q is not an option (allowed: p)",
         f"arms must be one of {NAMES}; got 'safri' (did you mean 'safari'?){own}",
     ]
@@ -85,7 +86,12 @@ def test_a_config_with_six_mistakes_is_told_all_of_them(tmp_path):
     assert (done.returncode, done.stdout) == (2, "")
 
     scripted = safari("validate", "bad.toml", "--json", cwd=tmp_path)
-    assert json.loads(scripted.stdout) == {"config": "bad.toml", "valid": False, "problems": problems}
+    assert json.loads(scripted.stdout) == {
+        "config": "bad.toml",
+        "valid": False,
+        "problems": problems,
+        "notes": [],
+    }
     assert (scripted.returncode, scripted.stderr) == (2, "")
 
 
@@ -203,12 +209,8 @@ def test_a_shell_is_offered_commands_options_keys_and_names(tmp_path):
     assert complete(tmp_path, "") == commands
     assert complete(tmp_path, "re") == ["reproduce", "resume"]
     assert {"--set", "--seeds", "--out", "--json"} <= set(complete(tmp_path, "run", "--"))
-    assert complete(tmp_path, "run", "--set", "pruning.") == [
-        "pruning.pruner=",
-        "pruning.sparsity=",
-        "pruning.batch=",
-    ]
-    assert complete(tmp_path, "list", "p") == ["partition", "pruner"]
+    assert complete(tmp_path, "run", "--set", "checkpoint.") == ["checkpoint.every=", "checkpoint.keep="]
+    assert complete(tmp_path, "list", "p") == ["partition", "pruner", "policy"]
 
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path):

@@ -14,6 +14,7 @@ from safari.wire import Lossy, Shared, decode, encode
 from safari.wire.scales import upward as wire_upward
 from wire.samples import (
     LOSSY_MODES,
+    NEW_MODES,
     around_zero,
     layout_of,
     lossy,
@@ -23,6 +24,7 @@ from wire.samples import (
     small_model,
 )
 
+MODES = (*LOSSY_MODES, *NEW_MODES)
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
@@ -32,7 +34,7 @@ def decoded(vector, mask, reference, layout, values, choices):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@given(model=models(finite=True), values=st.sampled_from(LOSSY_MODES), seed=st.integers(0, 99))
+@given(model=models(finite=True), values=st.sampled_from(MODES), seed=st.integers(0, 99))
 def test_a_client_is_seen_as_its_frame_decodes(device, model, values, seed):
     layout, vector, mask, reference, _ = model
     expected = decoded(vector, mask, reference, layout, values, lossy(seed, bits=3, step=0.7))

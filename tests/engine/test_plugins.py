@@ -12,6 +12,7 @@ from engine.kit import SMALL, play, records, world_of
 from safari.aggregation import RULES
 from safari.config import parse
 from safari.engine import ENGINES, check
+from safari.models import MODELS
 from safari.runs import RunFolder
 
 MINE = '''
@@ -346,7 +347,7 @@ def test_data_that_is_not_there_does_not_hide_the_rest(tmp_path):
     wrong = {"data": {"name": "cifar10", "root": str(tmp_path)}, "model": {"name": "cnnn"}}
     lines = check(parse(wrong))
     assert len(lines) == 2
-    assert lines[0].startswith("model.name must be one of cnn, mlp, pfl_cnn, resnet20; got 'cnnn'")
+    assert lines[0].startswith(f"model.name must be one of {', '.join(sorted(MODELS))}; got 'cnnn'")
     assert lines[1].startswith(f"cifar10: expected {tmp_path}/cifar-10-batches-bin or ")
     with pytest.raises(safari.errors.DataError):
         safari.run({"data": wrong["data"]}, tmp_path / "run")

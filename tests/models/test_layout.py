@@ -85,7 +85,7 @@ def test_there_and_back_again(kind: str) -> None:
     torch.manual_seed(0)
     source, target = MODULES[kind](), MODULES[kind]()
     layout = Layout.of(source)
-    assert layout == Layout.of(target)
+    assert table(layout) == table(Layout.of(target))
     with torch.no_grad():
         for tensor in (*source.parameters(), *source.buffers()):
             if tensor.is_floating_point():
@@ -98,7 +98,9 @@ def test_there_and_back_again(kind: str) -> None:
     assert torch.equal(layout.read(target), vector)
     persistent = target.state_dict().keys()
     for name, value in source.named_parameters():
-        assert torch.equal(bits(value), bits(target.get_parameter(name))), name
+        # What is frozen stays with its module.
+        same = torch.equal(bits(value), bits(target.get_parameter(name)))
+        assert same == value.requires_grad, name
         assert target.get_parameter(name).requires_grad == value.requires_grad
     for name, value in source.named_buffers():
         if name in persistent and value.is_floating_point():
@@ -118,7 +120,7 @@ def test_entries_fill_the_vector_parameters_first(kind: str) -> None:
     assert layout.size == offset
     kinds = [e.kind == "buffer" for e in layout.entries]
     assert kinds == sorted(kinds)
-    assert layout.parameters == sum(p.numel() for p in module.parameters())
+    assert layout.parameters == sum(p.numel() for p in module.parameters() if p.requires_grad)
     assert layout.prunable_count == sum(p.numel() for p in prunable_parameters(module).values())
     assert int(layout.prunable.sum()) == layout.prunable_count
     assert layout.prunable.shape == (layout.size,)
@@ -210,7 +212,7 @@ def test_tied_weights_travel_once_and_may_be_pruned() -> None:
         ("bilinear", ["weight"]),
         ("batch norm", ["0.weight"]),
         ("norms", []),
-        ("lstm", []),
+        ("lstm", ["weight_ih_l0", "weight_hh_l0"]),
         ("attention", ["in_proj_weight", "out_proj.weight"]),
         (
             "attention with its own widths",
@@ -225,6 +227,32 @@ def test_what_may_be_pruned(kind: str, weights: list[str]) -> None:
     module = MODULES[kind]()
     assert [e.name for e in Layout.of(module).entries if e.kind == "weight"] == weights
     assert list(prunable_parameters(module)) == weights
+
+
+def test_what_is_frozen_is_no_part_of_the_vector_and_has_a_hash_of_its_own() -> None:
+    def make(seed: int = 0) -> nn.Module:
+        torch.manual_seed(seed)
+        module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+        module[0].requires_grad_(False)
+        module[1].requires_grad_(False)  # as a whole: its statistics stay, too
+        module[2].weight.requires_grad_(False)
+        return module
+
+    module = make()
+    layout = Layout.of(module)
+    names = ["2.bias", "3.weight", "3.bias", "2.running_mean", "2.running_var"]
+    assert [e.name for e in layout.entries] == names
+    assert layout.prunable_count == 8
+    assert set(layout.counters(module)) == {
+        "1.running_mean", "1.running_var", "1.num_batches_tracked", "2.num_batches_tracked"
+    }  # fmt: skip
+    # Two vectors mean the same only beside the same frozen numbers; what is used changes nothing of that.
+    assert layout.digest == Layout.of(make()).digest != Layout.of(make(seed=1)).digest
+    module(torch.randn(5, 3))
+    assert Layout.of(module).digest == layout.digest
+    assert Layout.of(nn.Linear(2, 1)).base == ""
+    with pytest.raises(SafariError, match="Linear has no parameters that are trained: all are frozen"):
+        Layout.of(nn.Linear(2, 1).requires_grad_(False))
 
 
 def test_batch_norm_statistics_are_buffers_and_their_counter_stays() -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from safari.errors import ConfigError
-from safari.models import MODELS, Layout, cnn, mlp, pfl_cnn, resnet20
+from safari.models import MODELS, Layout, cnn, mlp, pfl_cnn, resnet18, resnet20
 
 
 def count(module: nn.Module) -> int:
@@ -40,6 +40,7 @@ def test_pfl_cnn_by_hand() -> None:
     """32x32 loses 2 to each convolution without padding, and half to the pooling: 14x14 of 64 channels."""
     convolutions = (3 * 9 + 1) * 32 + (32 * 9 + 1) * 64
     dense = (64 * 14 * 14 + 1) * 128 + (128 + 1) * 10
+    torch.manual_seed(0)
     module = pfl_cnn((3, 32, 32), 10)
     assert count(module) == convolutions + dense == 1_626_442
     assert [layer.p for layer in module if isinstance(layer, nn.Dropout)] == [0.25, 0.5]
@@ -94,7 +95,7 @@ def test_resnet20_forward_written_out() -> None:
         torch.testing.assert_close(module(x), expected)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["cnn", "mlp", "pfl_cnn", "resnet20", "resnet18"])
 @pytest.mark.parametrize(
     ("shape", "classes"), [((1, 8, 8), 10), ((3, 32, 32), 10), ((2, 5, 7), 1), ((1, 4, 4), 100)]
 )
@@ -104,6 +105,36 @@ def test_every_model_takes_any_picture(name: str, shape: tuple[int, ...], classe
     module = MODELS[name](shape, classes)
     assert module(torch.zeros(2, *shape)).shape == (2, classes)
     assert Layout.of(module).prunable_count > 0
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_resnet18_forward_written_out(norm: str) -> None:
+    """The whole network again with plain functions, from its state_dict."""
+    torch.manual_seed(0)
+    module = resnet18((3, 16, 16), 10, width=4, norm=norm).eval()  # type: ignore[arg-type]
+    state = module.state_dict()
+    for name, tensor in state.items():
+        if "norm" in name and tensor.is_floating_point():
+            tensor.uniform_(0.5, 1.5)
+
+    def normed(x: Tensor, name: str) -> Tensor:
+        weight, bias = state[f"{name}.weight"], state[f"{name}.bias"]
+        if norm == "group":
+            return F.group_norm(x, 2, weight, bias)
+        return F.batch_norm(x, state[f"{name}.running_mean"], state[f"{name}.running_var"], weight, bias)
+
+    x = torch.randn(3, 3, 16, 16)
+    h = F.relu(normed(F.conv2d(x, state["conv.weight"], padding=1), "norm"))
+    for block in range(8):
+        stride, name = 2 if block in (2, 4, 6) else 1, f"blocks.{block}"
+        y = F.relu(normed(F.conv2d(h, state[f"{name}.conv1.weight"], None, stride, 1), f"{name}.norm1"))
+        y = normed(F.conv2d(y, state[f"{name}.conv2.weight"], padding=1), f"{name}.norm2")
+        if stride == 2:
+            h = normed(F.conv2d(h, state[f"{name}.shortcut.0.weight"], None, 2), f"{name}.shortcut.1")
+        h = F.relu(y + h)
+    expected = F.linear(h.mean((2, 3)), state["head.weight"], state["head.bias"])
+    with torch.no_grad():
+        torch.testing.assert_close(module(x), expected)
 
 
 def test_small_models_by_hand() -> None:
@@ -119,7 +150,8 @@ def test_small_models_by_hand() -> None:
     [
         (
             lambda: resnet20((64,), 10),
-            "resnet20 needs pictures (channels, height, width) of at least 4x4; got (64,)",
+            "resnet20 needs pictures (channels, height, width) of at least 4x4; got (64,); "
+            "text is for gru, lstm and transformer, features for mlp",
         ),
         (
             lambda: cnn((1, 8, 3), 10),
@@ -127,6 +159,10 @@ def test_small_models_by_hand() -> None:
         ),
         (lambda: resnet20((3, 32, 32), 10, width=0), "width must be at least 1, got 0"),
         (lambda: cnn((3, 32, 32), 10, width=-1), "width must be at least 1, got -1"),
+        (
+            lambda: resnet18((3, 32, 32), 10, norm="group", groups=7),
+            "groups must divide width (64), got 7",
+        ),
         (lambda: mlp((3, 32, 32), 10, hidden=[4, 0]), "hidden must be at least 1, got 0"),
     ],
 )

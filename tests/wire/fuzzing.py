@@ -19,6 +19,7 @@ from safari.wire import Shared, decode, decode_packet, encode, packets
 from wire.samples import (
     LOSSY_MODES,
     MASK_MODES,
+    NEW_MODES,
     layout_of,
     lossy,
     small_layout,
@@ -52,7 +53,7 @@ class Outcome:
 def seeds_of(vector, mask, reference, predicted, layout, limit):
     """Frames and packets of one model in every mode."""
     out = []
-    for values in ("absolute", "difference", *LOSSY_MODES):
+    for values in ("absolute", "difference", *LOSSY_MODES, *NEW_MODES):
         for mask_mode in MASK_MODES:
             for relative in (True, False):
                 if relative == (values == "absolute") or (values == "difference" and not relative):
@@ -60,7 +61,7 @@ def seeds_of(vector, mask, reference, predicted, layout, limit):
                 shared = Shared(
                     layout,
                     reference if relative else None,
-                    {"known": mask, "flips": predicted, "coded": None}[mask_mode],
+                    {"known": mask, "coded": None}.get(mask_mode, predicted),
                 )
                 choices = {"values": values, "mask_mode": mask_mode, "lossy": lossy()}
                 name = f"{values} {mask_mode}{' relative' if relative else ''}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import zlib
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -18,9 +19,9 @@ from safari.wire.bits import pack_fields, rice_encode, varint
 from safari.wire.huffman import LEVELS, MOST_BYTES, encode_rows, listed_code, paired_code, sparse_code
 from safari.wire.symbols import alphabet, pair
 
-ABSOLUTE, DIFFERENCE, BF16, FP16, INT8, QSGD, STEP = range(7)
-KNOWN, FLIPS, CODED = range(3)
-MAX_CODE = {ABSOLUTE: 0, DIFFERENCE: 3, BF16: 0, FP16: 0, INT8: 4, QSGD: 4, STEP: 4}
+ABSOLUTE, DIFFERENCE, BF16, FP16, INT8, QSGD, STEP, NONE, SIGN, SPARSE = range(10)
+KNOWN, FLIPS, CODED, SWAPS = range(4)
+MAX_CODE = dict.fromkeys(range(10), 0) | {DIFFERENCE: 3, INT8: 4, QSGD: 4, STEP: 4}
 IDENTITY = Identity("fuzz", 3, bytes(8))
 SIZES = (0, 1, 2, 127, 128, 16383, 16384, 2**21, 2**31, 2**32 - 1, 2**35 - 1)
 BOMB = zlib.compress(bytes(1 << 24), 9)[2:-4]
@@ -55,8 +56,8 @@ def build(rng: random.Random, shared: Shared, packet: bool) -> Message:
     """A valid message with random choices; `shared` has a reference and a predicted mask."""
     layout = shared.layout
     draw = np.random.default_rng(rng.getrandbits(32))
-    mode, mask_mode = rng.randrange(7), rng.randrange(3)
-    relative = mode == DIFFERENCE or (mode != ABSOLUTE and rng.random() < 0.5)
+    mode, mask_mode = rng.choice([m for m in range(10) if m != NONE or not packet]), rng.randrange(4)
+    relative = mode == DIFFERENCE or (mode not in (ABSOLUTE, NONE) and rng.random() < 0.5)
     identity = IDENTITY if rng.random() < 0.2 else None
     first, span = 0, layout.d
     if packet and layout.d:
@@ -81,8 +82,16 @@ def build(rng: random.Random, shared: Shared, packet: bool) -> Message:
         bits = random_bits(rng, draw, prunable)
         keep[:prunable] ^= bits
         sizes = np.diff(edges[edges <= prunable])
-        fields += bitmap(rng, bits, sizes)
-    code, numbers = values(rng, draw, mode, int(keep.sum()), edges.size - 1, keep, shared, first)
+        if mask_mode == SWAPS:
+            held = shared.mask_bits[first : first + prunable]
+            bits = np.concatenate([bits[held], bits[~held]])
+            cut = [np.count_nonzero(~piece) for piece in np.split(held, np.cumsum(sizes)[:-1])]
+            sizes = np.array([np.count_nonzero(held), *cut])
+        fields += bitmap(rng, bits, sizes[sizes > 0])
+    base = shared.wire_reference[first : first + span][keep].view(np.uint32)
+    counts = np.array([np.count_nonzero(keep[low:high]) for low, high in pairwise(edges.tolist())], int)
+    write = sparse if mode == SPARSE else values
+    code, numbers = write(rng, draw, mode, counts, base, relative)
     flags = mask_mode << 4 | relative << 6 | (identity is not None) << 7
     if packet:
         head = bytes([0xB0 | code, mode | flags, 0])
@@ -149,13 +158,29 @@ def deflated(rng, data):
     return out if len(out) <= 2 * len(data) + 64 else zlib.compress(data, 9)[2:-4]
 
 
-def values(rng, draw, mode, n, entries, keep, shared, first):
-    """(code, fields) of section 5 for `n` numbers."""
+def sparse(rng, draw, mode, counts, base, relative):
+    """(code, fields) of numbers of which only some are there."""
+    sent = random_bits(rng, draw, int(counts.sum()))
+    inner = rng.choice([ABSOLUTE, BF16, FP16, INT8, QSGD, STEP, SIGN, *([DIFFERENCE] if relative else [])])
+    pieces = np.split(sent, np.cumsum(counts)[:-1])
+    each = np.array([np.count_nonzero(piece) for piece in pieces], int)
+    code, fields = values(rng, draw, inner, each, base[sent], relative)
+    which = bitmap(rng, sent, counts[counts > 0]) if sent.size else []
+    return 0, [*which, ("inner", bytes([inner | code << 4])), *fields]
+
+
+def values(rng, draw, mode, counts, base, relative):
+    """(code, fields) of section 5 for so many numbers in each entry."""
+    n = int(counts.sum())
     code = rng.randint(0, MAX_CODE[mode])
     fields = []
+    if mode == NONE:
+        return code, fields
     if mode >= INT8:
-        scales = draw.integers(0, 0x7F80, 1 if mode == STEP else entries).astype("<u2")
+        scales = draw.integers(0, 0x7F80, 1 if mode == STEP else counts.size).astype("<u2")
         fields.append(("scales", scales.tobytes()))
+    if mode == SIGN:
+        return code, [*fields, ("raw", np.packbits(draw.random(n) < 0.5, bitorder="little").tobytes())]
     if mode in (ABSOLUTE, BF16, FP16):
         row = draw.integers(0, rng.choice([1, 2, 17, 256]), n).astype(np.uint8)
         raw = draw.bytes(n * (3 if mode == ABSOLUTE else 1))
@@ -171,7 +196,6 @@ def values(rng, draw, mode, n, entries, keep, shared, first):
     over = table.base.take(chosen) + raw > 0xFFFFFFFF
     raw[over] = 0xFFFFFFFF - table.base.take(chosen)[over]
     if mode == DIFFERENCE:
-        base = shared.wire_reference[first : first + keep.size][keep].view(np.uint32)
         turned = (chosen - 1 + (((base >> 23) & 255).astype(np.int64) << code)) % 255 + 1
         chosen = np.where(chosen > 0, turned, 0)
     row = chosen.astype(np.uint8)
@@ -234,7 +258,7 @@ def by_name(rng, name, data):
     """A value that is wrong for a field of this name, or at its limit."""
     if name in ("count", "length", "first", "span", "round"):
         return varint(rng.choice([*SIZES, rng.getrandbits(17), rng.getrandbits(8)]))
-    if name in ("tag", "coder", "centre", "bounds"):
+    if name in ("tag", "coder", "centre", "bounds", "inner"):
         return bytes([rng.randrange(256)]) + data[1:]
     if name == "deflate":
         return rng.choice([BOMB, data + data, b"\x00\x00\x00\xff\xff" * 50 + data])

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from safari.wire import Identity, Shared, decode, decode_packet, encode, packets
+from safari.wire import Identity, Shared, decode, decode_packet, encode, encode_mask, packets
 from wire.samples import (
     EXACT_MODES,
     EXTREMES,
     LOSSY_MODES,
     MASK_MODES,
+    NEW_MODES,
     lossy,
     small_layout,
     small_model,
@@ -31,6 +32,9 @@ AS_PACKETS = {
     "calm-step-coded",
     "two-sizes-absolute-coded",
     "named-difference-flips",
+    "calm-sign-flips-relative",
+    "calm-threshold-flips-relative",
+    "calm-unbiased-flips-relative",
 }
 # What the vectors state whose names begin so.
 IDENTITIES = {"named": Identity("Gerät 7", 300, bytes(range(8)))}
@@ -47,7 +51,7 @@ def cases():
     for name, numbers in (("calm", vector), ("wild", wild)):
         for values in EXACT_MODES:
             for mode in MASK_MODES:
-                guess = {"known": mask, "flips": predicted, "coded": None}[mode]
+                guess = {"known": mask, "coded": None}.get(mode, predicted)
                 shared = Shared(layout, reference if values == "difference" else None, guess)
                 yield f"{name}-{values}-{mode}", numbers, mask, values, shared, mode
     shared = Shared(layout, reference, predicted)
@@ -56,10 +60,21 @@ def cases():
     for name in ("blanks", "stripes"):
         numbers, kept, base = wide_model(wide, name == "stripes")
         yield f"{name}-step-coded", numbers, kept, "step", Shared(wide, base), "coded"
-    for values in LOSSY_MODES:
+    for values in (*LOSSY_MODES, *NEW_MODES):
         yield f"calm-{values}-coded", vector, mask, values, Shared(layout), "coded"
         shared = Shared(layout, reference, predicted)
         yield f"calm-{values}-flips-relative", vector, mask, values, shared, "flips"
+
+
+def add_mask(files):
+    """A mask alone."""
+    layout = small_layout()
+    _, mask, _, predicted = small_model(layout)
+    name = "mask-none-swaps.bin"
+    if name not in files:
+        (FOLDER / name).write_bytes(encode_mask(mask, layout, predicted, mask_mode="swaps"))
+        needs = {"layout": "small", "reference": False, "predicted": digits(predicted), "first": None}
+        files[name] = needs | {"vector": hexadecimal(np.zeros(layout.d)), "mask": digits(mask)}
 
 
 def hexadecimal(vector):
@@ -106,6 +121,7 @@ def main():
                 part = decode_packet(data, shared, expect=identity)
                 says = {"first": part.first, "vector": hexadecimal(part.vector), "mask": digits(part.mask)}
                 files[f"{name}.{number}.bin"] = needs | says
+    add_mask(files)
     (FOLDER / "index.json").write_text(json.dumps(index, indent=1) + "\n")
 
 

@@ -97,15 +97,7 @@ def decode(data, names, sizes, prunable, reference=None, predicted=None, identit
             inside.append((low, high))
         edge += sizes[i]
     segments = [(low, high) for low, high in inside if low < limit]
-    mask = [1] * span
-    if mask_mode < 2:
-        for i in range(first, min(first + span, limit)):
-            mask[i - first] = wire_predicted[i]
-    if mask_mode > 0:
-        bits = bitmap(source, [high - low for low, high in segments])
-        for i, bit in enumerate(bits):
-            mask[i] = bit if mask_mode == 2 else mask[i] ^ bit
-
+    mask = read_mask(source, mask_mode, first, span, segments, wire_predicted)
     kept = [first + i for i in range(span) if mask[i]]
     base = [wire_reference[i] for i in kept] if relative else None
     numbers = values(source, mode, code, kept, inside, base)
@@ -117,6 +109,20 @@ def decode(data, names, sizes, prunable, reference=None, predicted=None, identit
     return first, mask, out
 
 
+def read_mask(source, mask_mode, first, span, segments, predicted):
+    end = segments[-1][1] if segments else first
+    held = [0] * (end - first) if mask_mode == 2 else predicted[first:end]
+    changed = [0] * len(held)
+    if mask_mode == 3:
+        order = [i for i, bit in enumerate(held) if bit] + [i for i, bit in enumerate(held) if not bit]
+        sizes = [sum(held)] + [sum(1 - held[i - first] for i in range(low, high)) for low, high in segments]
+        for i, bit in zip(order, bitmap(source, [size for size in sizes if size]), strict=True):
+            changed[i] = bit
+    elif mask_mode > 0:
+        changed = bitmap(source, [high - low for low, high in segments])
+    return [a ^ b for a, b in zip(held, changed, strict=True)] + [1] * (first + span - end)
+
+
 def read_head(data, digest, reference, wire_predicted, identity):
     """(value mode, code, mask mode, relative, where the rest begins), with everything checked."""
     frame = data[:4] == b"SAF\x02"
@@ -125,7 +131,7 @@ def read_head(data, digest, reference, wire_predicted, identity):
     digests = [digest]
     if relative:
         digests.append(sha8(struct.pack(f"<{len(reference)}I", *reference)))
-    if mask_mode < 2:
+    if mask_mode != 2:
         digests.append(sha8(pack_bits(wire_predicted)))
     assert bool(modes & 128) == (identity is not None)
     stated = b""
@@ -301,8 +307,34 @@ def as_bits(number):
         return 0x7F800000 if number > 0 else 0xFF800000
 
 
+def sparse(source, kept, inside, base):
+    each = [sum(low <= i < high for i in kept) for low, high in inside]
+    sent = bitmap(source, [count for count in each if count])
+    inner = source.byte()
+    assert inner & 15 not in (7, 9)
+    chosen = [i for i, bit in enumerate(sent) if bit]
+    own = None if base is None else [base[i] for i in chosen]
+    numbers = values(source, inner & 15, inner >> 4, [kept[i] for i in chosen], inside, own)
+    out = [0] * len(kept) if base is None else list(base)
+    for i, number in zip(chosen, numbers, strict=True):
+        out[i] = number
+    return out
+
+
+def signs(source, kept, inside, base):
+    scales = [as_float(source.field(16) << 16) for _ in inside]
+    out = []
+    for i, place in enumerate(kept):
+        scale = next(x for x, (low, high) in zip(scales, inside, strict=True) if low <= place < high)
+        number = -scale if source.field(1) else scale
+        out.append(as_bits(number if base is None else as_float(base[i]) + number))
+    return out
+
+
 def values(source, mode, code, kept, inside, base):
     n = len(kept)
+    if mode in OTHERS:
+        return OTHERS[mode](source, kept, inside, base)
     scales = []
     if mode in (4, 5):
         scales = [as_float(source.field(16) << 16) for _ in inside]
@@ -347,3 +379,6 @@ def values(source, mode, code, kept, inside, base):
             number = (-abs(whole) if negative else abs(whole)) * scale
         out.append(as_bits(number if base is None else as_float(base[i]) + number))
     return out
+
+
+OTHERS = {7: lambda source, kept, inside, base: [0] * len(kept), 8: signs, 9: sparse}

@@ -10,7 +10,8 @@ from safari.wire.symbols import unchained
 
 EXACT_MODES = ("absolute", "difference")
 LOSSY_MODES = ("bf16", "fp16", "int8", "qsgd", "step")
-MASK_MODES = ("known", "flips", "coded")
+NEW_MODES = ("sign", "top-k", "unbiased", "threshold")
+MASK_MODES = ("known", "flips", "coded", "swaps")
 
 EXTREMES = np.array(
     [
@@ -74,7 +75,8 @@ def small_model(layout, seed=0, density=0.2):
 
 
 def lossy(seed=0, **choices):
-    return Lossy(rng=np.random.default_rng(seed), **choices)
+    # Where half of the small models' numbers are beyond the threshold.
+    return Lossy(rng=np.random.default_rng(seed), **{"threshold": 7e-4} | choices)
 
 
 def same_bits(a, b):

@@ -22,9 +22,13 @@ def test_costs_are_those_of_real_frames():
         "int8, mask flips",
         "qsgd, mask flips",
         "step, mask flips",
+        "sign, mask flips",
+        "top-k, mask flips",
+        "unbiased, mask flips",
+        "threshold, mask flips",
     ]
     assert found["difference, mask flips"].size == len(encode(vector, mask, shared, values="difference"))
-    assert [cost.error == 0 for cost in found.values()] == [True] * 4 + [False] * 5
+    assert [cost.error == 0 for cost in found.values()] == [True] * 4 + [False] * 9
     assert found["step, mask flips"].error == pytest.approx(0.29, abs=0.03)
 
 
@@ -32,7 +36,9 @@ def test_costs_without_shared_knowledge():
     layout = small_layout()
     vector, mask, *_ = small_model(layout)
     names = [cost.name for cost in costs(vector, mask, layout)]
-    assert names == [f"{mode}, mask coded" for mode in ("absolute", "bf16", "fp16", "int8", "step")]
+    # Those that draw need a generator.
+    modes = ("bf16", "fp16", "int8", "step", "sign", "top-k", "threshold")
+    assert names == [f"{mode}, mask coded" for mode in ("absolute", *modes)]
 
 
 def test_plain_costs_and_bounds_by_hand():

@@ -23,7 +23,8 @@ from safari.wire.budget import (
     steps_bits,
     tally,
 )
-from safari.wire.values import Kept, quantise
+from safari.wire.kept import Kept
+from safari.wire.rounding import plans
 from wire.samples import layout_of
 
 SHAPES = ["normal", "laplace", "uniform", "smooth"]
@@ -117,14 +118,17 @@ def test_a_small_number_yields_to_its_neighbour():
     turned = small & (rng.random(signs.size) < 0.5)
     numbers = (np.where(small, 0.1, 1.0) * np.where(turned, -signs, signs)).astype(np.float32)[:-1]
     kept = Kept(numbers, None, np.array([numbers.size]), numbers.size)
-    own = quantise("step", kept, Lossy(), room=1.2 * numbers.size)
+    own = plans("step", kept, Lossy(), room=1.2 * numbers.size)[0].numbers
     assert own.whole.tolist() == np.sign(numbers).tolist()
-    yielding = quantise("step", kept, Lossy(), room=0.9 * numbers.size)
+    yielding = plans("step", kept, Lossy(), room=0.9 * numbers.size)[0].numbers
     assert yielding.whole.tolist() == signs[:-1].tolist()
     # The same with the small number before the large one; neighbours in different pairs do not count.
     swapped = np.append(numbers[:-1].reshape(-1, 2)[:, ::-1].ravel(), numbers[-1])
     kept = Kept(swapped, None, np.array([swapped.size]), swapped.size)
-    assert quantise("step", kept, Lossy(), room=0.85 * numbers.size).whole.tolist() == signs[:-1].tolist()
+    assert (
+        plans("step", kept, Lossy(), room=0.85 * numbers.size)[0].numbers.whole.tolist()
+        == signs[:-1].tolist()
+    )
 
 
 def test_packets_keep_to_the_rounding_of_the_frame():

@@ -156,9 +156,11 @@ def test_arguments_are_checked():
         encode(vector, mask.astype(np.int64), layout)
     with pytest.raises(SafariError, match=r"^values must be .*; got 'stepp' \(did you mean 'step'\?\)$"):
         encode(vector, mask, layout, values="stepp")
-    with pytest.raises(SafariError, match=r"^mask_mode must be one of auto, coded, flips, known; got 'all'$"):
+    with pytest.raises(
+        SafariError, match=r"^mask_mode must be one of auto, best, coded, .*, swaps; got 'all'"
+    ):
         encode(vector, mask, layout, mask_mode="all")
-    with pytest.raises(SafariError, match=r"^mask_mode 'known' or 'flips' needs predicted_mask$"):
+    with pytest.raises(SafariError, match=r"^mask_mode 'known', 'flips' or 'swaps' needs predicted"):
         encode(vector, mask, layout, mask_mode="flips")
     with pytest.raises(SafariError, match=r"^mask_mode 'known' needs mask equal to .*, 2 bits differ$"):
         encode(vector, mask, layout, mask_mode="known", predicted_mask=np.ones(4, bool))
@@ -172,8 +174,8 @@ def test_arguments_are_checked():
         (lambda f: b"SAF\x01" + f[4:], r"^magic must be 53414602, got 53414601 \(at byte 0\)$"),
         (lambda f: f[:3], r"^magic needs 4 bytes, 3 are left \(at byte 0\)$"),
         (lambda f: f[:-1], r"^checksum must be [0-9a-f]{8}, got [0-9a-f]{8} \(at byte 14\)$"),
-        (lambda f: f[:4] + b"\x27" + f[5:], r"^modes byte 0x27 is not one of version 2 \(at byte 4\)$"),
-        (lambda f: f[:4] + b"\x30" + f[5:], r"^modes byte 0x30 is not one of version 2 \(at byte 4\)$"),
+        (lambda f: f[:4] + b"\x2f" + f[5:], r"^modes byte 0x2f is not one of version 2 \(at byte 4\)$"),
+        (lambda f: f[:4] + b"\x67" + f[5:], r"^none mode must not be relative \(at byte 4\)$"),
         (lambda f: resealed(f[:4] + b"\xa0" + f[5:30]), r"^round needs 4 bytes, 4 are left|model digest"),
         (lambda f: f[:4] + b"\x21" + f[5:], r"^difference mode must be relative \(at byte 4\)$"),
         (lambda f: f[:4] + b"\x60" + f[5:], r"^absolute mode must not be relative \(at byte 4\)$"),

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from safari.wire import Lossy, Shared, decode, decode_packet, encode, merge, packets
+from safari.wire.kept import Kept
+from safari.wire.rounding import plans
 from safari.wire.scales import from_bf16, to_bf16
 from safari.wire.signs import next_above
-from safari.wire.values import Kept, quantise
 from wire.samples import LOSSY_MODES, around_zero, layout_of, lossy, same_bits
 
 
@@ -35,7 +36,7 @@ def test_a_number_is_at_most_one_scale_off(model, values, seed):
     layout, vector, _, reference = model
     order = layout.to_wire(np.arange(layout.d))
     kept = Kept(vector[order], reference[order], layout.wire_sizes, layout.prunable_total)
-    found = quantise(values, kept, lossy(seed, bits=2 + seed % 7))
+    found = plans(values, kept, lossy(seed, bits=2 + seed % 7))[0].numbers
     scales = found.scales.astype(np.float64)
     each = np.broadcast_to(scales, layout.d) if values == "step" else np.repeat(scales, layout.wire_sizes)
     off = kept.base + found.whole * each - kept.values.astype(np.float64)

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from safari.errors import SafariError, WireError
 from safari.wire.bits import Reader
+from safari.wire.kept import Kept
+from safari.wire.rounding import Lossy, plans
 from safari.wire.scales import from_bf16, to_bf16, upward
 from safari.wire.symbols import (
     NIBBLES,
@@ -21,15 +23,7 @@ from safari.wire.symbols import (
     unzigzag,
     zigzag,
 )
-from safari.wire.values import (
-    Kept,
-    Lossy,
-    ValueReader,
-    encode_values,
-    ordered,
-    quantise,
-    unordered,
-)
+from safari.wire.values import ValueReader, encode_plan, ordered, unordered
 from wire.samples import EXTREMES, lossy
 
 ONE = b"\x80\x3f"
@@ -39,7 +33,8 @@ WORDS = st.lists(st.integers(0, 2**32 - 1), max_size=50).map(lambda x: np.array(
 def round_trip(mode, values, base=None, counts=None, choices=None):
     counts = np.array([values.size] if counts is None else counts, np.int64)
     kept = Kept(values, base, counts, values.size)
-    coded = encode_values(mode, kept, quantise(mode, kept, choices or lossy()))
+    (plan,) = plans(mode, kept, choices or lossy())
+    coded = encode_plan(plan, kept)
     return read_values(mode, coded.code, coded.data, base, counts)
 
 
@@ -150,14 +145,14 @@ def test_step_by_hand():
 
 def test_step_is_set_by_the_prunable_numbers():
     kept = Kept(np.array([3, -3, 100], np.float32), None, np.array([2, 1]), steering=2)
-    found = quantise("step", kept, Lossy(step=0.5))
+    found = plans("step", kept, Lossy(step=0.5))[0].numbers
     assert found.scales.tolist() == [1.5]
     assert found.whole.tolist() == [2, -2, 67]
 
 
 def test_a_step_is_longer_where_a_number_would_take_too_many():
     kept = Kept(np.array([1e-12, 1e3], np.float32), None, np.array([1, 1]), steering=1)
-    found = quantise("step", kept, Lossy())
+    found = plans("step", kept, Lossy())[0].numbers
     assert 1e3 / 2**30 <= found.scales[0] <= 1e3 / 2**30 * 1.01
     assert found.whole.max() <= 2**30
     assert abs(found.whole[1] * float(found.scales[0]) - 1e3) < 1e-6

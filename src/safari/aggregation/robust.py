@@ -21,7 +21,7 @@ _FARTHEST = 1e300
 
 
 def trimmed_mean(*, trim: float = 0.2) -> Compensation:
-    """Coordinate-wise trimmed mean (2018): of each number the largest and the smallest are left out.
+    """Coordinate-wise trimmed mean (2018): of each number the largest and the smallest values are left out.
 
     Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018. With n
     arrivals and x_(1) ≤ ... ≤ x_(n) their values of one coordinate,

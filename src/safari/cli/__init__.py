@@ -11,6 +11,7 @@ import click
 from safari.cli.completion import completion
 from safari.cli.init import init
 from safari.cli.list import list_
+from safari.cli.net import net
 from safari.cli.reproduce import reproduce
 from safari.cli.resume import resume
 from safari.cli.run import run
@@ -48,7 +49,7 @@ def cli() -> None:
     """Federated learning that keeps training when the network loses most of the updates."""
 
 
-for command in (run, resume, view, show, reproduce, list_, validate, init, wire, completion):
+for command in (run, resume, view, show, reproduce, list_, validate, init, wire, net, completion):
     cli.add_command(command)
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,11 +14,10 @@ from safari.config import Wire
 from safari.engine.lossy import encodable, seen
 from safari.engine.world import World
 from safari.models import Layout
+from safari.modes import ValueMode
 from safari.pruning import PRUNERS, Masks
 from safari.seeds import generator
-from safari.wire import Lossy, Shared, WireLayout, encode, inspect
-
-EXACT = ("auto", "absolute", "difference")
+from safari.wire import Lossy, Shared, WireLayout, encode, encode_votes, inspect
 
 
 def wire_layout(layout: Layout) -> WireLayout:
@@ -44,7 +44,7 @@ class RoundCodec:
         self._masks = world.first_masks(x, t) if masks is None else masks
         every = world.config.wire.every
         self.counts = every > 0 and (t % every == 0 or t + 1 == world.config.rounds)
-        self.lossy = world.config.wire.values not in EXACT
+        self.lossy = not ValueMode(world.config.wire.values).exact
         self.residual = residual if residual is None else residual.clone()
         self._up: list[int] = []
         self._beside = 0
@@ -100,11 +100,10 @@ class RoundCodec:
         for rows in vectors.values():
             kept = masks[:, :trained].expand(len(rows), -1)
             self._beside += sum(self._vector_bytes(row, mask) for row, mask in zip(rows, kept, strict=True))
-        for row in () if votes is None else votes.cpu():
-            frame = encode(
-                row.numpy(), (row != 0).numpy() | ~self._world.layout.prunable.numpy(), self.layout
-            )
-            self._beside += len(frame)
+        for row in () if votes is None else votes.cpu().numpy():
+            places = np.flatnonzero(row)
+            sizes = self.layout.sizes
+            self._beside += len(encode_votes(places, row[places], row.size, segments=sizes, mode="auto"))
 
     def beside_down(self, vectors: Mapping[str, Tensor]) -> None:
         """Count what travels down beside the model."""
@@ -171,4 +170,4 @@ class RoundCodec:
         return self._world.score_mask(self._x, self._t, masks.support, pruner=PRUNERS["mag"])
 
     def _choices(self, wire: Wire, client: int) -> Lossy:
-        return Lossy(wire.bits, wire.step, generator(self._world.seed, "wire", client, self._t), wire.ratio)
+        return Lossy.of(wire, generator(self._world.seed, "wire", client, self._t))

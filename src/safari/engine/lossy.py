@@ -14,11 +14,14 @@ from torch import Tensor
 
 from safari.engine.signs import Signs
 from safari.engine.steps import stepped, upward
-from safari.wire import Lossy, WireLayout
-from safari.wire.values import INTEGER, levels_of
+from safari.wire import Lossy, Shared, WireLayout, roundtrip
+from safari.wire.rounding.levels import INT8_LEVELS, qsgd_levels
+from safari.wire.values import INTEGER
 
 # Differences from here on have no scale that is a number; nobody decodes them, and the server refuses them.
 TOO_LARGE = 1e38
+# The modes that are worked out below; all others by the wire's own code.
+ON_TENSORS = frozenset({"bf16", "fp16", "int8", "qsgd", "step"})
 
 
 def encodable(models: Tensor, x: Tensor) -> Tensor:
@@ -41,6 +44,8 @@ def seen(
     `predicted` (`bool[1, d]`) is the mask that the server expects, if it expects one.
     """
     kept = masks.expand(len(models), -1)
+    if values not in ON_TENSORS:
+        return _in_numpy(models, kept, x, layout, values, choices)
     target = torch.where(kept, models.double() - x.double(), 0.0)
     signs = Signs.read(models, x, layout)
     if values == "step":
@@ -53,10 +58,23 @@ def seen(
     return torch.where(kept, x.double() + change, 0.0).float()
 
 
+def _in_numpy(
+    models: Tensor, kept: Tensor, x: Tensor, layout: WireLayout, values: str, choices: Sequence[Lossy]
+) -> Tensor:
+    """The same by the wire's own code, a client at a time; models that nobody can write stay as they are."""
+    shared = Shared(layout, x.cpu().numpy())
+    out = models.clone()
+    rows = zip(models.cpu().numpy(), kept.cpu().numpy(), choices, encodable(models, x).tolist(), strict=True)
+    for client, (vector, mask, lossy, fits) in enumerate(rows):
+        if fits:
+            out[client] = torch.from_numpy(roundtrip(vector, mask, shared, values, lossy)).to(out.device)
+    return out
+
+
 def _multiples(
     target: Tensor, masks: Tensor, layout: WireLayout, values: str, choices: Sequence[Lossy], signs: Signs
 ) -> Tensor:
-    most = levels_of(values, choices[0].bits)
+    most = INT8_LEVELS if values == "int8" else qsgd_levels(choices[0].bits)
     entry = torch.repeat_interleave(
         torch.arange(len(layout.sizes), device=target.device),
         torch.tensor(layout.sizes, device=target.device),

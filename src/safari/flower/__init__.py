@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from safari.errors import MissingExtraError, SafariError
 
@@ -30,4 +31,13 @@ from safari.flower.link_mod import lossy  # noqa: E402
 from safari.flower.masking import masked  # noqa: E402
 from safari.flower.strategy import SafariStrategy  # noqa: E402
 
-__all__ = ["SafariStrategy", "lossy", "masked", "masks_of", "sparse", "sparse_mod"]
+__all__ = ["Datagrams", "SafariStrategy", "lossy", "masked", "masks_of", "sparse", "sparse_mod"]
+
+
+def __getattr__(name: str) -> Any:
+    """`Datagrams` on demand: it needs the extra net."""
+    if name == "Datagrams":
+        from safari.flower.datagrams import Datagrams
+
+        return Datagrams
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,6 +16,7 @@ from safari.models import Layout
 
 FRAME_TYPE = "safari.frame.1"
 CHAIN_TYPE = "safari.chain.1"
+PACKETS_TYPE = "safari.packets.1"
 # How Flower says that an array is in numpy's own format.
 _NPY_TYPE = "numpy.ndarray"
 _FRAME = "frame"
@@ -34,6 +35,24 @@ def frame_of(record: Mapping[str, Array]) -> bytes | None:
     """The frame in a record; None where it holds plain arrays."""
     arrays = list(record.values())
     return arrays[0].data if len(arrays) == 1 and arrays[0].stype == FRAME_TYPE else None
+
+
+def packets_record(packets: Sequence[bytes]) -> ArrayRecord:
+    """Packets of one model, to be sent in datagrams.
+
+    >>> packets_of(packets_record([b"a", b"bc"]))
+    [b'a', b'bc']
+    """
+    return ArrayRecord(
+        {f"{i:05}": Array("uint8", (len(data),), PACKETS_TYPE, data) for i, data in enumerate(packets)}
+    )
+
+
+def packets_of(record: Mapping[str, Array]) -> list[bytes] | None:
+    """The packets in a record; None where it holds something else."""
+    if not len(record) or any(array.stype != PACKETS_TYPE for array in record.values()):
+        return None
+    return [record[name].data for name in sorted(record)]
 
 
 def chain_record(frames: Sequence[bytes]) -> ArrayRecord:

@@ -87,6 +87,8 @@ def broadcast(
         bits=config.wire.bits,
         step=config.wire.step,
         ratio=config.wire.ratio,
+        fraction=config.wire.fraction,
+        threshold=config.wire.threshold,
         layout=wire.digest,
         predicted=shared.mask_digest,
         remember=remember,

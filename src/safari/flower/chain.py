@@ -79,7 +79,7 @@ class Downloads:
             start = Chain.start(server.model.cpu(), server.round, layout.parameters)
             return server, Downloads(self.values, start)
         rng = generator(config.seed, "download", server.round)
-        lossy = Lossy(config.wire.bits, config.wire.step, rng, config.wire.ratio)
+        lossy = Lossy.of(config.wire, rng)
         chain = self.chain.advance(
             server.model.cpu(), wire_layout(layout), layout.prunable, self.values, lossy
         )

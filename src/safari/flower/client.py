@@ -16,16 +16,44 @@ from torch import Tensor, nn
 
 from safari.engine.codec import wire_layout
 from safari.errors import SafariError
-from safari.flower.arrays import chain_of, dense_record, dense_vector, frame_of, frame_record, state_names
+from safari.flower.arrays import (
+    chain_of,
+    dense_record,
+    dense_vector,
+    frame_of,
+    frame_record,
+    packets_record,
+    state_names,
+)
 from safari.flower.broadcast import ARRAYS, CONFIG, predict_mask
 from safari.flower.chain import follow, remember, remembered
+from safari.flower.datagram_client import carry
 from safari.flower.masking import inside
-from safari.flower.protocol import REMEMBER, SAFARI, ClientInfo, Instructions, identity, known_pruner
+from safari.flower.protocol import (
+    NET_CLIENT,
+    PACKETS,
+    REMEMBER,
+    SAFARI,
+    ClientInfo,
+    Instructions,
+    identity,
+    known_pruner,
+)
 from safari.flower.residual import read_residual, write_residual
 from safari.models import Layout
 from safari.pruning import PRUNERS, Batch, Pruner, Score, as_pruner, compute_mask
 from safari.seeds import generator, torch_generator
-from safari.wire import Lossy, Shared, decode, encode, settle, with_residual
+from safari.wire import (
+    Identity,
+    Lossy,
+    Shared,
+    decode,
+    encode,
+    packets,
+    reference_digest,
+    settle,
+    with_residual,
+)
 
 METRICS = "metrics"
 # Entries of a message's config by which `sparse_mod` hands the mask to the function: the bits, and the names
@@ -40,7 +68,9 @@ Train = Callable[[nn.Module, Message, Context], Mapping[str, float] | RecordDict
 @dataclass(frozen=True)
 class Job:
     """One round at one client: the model as it came, the mask to train in, and how to answer. `state` is the
-    client's own, which lasts from round to round."""
+    client's own, which lasts from round to round. `offered_as`: the name under which it was offered
+    datagrams.
+    """
 
     module: nn.Module
     layout: Layout
@@ -49,6 +79,7 @@ class Job:
     shared: Shared
     client: str
     state: RecordDict
+    offered_as: str = ""
 
     @property
     def masks(self) -> dict[str, Tensor]:
@@ -75,6 +106,8 @@ class Job:
         if self.instructions.upload == "dense":
             names = state_names(self.module, self.layout)
             return dense_record(self.layout, vector, _counters(self.module, names), names)
+        if self.instructions.upload == PACKETS:
+            return packets_record(self._packets(vector))
         return frame_record(self._encode(vector))
 
     def info(self) -> ClientInfo:
@@ -83,11 +116,32 @@ class Job:
             return ClientInfo(self.client, np.packbits(self.mask[self.layout.prunable].numpy()).tobytes())
         return ClientInfo(self.client)
 
-    def _encode(self, vector: Tensor) -> bytes:
+    @property
+    def _lossy(self) -> Lossy:
         # The draws of our own engines, where a client is a number.
         client = int(self.client) if self.client.isdecimal() else self.client
         rng = generator(self.instructions.seed, "wire", client, self.instructions.round)
-        lossy = Lossy(self.instructions.bits, self.instructions.step, rng, self.instructions.ratio)
+        return Lossy.of(self.instructions, rng)
+
+    def _packets(self, vector: Tensor) -> list[bytes]:
+        from safari.net.client import PACKET
+
+        reference = self.shared.reference
+        model = b"" if reference is None else reference_digest(reference)
+        identity = Identity(self.offered_as, self.instructions.round, model)
+        values, mask = self.instructions.values, self.mask.numpy()
+        return packets(
+            vector.numpy(),
+            mask,
+            self.shared,
+            limit=PACKET,
+            values=values,
+            lossy=self._lossy,
+            identity=identity,
+        )
+
+    def _encode(self, vector: Tensor) -> bytes:
+        lossy = self._lossy
         model, mask, values = vector.numpy(), self.mask.numpy(), self.instructions.values
         if not self.instructions.feedback:
             return encode(model, mask, self.shared, values=values, lossy=lossy)
@@ -119,6 +173,9 @@ def sparse(
     def decorate(train: Train) -> ClientAppCallable:
         @functools.wraps(train)
         def answer(message: Message, context: Context) -> Message:
+            return carry(message, context, inner)
+
+        def inner(message: Message, context: Context) -> Message:
             module = _make(build, context)
             if not _is_training(message):
                 _load(module, message, context)
@@ -154,6 +211,9 @@ def sparse_mod(
     chosen = None if pruner is None else as_pruner(pruner)
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        return carry(message, context, lambda m, c: inner(m, c, call_next))
+
+    def inner(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if ARRAYS not in message.content.array_records:
             return call_next(message, context)
         module = _make(build, context)
@@ -223,7 +283,8 @@ def open_job(
         )
     layout.write(module, here.masked_fill(~mask, 0.0))
     shared = _shared(layout, x, expected.cpu(), instructions)
-    return Job(module, layout, instructions, mask.cpu(), shared, identity(context), context.state)
+    offered_as = str(_config(message).get(NET_CLIENT, ""))
+    return Job(module, layout, instructions, mask.cpu(), shared, identity(context), context.state, offered_as)
 
 
 def _shared(layout: Layout, x: Tensor, expected: Tensor, instructions: Instructions) -> Shared:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from flwr.app import Error, Message
 
 from safari.errors import SafariError
 from safari.flower.broadcast import Broadcast
 from safari.flower.protocol import DOWNLINK_LOST, UNREADABLE, UPLINK_LOST
-from safari.flower.reply import Reply, read_reply
+from safari.flower.reply import NothingCameError, Reply, read_parts, read_reply
 from safari.flower.roster import NoSeatError, Roster
 from safari.flower.text import last_line, visible, visible_traceback
+
+if TYPE_CHECKING:
+    from safari.net.blocks import Delivery
 
 _log = logging.getLogger("flwr")
 
@@ -78,18 +82,20 @@ def collect(
     *,
     by_name: bool = True,
     weighted: bool = False,
+    deliveries: Mapping[int, Delivery] | None = None,
 ) -> Collected:
     """Match the replies to those who were asked; whoever is left is missing.
 
     `by_name`: believe the names that clients give, within what the roster allows. `weighted`: sample counts
-    weigh the models, so that a reply with an impossible one is refused.
+    weigh the models, so that a reply with an impossible one is refused. `deliveries`: what came of each
+    node's model in datagrams, where replies hold none.
 
     A reply is matched by the message that it answers, never by what it says of its sender: error replies
     that the SuperLink writes have an id of their own.
     """
     notes = _Notes()
     for node, message in _by_node(roster, request, replies, notes):
-        _look(node, message, sent, by_name, weighted, notes)
+        _look(node, message, _reader(sent, by_name, weighted, deliveries), notes)
     roster = _admit(roster, request, sent.instructions.round, notes)
     # Seats that belong to somebody who has answered, or was asked, are not to be had.
     asked = set(request.messages.values()) - notes.doubles
@@ -143,14 +149,27 @@ def _by_node(
     return sorted(found.items(), key=lambda item: (item[0] not in roster.nodes, item[0]))
 
 
-def _look(node: int, message: Message, sent: Broadcast, by_name: bool, weighted: bool, notes: _Notes) -> None:
+def _reader(
+    sent: Broadcast, by_name: bool, weighted: bool, deliveries: Mapping[int, Delivery] | None
+) -> Callable[[Message, int], Reply]:
+    def read(message: Message, node: int) -> Reply:
+        if deliveries is None:
+            return read_reply(message, node, sent, by_name=by_name, weighted=weighted)
+        return read_parts(message, node, sent, deliveries.get(node), by_name=by_name, weighted=weighted)
+
+    return read
+
+
+def _look(node: int, message: Message, read: Callable[[Message, int], Reply], notes: _Notes) -> None:
     """Read one reply. Whatever is in it, the round goes on."""
     if message.has_error():
         _look_at_error(node, message.error, notes)
         return
     notes.trained.add(node)
     try:
-        reply = read_reply(message, node, sent, by_name=by_name, weighted=weighted)
+        reply = read(message, node)
+    except NothingCameError as error:
+        notes.bad[node] = str(error)
     except SafariError as error:
         _refuse(node, str(error), notes)
     except Exception as error:

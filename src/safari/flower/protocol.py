@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Context
 from safari.errors import SafariError, one_of
 from safari.flower.text import visible
 from safari.pruning import PRUNERS
-from safari.wire import VALUE_MODES
+from safari.wire import ValueMode
 
 PROTOCOL = 2
 # What a client says is a record of this name. What the server says is in the one record "config", under names
@@ -22,6 +22,11 @@ REMEMBER = f"{_PREFIX}remember"
 CLIENT_ID = "safari-id"
 PARTITION_ID = "partition-id"
 UPLOADS = ("frame", "dense")
+# Another one, for clients that were offered datagrams: packets of the wire format.
+PACKETS = "packets"
+# Entries of a message's config that offer them.
+NET_PREFIX = f"{_PREFIX}net."
+NET_CLIENT = f"{NET_PREFIX}client"
 # Codes of error replies, beyond Flower's own: lost on the way by `lossy`, or not to be made sense of.
 UPLINK_LOST = 1001
 DOWNLINK_LOST = 1002
@@ -35,8 +40,8 @@ class Instructions:
     `round` counts from 0; `layout` and `predicted` are the digests of the wire layout and of the mask that
     the server expects, so that both ends know what they share before a frame relies on it. `remember`: the
     next round may build on this one's model. `feedback`: the client adds to its upload what earlier ones left
-    out; `heard` is the last round in which the server heard this client, or -1. `upload`: "frame", or "dense"
-    for plain arrays.
+    out; `heard` is the last round in which the server heard this client, or -1. `upload`: "frame", "dense"
+    for plain arrays, or "packets" for datagrams.
     """
 
     round: int
@@ -47,6 +52,8 @@ class Instructions:
     bits: int
     step: float
     ratio: float
+    fraction: float
+    threshold: float
     layout: bytes
     predicted: bytes
     remember: bool
@@ -71,10 +78,10 @@ class Instructions:
                 raise SafariError(f"{SAFARI}.{field.name} must be {field.type}, got {value!r}")
             values[field.name] = value
         instructions = cls(**values)
-        if instructions.values not in ("auto", *VALUE_MODES):
-            raise SafariError(one_of("values", instructions.values, ["auto", *VALUE_MODES]))
-        if instructions.upload not in UPLOADS:
-            raise SafariError(one_of("upload", instructions.upload, UPLOADS))
+        if instructions.values not in tuple(ValueMode):
+            raise SafariError(one_of("values", instructions.values, [mode.value for mode in ValueMode]))
+        if instructions.upload not in (*UPLOADS, PACKETS):
+            raise SafariError(one_of("upload", instructions.upload, (*UPLOADS, PACKETS)))
         return instructions
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from safari.flower.protocol import PARTITION_ID, SAFARI, ClientInfo, node_name
 from safari.flower.text import visible
 from safari.models import Layout
 from safari.wire import decode
+
+if TYPE_CHECKING:
+    from safari.net.blocks import Delivery
 
 EXAMPLES = "num-examples"
 # Bounds on what a client may say of itself. Nothing beyond them enters a weight, a mean or a record.
@@ -60,6 +63,8 @@ class Reply:
     metrics: Metrics
     size: int
     mode: str
+    # True where a number came, where the model did in part.
+    came: Tensor | None = None
 
 
 def read_reply(
@@ -94,6 +99,37 @@ def read_reply(
     if frame is not None or not bool(mask.all()):
         _check_budget(mask, sent)
     return Reply(name, vector, mask, metrics, size, mode)
+
+
+class NothingCameError(SafariError):
+    """A client has answered, and no packet of its model has arrived."""
+
+
+def read_parts(
+    message: Message,
+    node: int,
+    sent: Broadcast,
+    delivery: Delivery | None,
+    *,
+    by_name: bool = True,
+    weighted: bool = False,
+) -> Reply:
+    """What a reply and the packets beside it hold; as `read_reply` otherwise."""
+    if not message.has_content():
+        raise SafariError("the reply is empty")
+    metrics = read_metrics(message.content)
+    if weighted and metrics.wrong_examples is not None:
+        raise SafariError(metrics.wrong_examples)
+    info = _info(message.content, signed=True)
+    name = _name(info, message.content, node) if by_name else node_name(node)
+    if delivery is None or not delivery.packets:
+        refused = f"; {delivery.refused} could not be read" if delivery and delivery.refused else ""
+        raise NothingCameError(f"no packet of the model arrived{refused}")
+    vector, mask = torch.from_numpy(delivery.vector), torch.from_numpy(delivery.mask)
+    _check_size(vector)
+    _check_budget(mask, sent)
+    came = None if delivery.whole else torch.from_numpy(delivery.arrived)
+    return Reply(name, vector, mask, metrics, delivery.size, delivery.modes, came)
 
 
 def read_metrics(content: RecordDict) -> Metrics:

@@ -13,7 +13,7 @@ from safari.config import Config, parse
 from safari.errors import ConfigError, one_of
 from safari.flower.protocol import UPLOADS, known_pruner
 from safari.runs.elsewhere import EFFECTIVE, ELSEWHERE
-from safari.wire import VALUE_MODES
+from safari.wire import ValueMode
 
 # What Flower and the user's own code decide: a name in the record, and no built-in's.
 _ELSEWHERE = dict.fromkeys(("data", "partition", "uplink", "downlink"), ELSEWHERE)
@@ -28,9 +28,9 @@ _INSTEAD = {
 }
 
 # The modes of the wire format that lose nothing, and the default, which chooses among them.
-EXACT = ("auto", "absolute", "difference")
+EXACT = tuple(mode.value for mode in ValueMode if mode.exact)
 # Exact, for clients without our side, or lossy: the modes of the wire format that are.
-DOWNLOADS = ("frame", "dense", *(mode for mode in VALUE_MODES if mode not in EXACT))
+DOWNLOADS = ("frame", "dense", *(mode.value for mode in ValueMode if not mode.exact))
 
 
 def check_arguments(

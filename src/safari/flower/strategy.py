@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -30,6 +30,8 @@ from safari.flower.chain import Downloads
 from safari.flower.collect import Collected, Request, collect
 from safari.flower.evaluation import Evaluation, collect_evaluation
 from safari.flower.exchange import exchange, wait_for_nodes
+from safari.flower.parts import blocks_record, check_datagrams, reply_without_words
+from safari.flower.protocol import PACKETS
 from safari.flower.reply import mean_metrics
 from safari.flower.residual import NEVER
 from safari.flower.roster import Roster
@@ -39,7 +41,11 @@ from safari.flower.selection import Selection, select
 from safari.flower.settings import check_arguments, settings
 from safari.models import Layout
 from safari.seeds import generator
-from safari.wire import VALUE_MODES
+from safari.wire import ValueMode
+
+if TYPE_CHECKING:
+    from safari.flower.datagrams import Datagrams
+    from safari.net.blocks import Delivery
 
 _log = logging.getLogger("flwr")
 # Lines of a round in the log; the records hold all.
@@ -70,7 +76,8 @@ class SafariStrategy(Strategy):
 
     `min_nodes`: how many connected nodes the first round waits for; later ones start with whoever is there,
     or comes before their deadline. `wait`: how many seconds it waits before it gives up. `give_up`: after so
-    many rounds in a row without any arrival `start` ends with an error; None: never.
+    many rounds in a row without any arrival `start` ends with an error; None: never. `datagrams`: move models
+    in datagrams beside Flower, and count what of them arrives by the deadline (`safari.flower.Datagrams`).
 
     A strategy around this one, such as Flower's differential privacy, is respected: a model that it hands to
     `configure_train` is the one that is sent and stepped from. `run` then has no effect and is refused.
@@ -92,9 +99,12 @@ class SafariStrategy(Strategy):
         min_nodes: int = 1,
         wait: float = 600.0,
         give_up: int | None = 10,
+        datagrams: Datagrams | None = None,
     ):
         check_arguments(clients, identify, patience, download, upload, min_nodes, wait, give_up)
         self.config = settings(module, clients, rule, config, download, upload)
+        check_datagrams(datagrams, self.config, download, upload)
+        self.datagrams = datagrams
         arm = self.config.arms[0].rule
         self.rule = rule if isinstance(rule, Compensation) else rule_of(arm.name, arm.options)
         if self.rule.overrides_network:
@@ -114,7 +124,7 @@ class SafariStrategy(Strategy):
         self._first = self.layout.read(self.module)
         self._server: Server | None = None
         self._handed_in: Tensor | None = None
-        self._downloads = Downloads(download) if download in VALUE_MODES else None
+        self._downloads = Downloads(download) if download in tuple(ValueMode) else None
         self._sent: Broadcast | None = None
         self._messages: list[Message] = []
         self._chosen = Selection((), (), ())
@@ -216,6 +226,8 @@ class SafariStrategy(Strategy):
             rng=generator(self.config.seed, "cohort", self.server.round),
         )
         self._sent, self._messages = self._prepare(chosen.nodes, config, server_round, MessageType.TRAIN)
+        if self.datagrams is not None:
+            self._messages = self.datagrams.announce(self._messages, self._sent, self._timeout)
         self._chosen, self._online = chosen, frozenset(online)
         _log.info(
             "configure_train: asking %s nodes, %s bytes each; %s clients are not connected",
@@ -233,8 +245,15 @@ class SafariStrategy(Strategy):
             raise SafariError("aggregate_train needs a round that configure_train has begun")
         sent, before = self._sent, self.server.model
         weighted = self.config.aggregation.weights == "samples"
+        replies, deliveries = self._deliveries(list(replies), sent)
         collected = collect(
-            self.roster, self._request(), replies, sent, by_name=self.by_name, weighted=weighted
+            self.roster,
+            self._request(),
+            replies,
+            sent,
+            by_name=self.by_name,
+            weighted=weighted,
+            deliveries=deliveries,
         )
         self._refuse_strangers(collected)
         server = vacated(self.server, collected.roster.changed_seats(self.roster))
@@ -247,11 +266,15 @@ class SafariStrategy(Strategy):
         self._note_downloads(collected)
         received = {seat: reply.vector for seat, reply in collected.replies.items()}
         masks = {seat: reply.mask for seat, reply in collected.replies.items()}
-        self._server, outcome = server.step(received, cohort, masks)
+        came = {seat: r.came for seat, r in collected.replies.items() if r.came is not None}
+        self._server, outcome = server.step(received, cohort, masks, came)
         outcome = replace(outcome, refused={**collected.refused, **outcome.refused})
         self._line = round_record(
             self.layout, sent, collected, outcome, before.cpu(), self.server.model.cpu(), self._resumed
         )
+        if self.datagrams is not None and deliveries is not None:
+            blocks = blocks_record(deliveries, collected.nodes)
+            self._line |= {"blocks": blocks, "datagrams": self.datagrams.counts}
         self._resumed = False
         self._evaluation = Evaluation({collected.nodes[seat]: seat for seat in outcome.arrived})
         self._tell()
@@ -301,7 +324,10 @@ class SafariStrategy(Strategy):
         _log.info("[ROUND %s/%s]", number, num_rounds)
         messages = list(self.configure_train(number, ArrayRecord(), ConfigRecord({**train_config}), grid))
         watch.lap("wire")
+        deadline = time.monotonic() + self._timeout
         replies = exchange(grid, messages, self._timeout)
+        if self.datagrams is not None:
+            self.datagrams.settle(replies, deadline)
         watch.lap("train")
         arrays, metrics = self.aggregate_train(number, replies)
         watch.lap("aggregate")
@@ -339,6 +365,8 @@ class SafariStrategy(Strategy):
                     log.close()
         finally:
             self._starting = False
+            if self.datagrams is not None:
+                self.datagrams.close()
 
     def _begin(self, initial: ArrayRecord | None) -> None:
         vector = self._first
@@ -411,7 +439,7 @@ class SafariStrategy(Strategy):
             self.config,
             dense=self._dense(self.server.model) if self.download == "dense" else None,
             remember=self._downloads is not None,
-            upload=self.upload,
+            upload=PACKETS if self.datagrams is not None and kind == MessageType.TRAIN else self.upload,
         )
         # Nobody should begin to work for a round that is over. A little longer than the round itself: a
         # message that expires while it is waited for comes back as an error.
@@ -439,6 +467,22 @@ class SafariStrategy(Strategy):
 
     def _dense(self, vector: Tensor) -> ArrayRecord:
         return dense_record(self.layout, vector, self._others, self._names)
+
+    def _deliveries(
+        self, replies: list[Message], sent: Broadcast
+    ) -> tuple[list[Message], dict[int, Delivery] | None]:
+        """What came in datagrams, and the replies with those that can do without."""
+        if self.datagrams is None:
+            return replies, None
+        silent = self.datagrams.unanswered(replies)
+        deliveries = self.datagrams.collect(sent)
+        # Of a node that was never heard nobody knows which client it is.
+        replies += [
+            reply_without_words(message, self.roster.nodes[node])
+            for node, message in silent.items()
+            if node in self.roster.nodes and deliveries[node].packets
+        ]
+        return replies, deliveries
 
     def _request(self) -> Request:
         return Request(

@@ -1,6 +1,45 @@
-"""A module as one flat vector (layout), and the models that come with the package (zoo)."""
+"""A module as one flat vector (layout), and the models that come with the package.
 
-from safari.models.layout import Entry, Layout, prunable_parameters
-from safari.models.zoo import MODELS, cnn, mlp, pfl_cnn, resnet20
+A model is a function of the shape of one sample and the number of classes, with its options keyword-only.
+One that names two more arguments, `tokens` and `labels`, is told how many different tokens the inputs hold,
+and whether labels are one class a sample ("class"), one for each token ("tokens") or numbers ("numbers").
+"""
 
-__all__ = ["MODELS", "Entry", "Layout", "cnn", "mlp", "pfl_cnn", "prunable_parameters", "resnet20"]
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from safari.models.layout import Entry, Layout, frozen_tensors, prunable_parameters
+from safari.models.resnet import resnet18, resnet20
+from safari.models.text import gru, lstm, transformer
+from safari.models.zoo import cnn, mlp, pfl_cnn
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "cnn": cnn,
+    "mlp": mlp,
+    "pfl_cnn": pfl_cnn,
+    "resnet20": resnet20,
+    "resnet18": resnet18,
+    "gru": gru,
+    "lstm": lstm,
+    "transformer": transformer,
+}
+"""Models by name; the keyword-only parameters of each are its options."""
+
+__all__ = [
+    "MODELS",
+    "Entry",
+    "Layout",
+    "cnn",
+    "frozen_tensors",
+    "gru",
+    "lstm",
+    "mlp",
+    "pfl_cnn",
+    "prunable_parameters",
+    "resnet18",
+    "resnet20",
+    "transformer",
+]

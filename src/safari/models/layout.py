@@ -2,6 +2,10 @@
 
 Parameters come first, float buffers after them, so that `vector[:layout.parameters]` is all that was
 trained. The server needs this table and never the module.
+
+What is frozen (`requires_grad=False`) is no part of the vector: it never changes, so it neither travels nor
+is averaged, and one module holds it for all clients. The same goes for the buffers of a layer that is frozen
+as a whole.
 """
 
 from __future__ import annotations
@@ -56,22 +60,31 @@ class Layout:
     (8, 8, 6)
     >>> [(entry.name, entry.kind) for entry in layout.entries]
     [('weight', 'weight'), ('bias', 'parameter')]
+
+    `base` is a hash of what is frozen, empty where nothing is: a vector means something only beside the same
+    frozen numbers.
     """
 
     entries: tuple[Entry, ...]
+    base: str = ""
 
     @classmethod
     def of(cls, module: nn.Module) -> Layout:
         """The layout of any module; names the tensor when one cannot be held exactly in float32."""
         prunable = _prunable_ids(module)
         persistent = module.state_dict(keep_vars=True).keys()
+        frozen = frozen_tensors(module)
         found: list[tuple[str, Tensor, Kind]] = [
-            (name, p, "weight" if id(p) in prunable else "parameter") for name, p in module.named_parameters()
+            (name, p, "weight" if id(p) in prunable else "parameter")
+            for name, p in module.named_parameters()
+            if name not in frozen
         ]
+        if frozen and not found:
+            raise SafariError(f"{type(module).__name__} has no parameters that are trained: all are frozen")
         found += [
             (name, b, "buffer")
             for name, b in module.named_buffers()
-            if name in persistent and b.is_floating_point()
+            if name in persistent and b.is_floating_point() and name not in frozen
         ]
         entries = []
         offset = 0
@@ -84,7 +97,8 @@ class Layout:
             offset = entries[-1].end
         if not entries:
             raise SafariError(f"{type(module).__name__} has no parameters")
-        return cls(tuple(entries))
+        # Parameters alone: a buffer may change while a layer is used, and the module is scratch.
+        return cls(tuple(entries), _digest({n: p for n, p in frozen.items() if isinstance(p, nn.Parameter)}))
 
     @property
     def size(self) -> int:
@@ -119,8 +133,10 @@ class Layout:
 
     @cached_property
     def digest(self) -> str:
-        """A hash of names, shapes and kinds: two sides with the same digest mean the same vector."""
-        table = [(e.name, e.shape, e.kind) for e in self.entries]
+        """A hash of names, shapes and kinds, and of what is frozen: two sides with the same digest mean the
+        same vector."""
+        table: list[object] = [(e.name, e.shape, e.kind) for e in self.entries]
+        table += [self.base] if self.base else []
         return hashlib.sha256(json.dumps(table).encode()).hexdigest()
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
@@ -172,9 +188,32 @@ class Layout:
 
 
 def prunable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The trainable weights of convolution and linear layers, by name."""
+    """The trainable weights of convolution, linear, attention and recurrent layers, by name."""
     ids = _prunable_ids(module)
     return {name: p for name, p in module.named_parameters() if id(p) in ids}
+
+
+def frozen_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """By name: parameters that are not trained, and the buffers of layers of which nothing is."""
+    found: dict[str, Tensor] = {n: p for n, p in module.named_parameters() if not p.requires_grad}
+    for path, layer in module.named_modules():
+        own = list(layer.parameters(recurse=False))
+        if own and not any(p.requires_grad for p in own):
+            prefix = f"{path}." if path else ""
+            found |= {f"{prefix}{name}": b for name, b in layer.named_buffers(recurse=False)}
+    return found
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """A hash of tensors by name, empty for none."""
+    if not tensors:
+        return ""
+    digest = hashlib.sha256()
+    for name, tensor in tensors.items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
+    return digest.hexdigest()
 
 
 def _prunable_ids(module: nn.Module) -> set[int]:
@@ -185,6 +224,8 @@ def _prunable_ids(module: nn.Module) -> set[int]:
             names = ("weight",)
         elif isinstance(layer, nn.MultiheadAttention):
             names = _ATTENTION_WEIGHTS
+        elif isinstance(layer, nn.RNNBase):
+            names = tuple(name for name, _ in layer.named_parameters() if name.startswith("weight_"))
         weights = (getattr(layer, name, None) for name in names)
         found |= {id(w) for w in weights if isinstance(w, nn.Parameter) and w.requires_grad}
     return found

@@ -1,75 +1,13 @@
-"""Models that come with the package. A model is a function of the input's shape and the number of classes."""
+"""Small models for pictures and features."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from safari.errors import ConfigError
-
-
-class _Block(nn.Module):
-    """Two 3x3 convolutions and a shortcut without parameters (option A: subsample, pad with zeros)."""
-
-    def __init__(self, inner: int, outer: int, stride: int):
-        super().__init__()
-        self.conv1 = nn.Conv2d(inner, outer, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outer)
-        self.conv2 = nn.Conv2d(outer, outer, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outer)
-        self.stride = stride
-        self.extra = outer - inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        shortcut = x
-        if self.stride != 1 or self.extra:
-            before = self.extra // 2
-            shortcut = F.pad(
-                x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, before, self.extra - before)
-            )
-        y = F.relu(self.bn1(self.conv1(x)))
-        return F.relu(self.bn2(self.conv2(y)) + shortcut)
-
-
-class ResNet(nn.Module):
-    """The CIFAR ResNet of He et al. (2016): 6n+2 layers in three stages, option-A shortcuts."""
-
-    def __init__(self, channels: int, classes: int, blocks: int, width: int):
-        super().__init__()
-        self.conv = nn.Conv2d(channels, width, 3, 1, 1, bias=False)
-        self.bn = nn.BatchNorm2d(width)
-        stages = []
-        inner = width
-        for stage in range(3):
-            outer = width * 2**stage
-            for block in range(blocks):
-                stages.append(_Block(inner, outer, 2 if stage and not block else 1))
-                inner = outer
-        self.blocks = nn.Sequential(*stages)
-        self.head = nn.Linear(inner, classes)
-        for layer in self.modules():
-            if isinstance(layer, nn.Conv2d | nn.Linear):
-                nn.init.kaiming_normal_(layer.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits of a batch of pictures."""
-        x = F.relu(self.bn(self.conv(x)))
-        x = self.blocks(x)
-        return self.head(x.mean((2, 3)))  # type: ignore[no-any-return]
-
-
-def resnet20(shape: tuple[int, ...], classes: int, *, width: int = 16) -> nn.Module:
-    """ResNet-20 for CIFAR, option-A shortcuts: 269,722 parameters for 3x32x32 inputs and 10 classes.
-
-    >>> sum(p.numel() for p in resnet20((3, 32, 32), 10).parameters())
-    269722
-    """
-    _need_images("resnet20", shape, smallest=4)
-    _need_positive("width", width)
-    return ResNet(shape[0], classes, blocks=3, width=width)
+from safari.models.checks import need_images, need_positive
 
 
 def cnn(shape: tuple[int, ...], classes: int, *, width: int = 16) -> nn.Module:
@@ -78,8 +16,8 @@ def cnn(shape: tuple[int, ...], classes: int, *, width: int = 16) -> nn.Module:
     >>> sum(p.numel() for p in cnn((1, 8, 8), 10).parameters())
     38282
     """
-    _need_images("cnn", shape, smallest=4)
-    _need_positive("width", width)
+    need_images("cnn", shape, smallest=4)
+    need_positive("width", width)
     channels, height, wide = shape
     return nn.Sequential(
         nn.Conv2d(channels, width, 3, padding=1),
@@ -101,8 +39,8 @@ def pfl_cnn(shape: tuple[int, ...], classes: int, *, hidden: int = 128) -> nn.Mo
     >>> sum(p.numel() for p in pfl_cnn((3, 32, 32), 10).parameters())
     1626442
     """
-    _need_images("pfl_cnn", shape, smallest=6)
-    _need_positive("hidden", hidden)
+    need_images("pfl_cnn", shape, smallest=6)
+    need_positive("hidden", hidden)
     channels, height, wide = shape
     module = nn.Sequential(
         nn.Conv2d(channels, 32, 3),
@@ -137,26 +75,7 @@ def mlp(shape: tuple[int, ...], classes: int, *, hidden: Sequence[int] = (64,)) 
     layers: list[nn.Module] = [nn.Flatten()]
     inner = math.prod(shape)
     for outer in hidden:
-        _need_positive("hidden", outer)
+        need_positive("hidden", outer)
         layers += [nn.Linear(inner, outer), nn.ReLU()]
         inner = outer
     return nn.Sequential(*layers, nn.Linear(inner, classes))
-
-
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    "cnn": cnn,
-    "mlp": mlp,
-    "pfl_cnn": pfl_cnn,
-    "resnet20": resnet20,
-}
-
-
-def _need_images(name: str, shape: tuple[int, ...], smallest: int) -> None:
-    if len(shape) != 3 or min(shape[1:]) < smallest:
-        size = f"{smallest}x{smallest}"
-        raise ConfigError(f"{name} needs pictures (channels, height, width) of at least {size}; got {shape}")
-
-
-def _need_positive(field: str, value: int) -> None:
-    if value < 1:
-        raise ConfigError(f"{field} must be at least 1, got {value}")

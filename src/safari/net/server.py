@@ -49,6 +49,8 @@ class Upload:
     sent: int
     bytes_sent: int
     bytes_received: int
+    # Seconds; infinite where it was never measured.
+    round_trip: float = math.inf
 
     @property
     def complete(self) -> bool:
@@ -130,8 +132,13 @@ class Server:
         self._heap: list[tuple[float, int, _Peer]] = []
         self._tie = count()
 
-    def open(self, session: Session, source: Source, now: float, most_bytes: int) -> None:
-        """Begin a session: this client may ask for the broadcast and upload at most `most_bytes`."""
+    def open(
+        self, session: Session, source: Source, now: float, most_bytes: int, pacing: Pacing | None = None
+    ) -> None:
+        """Begin a session: this client may ask for the broadcast and upload at most `most_bytes`.
+
+        `pacing`: how fast to send to it, where not as to all.
+        """
         if session.id in self._peers or session.id in self._retired:
             raise SafariError(f"session {session.id.hex()} must be new: it has been used before")
         channel = Channel(
@@ -140,7 +147,7 @@ class Server:
             back=UP,
             epoch=self._epoch,
             now=now,
-            pacing=self._pacing,
+            pacing=pacing or self._pacing,
             counts=self.counts,
             rate=self._rates.get(session.identity.client),
         )
@@ -175,6 +182,7 @@ class Server:
             peer.channel.sent,
             peer.channel.bytes_sent,
             peer.bytes_received,
+            peer.channel.round_trip,
         )
 
     def complete(self, session: bytes) -> bool:

@@ -134,10 +134,10 @@ class ServerSocket:
         with self._lock:
             return Counts(self._core.counts.accepted, dict(self._core.counts.dropped))
 
-    def open(self, session: Session, source: Source, most_bytes: int) -> None:
+    def open(self, session: Session, source: Source, most_bytes: int, pacing: Pacing | None = None) -> None:
         """Begin a session; see `Server.open`."""
         with self._lock:
-            self._core.open(session, source, clock(), most_bytes)
+            self._core.open(session, source, clock(), most_bytes, pacing)
 
     def wait(
         self, sessions: Sequence[bytes], deadline: float, stop: Callable[[], bool] | None = None

@@ -16,7 +16,7 @@ EFFECTIVE: Mapping[str, tuple[str, ...]] = {
     "seed": (),
     "cohort": (),
     "pruning": ("pruner", "sparsity"),
-    "wire": ("values", "bits", "step", "ratio", "feedback"),
+    "wire": ("values", "bits", "step", "ratio", "fraction", "threshold", "feedback"),
     "aggregation": ("weights", "average", "steps", "gate"),
     "evaluation": ("last", "target"),
     "checkpoint": ("every", "keep"),

@@ -82,7 +82,9 @@ def train_local(
     layout.write(module, begin)
     masks = layout.split(mask)
     # Only what is prunable can be masked: for the rest the mask is all True.
-    pruned = [(p, ~masks[name]) for name, p in module.named_parameters() if not masks[name].all()]
+    pruned = [
+        (p, ~masks[name]) for name, p in module.named_parameters() if name in masks and not masks[name].all()
+    ]
     optimizer = OPTIMISERS[optimiser](
         (p for p in module.parameters() if p.requires_grad), lr, max(1, len(batches))
     )

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from safari.modes import ValueMode
 from safari.wire.bits import binary_bits, order0_bits
 from safari.wire.frame import decode, encode
 from safari.wire.layout import Bools, Floats, WireLayout
 from safari.wire.packet import packets
+from safari.wire.rounding import Lossy
 from safari.wire.shared import Shared, as_shared
-from safari.wire.values import VALUE_MODES, Lossy
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,8 @@ def costs(
         cases.append(("difference", "coded", Shared(shared.layout, shared.reference)))
     if shared.mask_bits is not None:
         cases += [(values, "auto", shared) for values in ("absolute", "difference")[: 1 + (len(cases) > 1)]]
-    for values in VALUE_MODES[2:]:
-        if values != "qsgd" or lossy.rng is not None:
+    for values in ValueMode:
+        if not values.exact and (not values.random or lossy.rng is not None):
             cases.append((values, "auto", shared))
     return [_cost(vector, mask, *case, lossy) for case in cases]
 

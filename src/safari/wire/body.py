@@ -13,11 +13,12 @@ from safari.errors import SafariError, WireError
 from safari.wire.bitmap import decode_bitmap, encode_bitmap
 from safari.wire.bits import CHUNK, Reader
 from safari.wire.budget import coded_bits
+from safari.wire.kept import Kept
 from safari.wire.layout import Bools, Floats, Ints, WireLayout
 from safari.wire.shared import Shared, check_mask, check_vector
-from safari.wire.values import Kept, ValueReader
+from safari.wire.values import value_reader
 
-MASK_MODES = ("known", "flips", "coded")
+MASK_MODES = ("known", "flips", "coded", "swaps")
 # How many coordinates are counted at a time to find out which to decode together.
 WINDOW = 4096
 # The most bytes that a message may have: for its head, for each entry and for each number.
@@ -118,7 +119,7 @@ class Model:
         """Where the mask differs from the predicted one."""
         predicted = self.shared.mask_bits
         if predicted is None:
-            raise SafariError("mask_mode 'known' or 'flips' needs predicted_mask")
+            raise SafariError("mask_mode 'known', 'flips' or 'swaps' needs predicted_mask")
         return self.bits ^ predicted
 
     @cached_property
@@ -152,12 +153,12 @@ class Model:
         return Kept(self.values[rows], base, np.diff(edges), steering)
 
     def mask_bits(self, mode: str) -> float:
-        """About how many bits the mask takes in a mode, "auto" included."""
+        """About how many bits the mask takes in a mode, "auto" included; of swaps a little too many."""
         predicted = self.shared.mask_bits is not None
         ways = [self.flipped] if predicted and mode != "coded" else []
         if ways and not self.flipped.size:
             return 0.0
-        if mode in ("auto", "coded"):
+        if mode in ("auto", "best", "coded"):
             ways.append(self.coordinates)
         starts = self.layout.wire_starts[: 1 + sum(self.layout.prunable)]
         return coded_bits([np.diff(np.searchsorted(way, starts)) for way in ways], starts)
@@ -166,8 +167,13 @@ class Model:
         """The mask of a range."""
         if mode == "known":
             return b""
+        here = slice(part.first, part.first + part.prunable)
+        if mode == "swaps":
+            flips, held = self.flips[here], held_bits(part, self.shared)
+            bits = np.concatenate([flips[held], flips[~held]])
+            return encode_bitmap(bits, swap_segments(held, part.segments))
         bits = self.bits if mode == "coded" else self.flips
-        return encode_bitmap(bits[part.first : part.first + part.prunable], part.segments)
+        return encode_bitmap(bits[here], part.segments)
 
 
 def as_model(vector: Floats, mask: Bools, shared: Shared) -> Model:
@@ -192,7 +198,8 @@ def decode_body(reader: Reader, part: Range, modes: Modes, shared: Shared) -> tu
     reference = None
     if modes.relative and shared.wire_reference is not None:
         reference = shared.wire_reference[part.first : part.end]
-    values = ValueReader(modes.values, modes.code, reader, kept_by_entry(keep, part))
+    counts = kept_by_entry(keep, part)
+    values = value_reader(modes.values, modes.code, modes.relative, reader, counts)
     vector = np.zeros(part.span, np.float32)
     for window in _windows(keep):
         places = np.flatnonzero(keep[window])
@@ -205,15 +212,47 @@ def decode_body(reader: Reader, part: Range, modes: Modes, shared: Shared) -> tu
 def decode_keep(reader: Reader, part: Range, mode: str, shared: Shared) -> Bools:
     """Which coordinates of the range are kept."""
     keep = np.zeros(part.span, np.bool_)
-    bits = keep[: part.prunable]
-    if mode != "known":
-        decode_bitmap(reader, part.segments, bits)
+    decode_changes(reader, part, mode, shared, keep[: part.prunable])
     if mode != "coded":
-        if shared.mask_bits is None:
-            raise SafariError("mask_mode 'known' or 'flips' needs predicted_mask")
-        bits ^= shared.mask_bits[part.first : part.first + part.prunable]
+        keep[: part.prunable] ^= held_bits(part, shared)
     keep[part.prunable :] = True
     return keep
+
+
+def decode_changes(reader: Reader, part: Range, mode: str, shared: Shared, bits: Bools) -> Ints:
+    """What the bitmap says of the prunable coordinates, into `bits`: the mask, or where it is not as held.
+
+    Gives the sizes of the segments that were coded.
+    """
+    if mode == "swaps":
+        held = held_bits(part, shared)
+        sizes = swap_segments(held, part.segments)
+        both = decode_bitmap(reader, sizes)
+        count = int(np.count_nonzero(held))
+        bits[held] = both[:count]
+        bits[~held] = both[count:]
+        return sizes
+    if mode != "known":
+        decode_bitmap(reader, part.segments, bits)
+    return part.segments
+
+
+def held_bits(part: Range, shared: Shared) -> Bools:
+    """The prunable bits of the mask that both ends hold."""
+    if shared.mask_bits is None:
+        raise SafariError("this mask_mode needs predicted_mask")
+    return shared.mask_bits[part.first : part.first + part.prunable]
+
+
+def swap_segments(held: Bools, sizes: Ints) -> Ints:
+    """The segments of the mode swaps: all that the held mask keeps, then what it cuts of each entry.
+
+    The share of kept weights that a policy exchanges is about the same in every layer, the share of cut ones
+    that come in for them depends on the layer's density.
+    """
+    edges = pairwise([0, *np.cumsum(sizes).tolist()])
+    kept = np.array([np.count_nonzero(held[lo:hi]) for lo, hi in edges], np.int64)
+    return np.concatenate([[kept.sum()], sizes - kept]).astype(np.int64)
 
 
 def kept_by_entry(keep: Bools, part: Range) -> Ints:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from safari.errors import SafariError, WireError, one_of
+from safari.modes import ValueMode
 from safari.wire.bits import Reader
 from safari.wire.body import MASK_MODES, Model, Modes, Range, as_model, check_size, decode_body, whole
 from safari.wire.budget import room_bits
 from safari.wire.identity import Identity, Label, check_identity, read_label
+from safari.wire.kept import Kept, Plan
 from safari.wire.layout import LAYOUT_DIGEST_BYTES, Bools, Floats, WireLayout
+from safari.wire.rounding import Lossy, plans
 from safari.wire.shared import DIGEST_BYTES, Shared, SharedKnowledgeError, as_shared
-from safari.wire.values import EXACT, MAX_CODE, VALUE_MODES, Coded, Lossy, Quantised, encode_values, quantise
+from safari.wire.values import CODINGS, MAX_CODE, decoded_plan, encode_plan
 
 MAGIC = b"SAF\x02"
 CHECK_AT = 14
@@ -62,7 +67,9 @@ def encode(
         mask: `bool[d]`, True where a number is kept; numbers that are not prunable must be kept.
         layout: The layout, or everything both ends hold as one `Shared`.
         values: A value mode, or "auto": the shorter of the exact ones.
-        mask_mode: "known", "flips", "coded", or "auto": the shortest.
+        mask_mode: "known", "flips", "coded" or "swaps"; "auto": the shortest of the first three; "best": of
+            all, for masks that exchange some weights for others. (Sizes under "auto" stay what they were
+            before there were swaps.)
         reference: A model that both ends hold; part of `Shared` where that is given.
         predicted_mask: A mask that both ends hold; part of `Shared` where that is given.
         receiver_reference: The digest of the reference that the receiver is known to hold. Where it differs
@@ -111,68 +118,93 @@ def decode(
     info = read_info(reader)
     check_identity(info.identity, expect, BODY_AT)
     check_shared(info, shared)
+    if info.modes.values == "none":
+        raise WireError("the frame must hold numbers, this one holds a mask alone", 4)
     keep, wire = decode_body(reader, whole(layout), info.modes, shared)
     return Decoded(layout.from_wire(wire), layout.from_wire(keep), info)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The modes that "auto" stands for on a model, the two parts of the whole body in them, and the numbers
-    of the integer modes."""
+    """The modes that were chosen for a model, what is said of its numbers, and the two parts of the body."""
 
     modes: Modes
+    plan: Plan
     mask: bytes
     values: bytes
-    numbers: Quantised | None
 
 
 def choose(
     model: Model, values: str, mask_mode: str, receiver_reference: bytes | None, lossy: Lossy
 ) -> Choice:
     """The shortest of the modes that were asked for."""
+    part = whole(model.layout)
+    kept, found, relative = planned(model, values, mask_mode, receiver_reference, lossy)
+    mask_mode, mask_part = choose_mask(model, part, mask_mode)
+    tried = [(encode_plan(plan, kept), plan) for plan in found]
+    coded, plan = min(tried, key=lambda pair: len(pair[0].data))
+    coding = plan.coding if plan.sent is None else "sparse"
+    modes = Modes(coding, mask_mode, relative and coding != "absolute", coded.code)
+    return Choice(modes, plan, mask_part, coded.data)
+
+
+def planned(
+    model: Model, values: str, mask_mode: str, receiver_reference: bytes | None, lossy: Lossy
+) -> tuple[Kept, list[Plan], bool]:
+    """The kept numbers, what could be said of them in a mode, and whether that is relative to the reference.
+
+    A difference without a usable reference falls back to absolute.
+    """
     shared = model.shared
-    part = whole(shared.layout)
+    if values not in tuple(ValueMode):
+        raise SafariError(one_of("values", values, [mode.value for mode in ValueMode]))
     room = None
-    if values == "step" and lossy.ratio:
+    if values == ValueMode.STEP and lossy.ratio:
         room = room_bits(shared.layout.d, lossy.ratio) - model.mask_bits(mask_mode)
-    mask_mode, mask_part = _choose_mask(model, part, mask_mode)
     usable = shared.reference is not None and receiver_reference in (None, shared.reference_digest)
-    tried: dict[str, tuple[Coded, Quantised | None]] = {}
-    for mode in candidates(values, usable):
-        kept = model.kept(part, usable and mode != "absolute")
-        numbers = quantise(mode, kept, lossy, room)
-        tried[mode] = encode_values(mode, kept, numbers), numbers
-    best = min(tried, key=lambda mode: len(tried[mode][0].data))
-    coded, numbers = tried[best]
-    modes = Modes(best, mask_mode, usable and best != "absolute", coded.code)
-    return Choice(modes, mask_part, coded.data, numbers)
+    if values == ValueMode.DIFFERENCE and not usable:
+        values = ValueMode.ABSOLUTE
+    kept = model.kept(whole(shared.layout), usable)
+    return kept, plans(values, kept, lossy, room), usable
 
 
-def candidates(values: str, usable: bool) -> tuple[str, ...]:
-    """The value modes to try; a difference without a usable reference falls back to absolute."""
-    if values == "auto":
-        return ("absolute", "difference") if usable else ("absolute",)
-    if values not in VALUE_MODES:
-        raise SafariError(one_of("values", values, ["auto", *VALUE_MODES]))
-    return ("absolute",) if values == "difference" and not usable else (values,)
+def roundtrip(
+    vector: Floats, mask: Bools, layout: WireLayout | Shared, values: str, lossy: Lossy | None = None
+) -> Floats:
+    """What a receiver decodes from a frame with these values: `decode(encode(...)).vector` without the bytes.
+
+    >>> layout = WireLayout(["w"], [4], [True])
+    >>> roundtrip(np.array([3, -1, 0, 2], np.float32), np.array([1, 1, 0, 1], bool), layout, "sign").tolist()
+    [2.0, -2.0, 0.0, 2.0]
+    """
+    model = as_model(vector, mask, as_shared(layout, None, None))
+    kept, found, _ = planned(model, values, "auto", None, lossy or Lossy())
+    out = np.zeros(vector.size, np.float32)
+    # Plans of which the shortest is taken say the same.
+    out[model.places] = decoded_plan(found[0], kept)
+    return out
 
 
-def _choose_mask(model: Model, part: Range, mode: str) -> tuple[str, bytes]:
-    if mode not in ("auto", *MASK_MODES):
-        raise SafariError(one_of("mask_mode", mode, ["auto", *MASK_MODES]))
-    if mode == "auto" and model.shared.mask_bits is None:
+def choose_mask(model: Model, part: Range, mode: str) -> tuple[str, bytes]:
+    """The mask mode that `mode` stands for, and the mask in it."""
+    if mode not in ("auto", "best", *MASK_MODES):
+        raise SafariError(one_of("mask_mode", mode, ["auto", "best", *MASK_MODES]))
+    asked = mode
+    if mode in ("auto", "best") and model.shared.mask_bits is None:
         mode = "coded"
-    if mode in ("auto", "known"):
+    if mode in ("auto", "best", "known"):
         flips = model.flipped.size
         if not flips:
             return "known", b""
         if mode == "known":
             raise SafariError(f"mask_mode 'known' needs mask equal to predicted_mask, {flips} bits differ")
-    if mode != "auto":
+    if mode not in ("auto", "best"):
         return mode, model.mask_bytes(part, mode)
     about = {name: model.mask_bits(name) for name in ("flips", "coded")}
     # Bitmaps with a pattern fall below their entropy, but hardly to a quarter of it.
     worth = [name for name, bits in about.items() if bits <= 4 * min(about.values())]
+    if asked == "best" and "flips" in worth:
+        worth.append("swaps")
     tried = {name: model.mask_bytes(part, name) for name in worth}
     best = min(tried, key=lambda name: len(tried[name]))
     return best, tried[best]
@@ -181,16 +213,16 @@ def _choose_mask(model: Model, part: Range, mode: str) -> tuple[str, bytes]:
 def mode_byte(modes: Modes) -> int:
     """Value mode, mask mode and the two flags in one byte."""
     flags = (RELATIVE if modes.relative else 0) | (IDENTIFIED if modes.identified else 0)
-    return VALUE_MODES.index(modes.values) | MASK_MODES.index(modes.mask) << 4 | flags
+    return CODINGS.index(modes.values) | MASK_MODES.index(modes.mask) << 4 | flags
 
 
 def parse_modes(byte: int, code: int, at: int) -> Modes:
     """The inverse of `mode_byte`, with every field checked; `at` is where the byte stands."""
     number, mask, relative = byte & 15, byte >> 4 & 3, bool(byte & RELATIVE)
-    if number >= len(VALUE_MODES) or mask >= len(MASK_MODES):
+    if number >= len(CODINGS):
         raise WireError(f"modes byte {byte:#04x} is not one of version 2", at)
-    values = VALUE_MODES[number]
-    if values in EXACT and relative != (values == "difference"):
+    values = CODINGS[number]
+    if values in ("absolute", "difference", "none") and relative != (values == "difference"):
         raise WireError(f"{values} mode must{'' if values == 'difference' else ' not'} be relative", at)
     if code > MAX_CODE[values]:
         raise WireError(f"code of {values} mode must be at most {MAX_CODE[values]}, got {code}", at)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from safari.errors import WireError
 from safari.wire.bitmap import decode_bitmap
 from safari.wire.bits import CHUNK, Bytes8, Reader, binary_bits, order0_bits
-from safari.wire.body import Modes, Range, kept_by_entry, whole
+from safari.wire.body import Modes, Range, decode_changes, held_bits, kept_by_entry, whole
 from safari.wire.frame import BODY_AT, MAGIC, Info, check_shared, read_info
 from safari.wire.identity import Identity, check_identity
 from safari.wire.layout import Bools, Floats, Ints, WireLayout
@@ -18,7 +18,7 @@ from safari.wire.packet import read_packet_head
 from safari.wire.scales import SCALE_BYTES
 from safari.wire.shared import Shared, as_shared
 from safari.wire.symbols import NIBBLES, decode_symbols
-from safari.wire.values import INTEGER
+from safari.wire.values import INTEGER, SCALED, WITHOUT_SYMBOLS, counts_of, read_inner
 
 # How many bytes of what is no frame an error shows.
 _SHOWN = 8
@@ -42,10 +42,10 @@ class EntryDensity:
 class Inspection:
     """A frame (`info` is set) or a packet explained.
 
-    `parts` are bytes: head, mask, scales, symbols, raw, which add up to `size`. `bound` holds, for the
-    last four, the order-0 entropy of what is coded and the size of what is not. Without the layout, or
-    without a predicted mask where one is needed, there is a head and a body, and what else is not known is
-    None.
+    `parts` are bytes: head, mask, scales, symbols, raw (and "sent", where only some of the kept numbers
+    were), which add up to `size`. `bound` holds, for all but the head, the order-0 entropy of what is coded
+    and the size of what is not. Without the layout, or without a predicted mask where one is needed, there is
+    a head and a body, and what else is not known is None.
     """
 
     kind: str
@@ -120,45 +120,62 @@ def inspect(
 
 
 def _weigh(brief: Inspection, reader: Reader, part: Range, shared: Shared) -> Inspection:
-    modes = brief.modes
-    marks = [reader.at]
-    mask_bound = 0.0
-    keep = np.ones(part.span, np.bool_)
-    keep[: part.prunable] = False
-    bits = keep[: part.prunable]
-    if modes.mask != "known":
-        decode_bitmap(reader, part.segments, bits)
-        pieces = np.split(bits, part.bounds[1:-1][part.bounds[1:-1] < part.prunable])
-        mask_bound = sum(binary_bits(int(np.count_nonzero(piece)), piece.size) for piece in pieces) / 8
-    if modes.mask != "coded" and shared.mask_bits is not None:
-        bits ^= shared.mask_bits[part.first : part.first + part.prunable]
-    marks.append(reader.at)
+    parts, bound = {"head": reader.at}, {}
+
+    def note(name: str, least: float) -> None:
+        """What has been read since the last part is this one; it takes at least so many bytes."""
+        parts[name], bound[name] = reader.at - sum(parts.values()), least
+
+    keep, least = _read_keep(reader, part, brief.modes, shared)
+    note("mask", least)
     counts = kept_by_entry(keep, part)
-    kept = int(counts.sum())
-    scales = 0
-    if modes.values in INTEGER:
-        scales = SCALE_BYTES * (1 if modes.values == "step" else counts.size)
-        reader.take(scales, "scales")
-    marks.append(reader.at)
-    paired = modes.values in INTEGER and modes.code == NIBBLES
-    row = decode_symbols(reader, (kept + 1) >> 1 if paired else kept)
-    marks.append(reader.at)
-    head = marks[0]
-    names = ["mask", "scales", "symbols"]
-    parts = {"head": head} | dict(zip(names, np.diff(marks).tolist(), strict=True)) | {"raw": reader.left}
-    bound = {
-        "mask": mask_bound,
-        "scales": float(scales),
-        "symbols": order0_bits(_histogram(row)) / 8,
-        "raw": float(reader.left),
-    }
+    coding, code, written = brief.modes.values, brief.modes.code, counts
+    if coding == "sparse":
+        sent = decode_bitmap(reader, counts)
+        coding, code = read_inner(reader, brief.modes.relative)
+        note("sent", _entropy(sent, counts))
+        written = counts_of(sent, counts)
+    if coding in SCALED:
+        reader.take(SCALE_BYTES * (1 if coding == "step" else counts.size), "scales")
+    note("scales", float(reader.at - sum(parts.values())))
+    n = 0 if coding in WITHOUT_SYMBOLS else int(written.sum())
+    row = decode_symbols(reader, (n + 1) >> 1 if coding in INTEGER and code == NIBBLES else n)
+    note("symbols", order0_bits(_histogram(row)) / 8)
+    reader.take(reader.left, "raw bits")
+    note("raw", float(reader.at - sum(parts.values())))
     density = tuple(
         EntryDensity(name, int(count), int(size))
         for name, count, size in zip(_names(part), counts, np.diff(part.bounds), strict=True)
     )
-    return Inspection(
-        brief.kind, brief.size, modes, parts, brief.info, part.first, part.span, kept, density, bound
+    return replace(
+        brief,
+        parts=parts,
+        first=part.first,
+        span=part.span,
+        kept=int(counts.sum()),
+        density=density,
+        bound=bound,
     )
+
+
+def _read_keep(reader: Reader, part: Range, modes: Modes, shared: Shared) -> tuple[Bools, float]:
+    """Which coordinates are kept, and the entropy of what was coded to say so, in bytes."""
+    keep = np.ones(part.span, np.bool_)
+    keep[: part.prunable] = False
+    bits = keep[: part.prunable]
+    sizes = decode_changes(reader, part, modes.mask, shared, bits)
+    least = 0.0
+    if modes.mask != "known":
+        held = held_bits(part, shared) if modes.mask == "swaps" else None
+        least = _entropy(bits if held is None else np.concatenate([bits[held], bits[~held]]), sizes)
+    if modes.mask != "coded":
+        bits ^= held_bits(part, shared)
+    return keep, least
+
+
+def _entropy(bits: Bools, sizes: Ints) -> float:
+    ones = counts_of(bits, sizes)
+    return sum(binary_bits(int(one), int(size)) for one, size in zip(ones, sizes, strict=True)) / 8
 
 
 def _histogram(row: Bytes8) -> Ints:

@@ -16,8 +16,9 @@ from safari.wire.body import Model, Modes, Range, as_model, check_size, decode_b
 from safari.wire.frame import Choice, choose, mode_byte, parse_modes
 from safari.wire.identity import Identity, IdentityError, Label, check_identity, read_packet_label
 from safari.wire.layout import Bools, Floats, Ints, WireLayout
+from safari.wire.rounding import Lossy
 from safari.wire.shared import Shared, SharedKnowledgeError, as_shared
-from safari.wire.values import Lossy, encode_values
+from safari.wire.values import encode_plan
 
 # The first byte: this in its high half, the code of the alphabet in its low one.
 MAGIC = 0xB0
@@ -129,6 +130,8 @@ def decode_packet(
     check_size(len(data), shared.layout.d, len(shared.layout.sizes))
     modes, part = read_packet_head(reader, shared, expect)
     check_size(len(data), part.span, part.entries.stop - part.entries.start)
+    if modes.values == "none":
+        raise WireError("the packet must hold numbers, this one holds a mask alone", 1)
     keep, vector = decode_body(reader, part, modes, shared)
     return Part(shared.layout, part.first, vector, keep, modes, expect)
 
@@ -147,13 +150,18 @@ def packet_label(data: bytes) -> Label | None:
 def covered(data: bytes, layout: WireLayout | Shared) -> Ints:
     """The places in the flat vector that a datagram of one's own covers: its head is read, not checked."""
     whole = layout if isinstance(layout, WireLayout) else layout.layout
+    return whole.positions(*covered_range(data, whole))
+
+
+def covered_range(data: bytes, layout: WireLayout) -> tuple[int, int]:
+    """The first wire coordinate that a datagram of one's own covers, and how many."""
     reader = Reader(data)
     modes = _read_modes(reader)
     reader.take(HEAD_BYTES - reader.at, "head")
     if modes.identified:
         read_packet_label(reader)
-    part = _read_range(reader, whole)
-    return whole.positions(part.first, part.span)
+    part = _read_range(reader, layout)
+    return part.first, part.span
 
 
 def merge(parts: Iterable[Part], layout: WireLayout | Shared) -> Merged:
@@ -231,10 +239,9 @@ def _read_range(reader: Reader, layout: WireLayout) -> Range:
 
 
 def _seal(model: Model, part: Range, choice: Choice, identity: Identity | None) -> bytes:
-    modes, numbers = choice.modes, choice.numbers
-    if numbers is not None:
-        numbers = numbers.part(part.entries, model.rows(part))
-    coded = encode_values(modes.values, model.kept(part, modes.relative), numbers)
+    modes = choice.modes
+    plan = choice.plan.part(part.entries, model.rows(part))
+    coded = encode_plan(plan, model.kept(part, modes.relative))
     context = _context(model.shared, modes, identity)
     head = bytes([MAGIC | coded.code, mode_byte(modes), context[0]])
     label = b"" if identity is None else identity.packet_header
@@ -250,7 +257,7 @@ def _weights(model: Model, choice: Choice) -> npt.NDArray[np.float64]:
     out[0] = 0
     out[1 + model.coordinates] += len(choice.values) / max(model.coordinates.size, 1)
     prunable = out[1 : layout.prunable_total + 1]
-    if choice.modes.mask == "flips":
+    if choice.modes.mask in ("flips", "swaps"):
         prunable[model.flips] += len(choice.mask) / max(int(model.flips.sum()), 1)
     elif choice.modes.mask == "coded":
         prunable += len(choice.mask) / max(layout.prunable_total, 1)

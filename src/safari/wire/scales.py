@@ -81,3 +81,10 @@ def quantum(target: Wide, steering: int, step: float) -> Floats:
 def least_quantum(target: Wide) -> Floats:
     """The smallest scale with which no number is more than `MOST_STEPS` of them."""
     return upward(np.abs(target).max(keepdims=True) / MOST_STEPS)
+
+
+def multiples(target: Wide, scale: Floats) -> npt.NDArray[np.int32]:
+    """The nearest multiples of one scale; all 0 where it is."""
+    wide = float(scale[0]) if scale.size else 0.0
+    exact = target / wide if wide else np.zeros_like(target)
+    return np.clip(np.rint(exact), -MOST_STEPS, MOST_STEPS).astype(np.int32)

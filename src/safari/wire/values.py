@@ -1,37 +1,22 @@
-"""The kept numbers as symbols and raw bits, exactly or nearly: one small codec for each value mode."""
+"""Numbers as symbols and raw bits, and back: one small codec for each coding of the format.
+
+What a lossy mode makes of the numbers first is in `safari.wire.rounding`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from safari.errors import SafariError, WireError
+from safari.wire.bitmap import decode_bitmap, encode_bitmap
 from safari.wire.bits import Bytes8, Fields, Reader, Words, field_bytes
 from safari.wire.blocks import block_bits
-from safari.wire.budget import (
-    CENTRES,
-    STEPS_FROM,
-    at_most_bits,
-    choose_rounding,
-    size_classes,
-    step_classes,
-    steps_bits,
-    tally,
-)
-from safari.wire.layout import Floats, Ints
-from safari.wire.scales import (
-    MOST_STEPS,
-    SCALE_BYTES,
-    Wide,
-    by_entry,
-    from_bf16,
-    least_quantum,
-    near_bf16,
-    quantum,
-    to_bf16,
-)
+from safari.wire.kept import Kept, Plan, Quantised
+from safari.wire.layout import Bools, Floats, Ints
+from safari.wire.scales import SCALE_BYTES, Wide, from_bf16, to_bf16
 from safari.wire.signs import Halves, next_above, sign_lost
 from safari.wire.symbols import (
     NIBBLES,
@@ -52,62 +37,17 @@ from safari.wire.symbols import (
     zigzag,
 )
 
-VALUE_MODES = ("absolute", "difference", "bf16", "fp16", "int8", "qsgd", "step")
-EXACT = frozenset({"absolute", "difference"})
+# Ways to write numbers, by their number on the wire. "none" is a mask without numbers; "sparse" writes some
+# of the kept numbers in one of the other ways.
+CODINGS = ("absolute", "difference", "bf16", "fp16", "int8", "qsgd", "step", "none", "sign", "sparse")
 INTEGER = frozenset({"int8", "qsgd", "step"})
-MAX_CODE = {"absolute": 0, "difference": 3, "bf16": 0, "fp16": 0, "int8": 4, "qsgd": 4, "step": 4}
-# Modes in which every number has as many raw bits beside its symbol.
-RAW_BITS = {"absolute": 24, "bf16": 8, "fp16": 8}
+SCALED = INTEGER | {"sign"}
+MAX_CODE = dict.fromkeys(CODINGS, 0) | {"difference": 3} | dict.fromkeys(INTEGER, 4)
+# Codings in which every number has as many raw bits beside its symbol, and those that have no symbols.
+RAW_BITS = {"absolute": 24, "bf16": 8, "fp16": 8, "none": 0, "sign": 1}
+WITHOUT_SYMBOLS = frozenset({"none", "sign"})
 # Symbols 1 to 255 of the difference mode turn with the exponent of the reference; 0 means no change.
 RING = 255
-
-
-@dataclass(frozen=True)
-class Lossy:
-    """The sender's choices for modes that do not keep every bit.
-
-    `bits` is the size of a QSGD number (2 to 8), `step` the quantum of the step mode in units of the root
-    mean square of what is sent, `rng` the source of QSGD's random rounding. `ratio`: where a frame of the
-    step mode would be more than 1/ratio of the dense model, it is rounded more coarsely; 0: never.
-    """
-
-    bits: int = 4
-    step: float = 1.0
-    rng: np.random.Generator | None = None
-    ratio: float = 60.0
-
-    def __post_init__(self) -> None:
-        if not 2 <= self.bits <= 8:
-            raise SafariError(f"bits must be 2 to 8, got {self.bits}")
-        if not (self.step > 0 and np.isfinite(self.step)):
-            raise SafariError(f"step must be positive and finite, got {self.step}")
-        if not (self.ratio >= 0 and np.isfinite(self.ratio)):
-            raise SafariError(f"ratio must be finite and at least 0, got {self.ratio}")
-
-
-@dataclass(frozen=True)
-class Kept:
-    """Kept numbers in wire order, what the reference holds there, and how many belong to each entry.
-
-    `steering` is how many of them, from the first, set the quantum of the step mode: the prunable ones.
-    """
-
-    values: Floats
-    base: Floats | None
-    counts: Ints
-    steering: int
-
-
-@dataclass(frozen=True, eq=False)
-class Quantised:
-    """Numbers as whole multiples of a scale: one scale for each entry, or one for all (step mode)."""
-
-    scales: Floats
-    whole: npt.NDArray[np.int32]
-
-    def part(self, entries: slice, numbers: slice) -> Quantised:
-        """Those of some neighbouring entries."""
-        return Quantised(self.scales if self.scales.size == 1 else self.scales[entries], self.whole[numbers])
 
 
 @dataclass(frozen=True)
@@ -118,20 +58,103 @@ class Coded:
     data: bytes
 
 
-def encode_values(mode: str, kept: Kept, numbers: Quantised | None = None) -> Coded:
-    """The numbers in that mode; `kept.base` is given where they travel as a difference, `numbers` where they
-    are whole multiples of scales."""
+def encode_plan(plan: Plan, kept: Kept) -> Coded:
+    """The kept numbers as planned."""
+    written = plan.of(kept)
+    coded = encode_values(plan.coding, written, plan.numbers)
+    if plan.sent is None:
+        return coded
+    head = encode_bitmap(plan.sent, kept.counts) + bytes([CODINGS.index(plan.coding) | coded.code << 4])
+    return Coded(0, head + coded.data)
+
+
+def decoded_plan(plan: Plan, kept: Kept) -> Floats:
+    """What a receiver decodes from `encode_plan`, without the bytes."""
+    written = plan.of(kept)
+    if plan.numbers is not None:
+        change = plan.numbers.change(written.counts)
+    elif plan.coding in ("absolute", "difference"):
+        change = None
+    else:
+        change = _widened(plan.coding, _halves(plan.coding, written))
+    numbers = written.values if change is None else _added(written.base, change)
+    if plan.sent is None:
+        return numbers
+    out = np.zeros(kept.values.size, np.float32) if kept.base is None else kept.base.copy()
+    out[plan.sent] = numbers
+    return out
+
+
+def encode_values(coding: str, kept: Kept, numbers: Quantised | None = None) -> Coded:
+    """The numbers in that coding; `kept.base` is given where they travel as a difference, `numbers` where
+    they are whole multiples of scales."""
     if numbers is not None:
+        if coding == "sign":
+            return Coded(
+                0, _scale_bytes(numbers) + np.packbits(numbers.whole < 0, bitorder="little").tobytes()
+            )
         return _integers(numbers, kept.counts)
-    if mode == "absolute":
+    if coding == "absolute":
         return Coded(0, _rotated(kept.values.view(np.uint32), 32, kept.counts))
-    if mode == "difference":
+    if coding == "difference":
         return _difference(kept)
-    return Coded(0, _rotated(_halves(mode, kept).astype(np.uint32), 16, kept.counts))
+    return Coded(0, _rotated(_halves(coding, kept).astype(np.uint32), 16, kept.counts))
+
+
+def value_reader(
+    coding: str, code: int, relative: bool, reader: Reader, counts: Ints
+) -> ValueReader | SparseReader:
+    """A reader of the numbers that follow: as many as `counts` adds up to, to the end of the data."""
+    if coding == "sparse":
+        return SparseReader(relative, reader, counts)
+    return ValueReader(coding, code, reader, counts)
+
+
+class SparseReader:
+    """Numbers of which only some were sent; the others are the reference's, or 0 where there is none."""
+
+    def __init__(self, relative: bool, reader: Reader, counts: Ints):
+        self._sent = decode_bitmap(reader, counts)
+        coding, code = read_inner(reader, relative)
+        self._inner = ValueReader(coding, code, reader, counts_of(self._sent, counts))
+        self._done = 0
+
+    def take(self, count: int, base: Floats | None) -> Floats:
+        """As `ValueReader.take`."""
+        sent = self._sent[self._done : self._done + count]
+        out = np.zeros(count, np.float32) if base is None else base.copy()
+        out[sent] = self._inner.take(int(np.count_nonzero(sent)), None if base is None else base[sent])
+        self._done += count
+        return out
+
+    def finish(self) -> None:
+        """Raise unless the data end here."""
+        self._inner.finish()
+
+
+def read_inner(reader: Reader, relative: bool) -> tuple[str, int]:
+    """The coding of the numbers that a sparse message holds, and its code."""
+    at = reader.at
+    byte = reader.byte("inner coding")
+    coding = CODINGS[byte & 15] if byte & 15 < len(CODINGS) else ""
+    if coding in ("", "none", "sparse"):
+        raise WireError(f"inner coding must be one that writes numbers, got {byte & 15}", at)
+    if coding == "difference" and not relative:
+        raise WireError("inner coding difference must be relative", at)
+    code = byte >> 4
+    if code > MAX_CODE[coding]:
+        raise WireError(f"inner code of {coding} must be at most {MAX_CODE[coding]}, got {code}", at)
+    return coding, code
+
+
+def counts_of(bits: Bools, sizes: Ints) -> Ints:
+    """How many bits are set in each of neighbouring pieces of those sizes."""
+    edges = pairwise([0, *np.cumsum(sizes).tolist()])
+    return np.array([np.count_nonzero(bits[lo:hi]) for lo, hi in edges], np.int64)
 
 
 class ValueReader:
-    """The inverse of `encode_values`: the numbers of a body, a few at a time, to the end of the data.
+    """The inverse of `encode_values`: the numbers, a few at a time, to the end of the data.
 
     `counts`: how many numbers each entry has.
     """
@@ -140,10 +163,11 @@ class ValueReader:
         self._mode, self._code = mode, code
         self._ends = np.cumsum(counts)
         n = int(counts.sum())
-        self._scales = _read_scales(mode, reader, counts.size) if mode in INTEGER else None
+        self._scales = _read_scales(mode, reader, counts.size) if mode in SCALED else None
         self._paired = mode in INTEGER and code == NIBBLES
         self._at = reader.at
-        self._row = decode_symbols(reader, (n + 1) >> 1 if self._paired else n)
+        rows = (n + 1) >> 1 if self._paired else n
+        self._row = decode_symbols(reader, 0 if mode in WITHOUT_SYMBOLS else rows)
         at = reader.at
         self._fields = Fields(reader.take(reader.left, "raw bits"), at, "raw bits")
         if mode in RAW_BITS:
@@ -154,6 +178,8 @@ class ValueReader:
 
     def take(self, count: int, base: Floats | None) -> Floats:
         """The next `count` numbers; `base` is what the reference holds there, if they are relative."""
+        if self._mode == "none":
+            return np.zeros(count, np.float32)
         symbols = self._symbols(count)
         if self._mode == "absolute":
             raw = self._fields.take(count, RAW_BITS["absolute"])
@@ -164,9 +190,7 @@ class ValueReader:
                 raise SafariError("difference mode needs a reference")
             numbers = self._differences(symbols, base)
         else:
-            change = self._multiples(symbols) if self._mode in INTEGER else self._halves(symbols)
-            with np.errstate(over="ignore", invalid="ignore"):
-                numbers = (change if base is None else base.astype(np.float64) + change).astype(np.float32)
+            numbers = _added(base, self._change(symbols, count))
         self._done += count
         return numbers
 
@@ -188,7 +212,12 @@ class ValueReader:
         change = unzigzag(self._whole(symbols))
         return unordered(ordered(base) + change.view(np.uint32)).view(np.float32)
 
-    def _halves(self, symbols: Bytes8) -> Wide:
+    def _change(self, symbols: Bytes8, count: int) -> Wide:
+        """What is added to the reference's numbers."""
+        if self._mode == "sign":
+            return (1.0 - 2.0 * self._fields.take(count, 1)) * self._scales_of(count)
+        if self._mode in INTEGER:
+            return self._multiples(symbols)
         turned = (symbols.astype(np.uint32) << 8) | self._fields.take(symbols.size, RAW_BITS[self._mode])
         return _widened(self._mode, ((turned >> 1) | (turned << 15)).astype(np.uint16))
 
@@ -217,6 +246,12 @@ class ValueReader:
         if symbols.size and int(numbers.max()) > 0xFFFFFFFF:
             raise WireError(f"numbers must be at most {0xFFFFFFFF}, got {int(numbers.max())}", self._at)
         return numbers.astype(np.uint32)
+
+
+def _added(base: Floats | None, change: Wide) -> Floats:
+    """Changes as numbers: added to the reference's where there is one, in binary64, and rounded once."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return (change if base is None else base.astype(np.float64) + change).astype(np.float32)
 
 
 def _read_scales(mode: str, reader: Reader, entries: int) -> Wide:
@@ -271,18 +306,10 @@ def _turn(base: Words, code: int) -> Ints:
     return ((base >> 23) & np.uint32(255)).astype(np.int64) << code
 
 
-def _target(kept: Kept) -> Wide:
-    values = kept.values.astype(np.float64)
-    if kept.base is None:
-        return values
-    with np.errstate(invalid="ignore"):
-        return values - kept.base
-
-
 def _halves(mode: str, kept: Kept) -> Halves:
     """The nearest numbers of 16 bits; the next above where the nearest would cost a dense number its sign."""
     with np.errstate(over="ignore", invalid="ignore"):
-        narrow = _target(kept).astype(np.float32)
+        narrow = kept.target.astype(np.float32)
         halves = to_bf16(narrow) if mode == "bf16" else narrow.astype(np.float16).view(np.uint16)
         if kept.base is None:
             return halves
@@ -299,97 +326,6 @@ def _widened(mode: str, halves: Halves) -> Wide:
         return (from_bf16(halves) if mode == "bf16" else halves.view(np.float16)).astype(np.float64)
 
 
-def quantise(mode: str, kept: Kept, lossy: Lossy, room: float | None = None) -> Quantised | None:
-    """The whole model's numbers as multiples of scales, in the modes that send such; packets share them.
-
-    `room`: about how many bits they may take in the step mode, by a coarser rounding if need be.
-
-    >>> kept = Kept(np.array([2.54, -1.0, 3.0], np.float32), None, np.array([2, 1]), 3)
-    >>> found = quantise("int8", kept, Lossy())
-    >>> found.scales.tolist(), found.whole.tolist()
-    ([0.02001953125, 0.023681640625], [127, -50, 127])
-    """
-    if mode not in INTEGER:
-        return None
-    target = _target(kept)
-    if not np.isfinite(target).all():
-        raise SafariError(f"{mode} mode needs finite values")
-    if mode == "step":
-        asked = _signed(kept, _multiples(target, quantum(target, kept.steering, lossy.step)))
-        return asked if room is None else _signed(kept, _within(room, target, kept.steering, asked))
-    levels = levels_of(mode, lossy.bits)
-    scales = by_entry(target, kept.counts, levels)
-    # A scale is 0 only where all its numbers are.
-    exact = target / np.repeat(np.where(scales > 0, scales, 1).astype(np.float64), kept.counts)
-    if mode == "qsgd":
-        if lossy.rng is None:
-            raise SafariError("qsgd mode needs rng, the generator that rounds")
-        whole = np.floor(exact + lossy.rng.random(exact.size))
-    else:
-        whole = np.rint(exact)
-    return _signed(kept, Quantised(scales, whole.astype(np.int32).clip(-levels, levels)))
-
-
-def _signed(kept: Kept, numbers: Quantised) -> Quantised:
-    """One multiple more where a dense number would lose its sign.
-
-    That is enough, for a rounding is less than one scale off, and never beyond the last level: the last level
-    leads to the value or further.
-    """
-    if kept.base is None:
-        return numbers
-    scales = numbers.scales.astype(np.float64)
-    each = scales if scales.size == 1 else np.repeat(scales, kept.counts)[kept.steering :]
-    dense = numbers.whole[kept.steering :]
-    lost = sign_lost(kept.values[kept.steering :], kept.base[kept.steering :], dense * each)
-    if not lost.any():
-        return numbers
-    return Quantised(numbers.scales, np.concatenate([numbers.whole[: kept.steering], dense + lost]))
-
-
-def _multiples(target: Wide, scale: Floats) -> Quantised:
-    """The nearest multiples of one scale."""
-    wide = float(scale[0]) if scale.size else 0.0
-    exact = target / wide if wide else np.zeros_like(target)
-    return Quantised(scale, np.clip(np.rint(exact), -MOST_STEPS, MOST_STEPS).astype(np.int32))
-
-
-def _within(room: float, target: Wide, steering: int, asked: Quantised) -> Quantised:
-    """The rounding that was asked for, or a coarser one of the prunable numbers where it needs more room."""
-    if not steering or not asked.scales.any():
-        return asked
-    classes = step_classes(np.abs(asked.whole))
-    counts = [np.bincount(part, minlength=STEPS_FROM.size) for part in np.split(classes, [steering])]
-    if sum(map(at_most_bits, counts)) <= room:
-        return asked
-    negative = asked.whole < 0
-    rest = room - steps_bits(tally(classes[steering:], negative[steering:], STEPS_FROM.size))
-    if steps_bits(tally(classes[:steering], negative[:steering], STEPS_FROM.size)) <= rest:
-        return asked
-    leading = target[:steering]
-    unit = float(quantum(target, steering, 1.0)[0])
-    sizes, below = np.abs(leading) / unit, leading < 0
-    chosen = choose_rounding(tally(size_classes(sizes), below, CENTRES.size), rest)
-    scale = np.maximum(near_bf16(chosen.quantum * unit), least_quantum(target))
-    steps = (sizes > chosen.beyond).astype(np.int32)
-    if chosen.most > 1:
-        steps *= np.clip(np.abs(_multiples(leading, scale).whole), 1, chosen.most)
-    if chosen.yields:
-        even = steering & ~1
-        first, second = sizes[:even:2], sizes[1:even:2]
-        small = np.minimum(first, second)
-        turned = (below[:even:2] != below[1:even:2]) & (small > 0) & (small <= chosen.yields)
-        below[:even:2] ^= turned & (first < second)
-        below[1:even:2] ^= turned & (first >= second)
-    others = _multiples(target[steering:], scale).whole
-    return Quantised(scale, np.concatenate([np.where(below, -steps, steps), others]))
-
-
-def levels_of(mode: str, bits: int) -> int:
-    """The largest multiple of the scale that a number of int8 or qsgd can be."""
-    return 127 if mode == "int8" else (1 << (bits - 1)) - 1
-
-
 def _integers(numbers: Quantised, counts: Ints) -> Coded:
     folded = zigzag(chained(numbers.whole))
     codes = range(NIBBLES + 1) if folded.size <= SHORT else (3, NIBBLES)
@@ -401,8 +337,11 @@ def _integers(numbers: Quantised, counts: Ints) -> Coded:
     if NIBBLES in rows:
         rows[NIBBLES] = pair(symbols[NIBBLES]), *rows[NIBBLES][1:]
     best = _shortest(rows, counts)
-    halves = (numbers.scales.view(np.uint32) >> 16).astype("<u2")
-    return Coded(best.code, halves.tobytes() + best.data)
+    return Coded(best.code, _scale_bytes(numbers) + best.data)
+
+
+def _scale_bytes(numbers: Quantised) -> bytes:
+    return (numbers.scales.view(np.uint32) >> 16).astype("<u2").tobytes()
 
 
 def _shortest(rows: dict[int, tuple[Bytes8, Words, Bytes8]], counts: Ints) -> Coded:

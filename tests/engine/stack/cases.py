@@ -31,6 +31,7 @@ from engine.stack.modules import (
     on_vectors,
     zero_head,
 )  # fmt: skip
+from safari.models import gru, lstm, transformer
 
 CLASSES = 3
 PICTURE, VECTOR, SERIES, TOKENS = (2, 6, 6), (5,), (2, 9), (4,)
@@ -167,8 +168,36 @@ CASES: dict[str, Case] = {
         "vmap",
         "layers: 0 is an embedding with max_norm or scale_grad_by_freq",
     ),
-    "attention": Case(
-        Attention, TOKENS, "vmap", "layers: look is a MultiheadAttention, which has no stacked form"
+    "attention": Case(Attention, TOKENS),
+    "attention with its weights and a mask": Case(
+        lambda: Fn(
+            lambda m, x: (
+                lambda h: m.head(m.look(h, h, h, attn_mask=m.mask)[0][:, -1]) + m.look(h, h, h)[1][:, 0, :3]
+            )(m.words(x)),
+            words=nn.Embedding(7, 4),
+            look=nn.MultiheadAttention(4, 2, batch_first=True, bias=False),
+            head=nn.Linear(4, 3),
+            mask=torch.ones(4, 4).triu(1).bool(),
+        ),
+        TOKENS,
+    ),
+    "attention, causal": Case(
+        lambda: Fn(
+            lambda m, x: m.head(
+                m.look(m.words(x), m.words(x), m.words(x), None, False, m.mask, is_causal=True)[0][:, 2]
+            ),
+            words=nn.Embedding(7, 4),
+            look=nn.MultiheadAttention(4, 2, batch_first=True),
+            head=nn.Linear(4, 3),
+            mask=torch.full((4, 4), -torch.inf).triu(1),
+        ),
+        TOKENS,
+    ),
+    "attention with dropout": Case(
+        lambda: Attention(0.1),
+        TOKENS,
+        "loop",
+        "layers: look is a MultiheadAttention with dropout; vmap: the module draws random numbers",
     ),
     "recurrent": Case(
         lambda: Fn(
@@ -178,9 +207,31 @@ CASES: dict[str, Case] = {
             head=nn.Linear(4, 3),
         ),
         TOKENS,
-        "loop",
-        "layers: lstm is a LSTM, which has no stacked form; vmap: ",
     ),
+    "recurrent, both directions": Case(
+        lambda: Fn(
+            lambda m, x: m.head(m.lstm(m.words(x))[0][:, -1]),
+            words=nn.Embedding(7, 4),
+            lstm=nn.LSTM(4, 4, batch_first=True, bidirectional=True),
+            head=nn.Linear(8, 3),
+        ),
+        TOKENS,
+        "loop",
+        "layers: lstm is a LSTM that is bidirectional or has proj_size; vmap: ",
+    ),
+    "recurrent, its last state": Case(
+        lambda: Fn(
+            lambda m, x: m.head(m.lstm(m.words(x))[1][0][-1] + m.gru(m.words(x))[1][0]),
+            words=nn.Embedding(7, 4),
+            lstm=nn.LSTM(4, 4, 2, batch_first=True, bias=False),
+            gru=nn.GRU(4, 4, batch_first=True),
+            head=nn.Linear(4, 3),
+        ),
+        TOKENS,
+    ),
+    "gru": Case(lambda: gru((4,), 3, 7, "class", embed=4, hidden=5, layers=2), TOKENS),
+    "lstm": Case(lambda: lstm((4,), 3, 7, "class", embed=4, hidden=5), TOKENS),
+    "transformer": Case(lambda: transformer((4,), 3, 7, "class", width=8, heads=2), TOKENS),
     # Pooling and activations
     "max pool": Case(between(lambda: nn.MaxPool2d(2))),
     "average pool": Case(between(lambda: nn.AvgPool2d(2, 1))),
@@ -250,6 +301,28 @@ CASES: dict[str, Case] = {
         VECTOR,
     ),
     "frozen": Case(frozen, VECTOR),
+    "frozen layers": Case(
+        lambda: nn.Sequential(
+            nn.Linear(5, 6).requires_grad_(False),
+            nn.LayerNorm(6).requires_grad_(False),
+            nn.Tanh(),
+            nn.Linear(6, 3),
+        ),
+        VECTOR,
+    ),
+    "a frozen convolution and its norm": Case(
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 4, 3).requires_grad_(False),
+            nn.BatchNorm2d(4).requires_grad_(False),
+            nn.Conv2d(4, 4, 1),
+            nn.BatchNorm2d(4),
+            nn.Flatten(),
+            nn.Linear(64, 3),
+        )
+    ),
+    "a frozen layer of its own sort": Case(
+        lambda: nn.Sequential(nn.Linear(5, 6), nn.PReLU().requires_grad_(False), nn.Linear(6, 3)), VECTOR
+    ),
     "writes into its input": Case(on_vectors(lambda m, x: m.head(x.mul_(2).sub_(1))), VECTOR),
     "an output that is not contiguous": Case(
         on_vectors(lambda m, x: m.head(x.T.contiguous().T).T.contiguous().T),

@@ -13,10 +13,13 @@ from torch import Tensor, nn
 class Fn(nn.Module):
     """Layers by name, and a forward that is given as a function of the module and the input."""
 
-    def __init__(self, run: Callable[[Any, Tensor], Tensor], **layers: nn.Module):
+    def __init__(self, run: Callable[[Any, Tensor], Tensor], **layers: nn.Module | Tensor):
         super().__init__()
         for name, layer in layers.items():
-            self.add_module(name, layer)
+            if isinstance(layer, Tensor):
+                self.register_buffer(name, layer, persistent=False)
+            else:
+                self.add_module(name, layer)
         self.run = run
 
     def forward(self, x: Tensor) -> Tensor:
@@ -147,9 +150,9 @@ class Stubborn(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
-        self.words, self.look = nn.Embedding(7, 4), nn.MultiheadAttention(4, 2, batch_first=True)
+        self.words, self.look = nn.Embedding(7, 4), nn.MultiheadAttention(4, 2, dropout, batch_first=True)
         self.head = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -28,9 +28,11 @@ from torch.func import functional_call
 from safari.engine.stack.fusion import Fusion, find_fusions, find_in_place, pool_first
 from safari.engine.stack.ops import LAYERS, Stacked, Tensors, Value, refuses
 from safari.engine.stack.random_state import Forward, RandomState, seeded_by
+from safari.engine.stack.sequences import CALLS
+from safari.engine.stack.sequences import refuses as refuses_sequence
 from safari.engine.stack.shared import Folded, find_folded, shared_layers
 from safari.engine.stack.trial import CannotStack, compare, distances, is_random, runs_in_bfloat16
-from safari.models import Layout
+from safari.models import Layout, frozen_tensors
 
 Way = Literal["layers", "vmap", "loop"]
 
@@ -142,14 +144,22 @@ def by_layers(module: nn.Module, training: bool, fuse: bool = False) -> Forward:
         _check_graph(graph, module, modules)
         if not fuse:
             pool_first(graph, modules)
-        fusions: Mapping[fx.Node, Fusion | Folded] = find_fusions(graph, modules) if fuse and training else {}
+        frozen = frozen_tensors(module)
+        # The kernels read each client's own weights.
+        fusions: Mapping[fx.Node, Fusion | Folded] = (
+            find_fusions(graph, modules) if fuse and training and not frozen else {}
+        )
         if not training:
             fusions = find_folded(graph, modules, fuse)
+        unstacked = _unstacked(modules)
         # Copies stay in this mode, whatever another thread does; a module may keep some layers in eval mode.
         modules = {name: copy(layer) for name, layer in modules.items()}
     inner = {node for fusion in fusions.values() for node in fusion.inner}
     nodes = [node for node in graph.nodes if node not in inner]
     tied = _tied(module)
+    # A convolution that is folded into the norm behind it is read by name.
+    alone = unstacked - {fusion.conv_name for fusion in fusions.values()}
+    shared = {name: t for name, t in frozen.items() if name.rpartition(".")[0] not in alone}
     # Most take one value and nothing else; looking for more takes as long as a small layer.
     chained = {n for n in graph.nodes if len(n.args) == 1 and isinstance(n.args[0], fx.Node) and not n.kwargs}
     in_place = find_in_place(graph, modules)
@@ -157,7 +167,9 @@ def by_layers(module: nn.Module, training: bool, fuse: bool = False) -> Forward:
 
     def forward(tensors: Tensors, x: Tensor, random_state: RandomState) -> Tensor:
         clients = next(iter(tensors.values())).shape[0]
-        tensors = {**tensors, **{name: tensors[first] for name, first in tied.items()}}
+        # A layer of which a part is frozen reads that part for every client, without a copy.
+        tensors = {**tensors, **{name: t.expand(clients, *t.shape) for name, t in shared.items()}}
+        tensors |= {name: tensors[first] for name, first in tied.items() if first in tensors}
         values: dict[fx.Node, Any] = {}
         for node in nodes:
             if node in fusions:
@@ -177,8 +189,9 @@ def by_layers(module: nn.Module, training: bool, fuse: bool = False) -> Forward:
             elif node.op == "output":
                 return _unwrap(args[0])  # type: ignore[no-any-return]
             elif node.op == "call_module":
+                stacked = {} if node.target in unstacked else layers
                 values[node] = _call_module(
-                    modules[node.target], node.target, args, kwargs, tensors, random_state, layers
+                    modules[node.target], node.target, args, kwargs, tensors, random_state, stacked
                 )
             else:
                 values[node] = _call(node, args, kwargs, clients, random_state)
@@ -255,6 +268,18 @@ def _check_module(module: nn.Module) -> None:
             raise CannotStack(f"{name or 'the module'} has a backward hook")
 
 
+def _unstacked(modules: Mapping[str, nn.Module]) -> set[str]:
+    """Layers that are frozen as a whole and treat samples alike: one pass with the one weight serves all."""
+    norms = nn.modules.batchnorm._BatchNorm
+    return {
+        name
+        for name, layer in modules.items()
+        if any(True for _ in layer.parameters())
+        and not any(p.requires_grad for p in layer.parameters())
+        and not any(isinstance(part, norms) for part in layer.modules())
+    }
+
+
 def _tied(module: nn.Module) -> dict[str, str]:
     """Other names of parameters that have several, and the first name, which the layout knows."""
     first: dict[int, str] = {}
@@ -277,12 +302,19 @@ def _check_graph(graph: fx.Graph, module: nn.Module, modules: Mapping[str, nn.Mo
         layer = modules[node.target]
         if layer._forward_hooks or layer._forward_pre_hooks:
             raise CannotStack(f"{node.target} has a hook")
-        if type(layer) in LAYERS:
-            reason = refuses(layer)
+        if type(layer) in LAYERS or type(layer) in CALLS:
+            reason = refuses(layer) or refuses_sequence(layer)
             if reason:
                 raise CannotStack(f"{node.target} is {reason}")
-        elif any(True for _ in layer.parameters()) or layer.state_dict():
+        elif any(p.requires_grad for p in layer.parameters()) or _statistics(layer):
             raise CannotStack(f"{node.target} is a {type(layer).__name__}, which has no stacked form")
+
+
+def _statistics(layer: nn.Module) -> bool:
+    """Does it hold state that a pass may change?"""
+    return any(True for _ in layer.buffers()) and bool(
+        layer.state_dict().keys() - dict(layer.named_parameters())
+    )
 
 
 def _call_module(
@@ -297,6 +329,8 @@ def _call_module(
     x = args[0]
     if type(layer) in layers:
         return layers[type(layer)](layer, f"{target}.", x, tensors)
+    if layers and type(layer) in CALLS:
+        return CALLS[type(layer)](layer, f"{target}.", args, kwargs, tensors)
     if isinstance(layer, nn.modules.dropout._DropoutNd):
         return random_state.each(layer, x) if layer.training else x
     if isinstance(layer, _BY_CHANNEL_MODULES):

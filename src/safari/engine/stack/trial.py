@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from safari.engine.stack.random_state import Forward, RandomState
-from safari.models import Layout
+from safari.models import Layout, frozen_tensors
 
 # Rounding stays far below these, and a wrong way is off by much more.
 _OUTPUT_TOLERANCE = 1e-3
@@ -136,8 +137,10 @@ def _pass(
     `dtype`: what all is cast to, but inputs that are whole numbers, which a module may look up.
     """
     tensors, counters = some_clients(module, layout, 1 if same else 2), layout.counters(module)
+    used = counters
     if dtype is not None:
         tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+        used = {name: c.to(dtype) if c.is_floating_point() else c for name, c in counters.items()}
         example = example.to(dtype) if example.is_floating_point() else example
     if same:
         tensors = {name: torch.cat([tensor, tensor]) for name, tensor in tensors.items()}
@@ -145,12 +148,13 @@ def _pass(
     wanted = [tensors[name].requires_grad_() for name in names]
     cuda = [example.device] if example.is_cuda else []
     with (
+        _frozen_as(module, dtype),
         torch.enable_grad(),
         torch.random.fork_rng(cuda),
         torch.backends.cudnn.flags(enabled=True, allow_tf32=False),
     ):
         states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in cuda)]
-        out = forward(tensors, example.clone(), RandomState([0, 1], example.device, counters))
+        out = forward(tensors, example.clone(), RandomState([0, 1], example.device, used))
         if _moved(states):
             raise CannotStack("it draws random numbers outside of dropout layers")
         probe = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out.device)
@@ -161,6 +165,19 @@ def _pass(
     kept = {e.name for e in layout.entries if e.kind == "buffer"}
     buffers = {name: tensor for name, tensor in tensors.items() if name in kept}
     return {"its output": out.detach(), **buffers}, dict(zip(names, gradients, strict=True))
+
+
+@contextmanager
+def _frozen_as(module: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
+    """What is frozen, and so stays in the module, is cast as well, and comes back."""
+    before = [] if dtype is None else [(t, t.data) for t in frozen_tensors(module).values()]
+    try:
+        for tensor, data in before:
+            tensor.data = data.to(dtype) if data.is_floating_point() else data
+        yield
+    finally:
+        for tensor, data in before:
+            tensor.data = data
 
 
 def _gradients(value: Tensor, wanted: list[Tensor]) -> tuple[Tensor | None, ...]:

@@ -1,0 +1,133 @@
+"""`safari net`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.group(short_help="Train over datagrams on a network of your own.")
+def net() -> None:
+    """Train over best-effort datagrams: a ready example, one command on each machine.
+
+    The server makes certificates, starts a Flower SuperLink and waits for the clients. Each client joins
+    with the line that the server prints. They train on the embedded digits; models go in encrypted UDP
+    datagrams, and what of them arrives by the deadline counts.
+    """
+
+
+@net.command(short_help="Be the server of the lab example.")
+@click.option(
+    "--clients", type=click.IntRange(2, 1000), default=3, show_default=True, help="How many will join."
+)
+@click.option(
+    "--rounds", type=click.IntRange(1), default=20, show_default=True, help="How many to train for."
+)
+@click.option(
+    "--deadline",
+    type=click.FloatRange(1),
+    default=60.0,
+    show_default=True,
+    help="Seconds that a round lasts at most.",
+)
+@click.option("--rule", default="safari+", show_default=True, help="What to do about what is missing.")
+@click.option("--model", default="cnn", show_default=True, help="The model; see 'safari list models'.")
+@click.option(
+    "--sparsity",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.8,
+    show_default=True,
+    help="The fraction cut.",
+)
+@click.option("--values", default="auto", show_default=True, help="How numbers travel; see 'safari list'.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Everything random follows from it.")
+@click.option("--host", help="The name or address of this machine for the clients.  [default: found out]")
+@click.option(
+    "--port", type=click.IntRange(1, 65535), default=8000, show_default=True, help="TCP, for control."
+)
+@click.option(
+    "--data-port", type=click.IntRange(1, 65535), default=8001, show_default=True, help="UDP, for models."
+)
+@click.option(
+    "--client-rate", type=click.FloatRange(0), default=0.0, show_default=True,
+    help="Bytes a second that each client may send; 0: learned.",
+)  # fmt: skip
+@click.option(
+    "--server-rate", type=click.FloatRange(0), default=0.0, show_default=True,
+    help="Bytes a second to all clients together; 0: learned.",
+)  # fmt: skip
+@click.option(
+    "--wait",
+    type=click.FloatRange(1),
+    default=3600.0,
+    show_default=True,
+    help="Seconds to wait for all clients.",
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("runs/net-lab"),
+    show_default=True, help="The folder for certificates, logs and the run; a run that is there goes on.",
+)  # fmt: skip
+def serve(host: str | None, port: int, data_port: int, out: Path, rounds: int, **settings: Any) -> None:
+    """Be the server: start a SuperLink with TLS, wait for the clients, train.
+
+    \b
+    Example, and what to run on each client is printed:
+      safari net serve --clients 3
+    """
+    from safari.flower.lab import check
+    from safari.flower.launch import Lab, follow, own_address, superlink
+
+    table = {name.replace("_", "-"): value for name, value in settings.items()} | {"rounds": rounds}
+    # What is wrong is told here, not in the log of another process.
+    check(table)
+    lab = Lab(out, host or own_address(), port, data_port, table)
+    lab.prepare()
+    clients = settings["clients"]
+    click.echo(
+        f"server: {lab.host}, TCP port {port} for control and UDP port {data_port} for models", err=True
+    )
+    click.echo(f"on each of the {clients} clients, with its own number from 0 to {clients - 1}:", err=True)
+    click.echo(
+        f"  safari net join {lab.host}:{port} --client 0 --clients {clients} --fingerprint {lab.fingerprint}",
+        err=True,
+    )
+    with superlink(lab):
+        follow(lab, lambda record: click.echo(_line(record, rounds)))
+    click.echo(f"done: safari show {lab.run}", err=True)
+
+
+@net.command(short_help="Be a client of the lab example.")
+@click.argument("server", metavar="HOST:PORT")
+@click.option("--client", type=click.IntRange(0), required=True, help="Which client this is, from 0.")
+@click.option("--clients", type=click.IntRange(1), required=True, help="How many there are.")
+@click.option("--fingerprint", help="The server's, as it has printed it.")
+@click.option(
+    "--certificate", type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Or the certificate of the server's authority (ca.crt).",
+)  # fmt: skip
+def join(server: str, client: int, clients: int, fingerprint: str | None, certificate: Path | None) -> None:
+    """Be a client: join the server at HOST:PORT and train for it until Ctrl-C.
+
+    \b
+    Example, as the server prints it:
+      safari net join 192.168.1.10:8000 --client 0 --clients 3 --fingerprint 3f9a...
+    """
+    from safari.flower.launch import join as join_lab
+
+    if client >= clients:
+        raise click.UsageError(f"--client must lie between 0 and {clients - 1}, got {client}")
+    code = join_lab(server, client, clients, known_by=fingerprint, certificate=certificate)
+    if code:
+        raise click.ClickException(f"the SuperNode ended with exit code {code}; it says why above")
+
+
+def _line(record: Mapping[str, Any], rounds: int) -> str:
+    """A round in one line: what the model can do, and what of each client came."""
+    blocks = record.get("blocks") or {}
+    came = "  ".join(f"{client}: {block['packets']}/{block['of'] or '?'}" for client, block in blocks.items())
+    score = record.get("top1")
+    top1 = f"{100 * score:5.1f} %" if score is not None else "      -"
+    return f"round {record['round']:>4} of {rounds}   top-1 {top1}   packets that came of client {came}"

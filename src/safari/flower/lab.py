@@ -1,0 +1,131 @@
+"""The lab example: ServerApp and ClientApp that train on the embedded digits, with models in datagrams.
+
+`safari net serve` and `safari net join` run them on a network of one's own. Nothing here is special: an app
+of your own differs in `world_of` and in the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from flwr.app import ArrayRecord, Context, Message, MetricRecord
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from torch import nn
+
+from safari.config import Config, parse
+from safari.engine import World, assemble, load_data
+from safari.flower.client import sparse
+from safari.flower.datagrams import Datagrams
+from safari.flower.strategy import SafariStrategy
+from safari.training import evaluate
+
+server, client = ServerApp(), ClientApp()
+
+
+def config_of(settings: Mapping[str, Any]) -> Config:
+    """A Flower run config as a config of our own: the same experiment for `safari run`."""
+    return parse(
+        {
+            "name": "net-lab",
+            "seed": settings["seed"],
+            "rounds": settings["rounds"],
+            "clients": settings["clients"],
+            "data": {"name": "digits"},
+            "model": {"name": settings["model"]},
+            "partition": {"name": "groups", "groups": 2},
+            "pruning": {"pruner": "mag", "sparsity": settings["sparsity"]},
+            "local": {"steps": 5, "batch": 32, "lr": 0.001},
+            "uplink": {"name": "perfect"},
+            "downlink": {"name": "perfect"},
+            "wire": {"values": settings["values"], "every": 1},
+            "engine": {"device": "cpu", "threads": 1},
+            "checkpoint": {"every": 1},
+            "arms": [settings["rule"]],
+        }
+    )
+
+
+def world_of(settings: Mapping[str, Any]) -> World:
+    """The digits, divided among the clients, and the model; read once in a process."""
+    return _world(tuple(sorted(settings.items())))
+
+
+@lru_cache(maxsize=1)
+def _world(items: tuple[tuple[str, Any], ...]) -> World:
+    torch.set_num_threads(1)
+    config = config_of(dict(items))
+    return assemble(config, config.seed, load_data(config))
+
+
+def check(settings: Mapping[str, Any]) -> None:
+    """ConfigError for settings that no run could be made of."""
+    world = world_of(settings)
+    SafariStrategy(world.fresh_module(), settings["clients"], settings["rule"], config=world.config)
+
+
+@server.main()
+def serve(grid: Grid, context: Context) -> None:
+    """All rounds; the run's folder then holds what happened."""
+    settings: dict[str, Any] = {**context.run_config}
+    world = world_of(settings)
+    model = world.fresh_module()
+    strategy = SafariStrategy(
+        model,
+        clients=settings["clients"],
+        rule=settings["rule"],
+        config=world.config,
+        run=settings["run"],
+        min_nodes=settings["clients"],
+        wait=settings["wait"],
+        give_up=None,
+        datagrams=Datagrams(
+            settings["host"],
+            settings["port"],
+            listen=settings["listen"],
+            public_port=settings["public-port"],
+            superlink=settings["superlink"],
+            root_certificates=settings["root-certificates"],
+            client_rate=settings["client-rate"],
+            server_rate=settings["server-rate"],
+        ),
+    )
+
+    def test(round: int, arrays: ArrayRecord) -> MetricRecord:
+        model.load_state_dict(arrays.to_torch_state_dict())
+        return MetricRecord({**evaluate(model, world.data.test_x, world.data.test_y, batch=1000)})
+
+    strategy.start(
+        grid,
+        ArrayRecord(dict(model.state_dict())),
+        num_rounds=settings["rounds"],
+        timeout=settings["deadline"],
+        evaluate_fn=test,
+    )
+
+
+def fresh_module(context: Context) -> nn.Module:
+    """The model that a client trains."""
+    return world_of(context.run_config).fresh_module()
+
+
+@client.train()
+@sparse(fresh_module)
+def train(model: nn.Module, message: Message, context: Context) -> dict[str, float]:
+    """An ordinary loop over this client's own digits."""
+    world, own = world_of(context.run_config), int(str(context.node_config["partition-id"]))
+    round = int(str(message.content.config_records["config"]["server-round"])) - 1
+    optimizer = torch.optim.Adam(model.parameters(), lr=world.config.local.lr)
+    losses = []
+    model.train()
+    for x, y in world.training_batches(own, round):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return {"num-examples": len(world.parts[own]), "train_loss": sum(losses) / len(losses)}

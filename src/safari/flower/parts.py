@@ -1,0 +1,52 @@
+"""Models that arrive in part: what the strategy needs of datagrams where it does not need their library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import Message, MetricRecord, RecordDict
+
+from safari.config import Config
+from safari.errors import ConfigError
+from safari.flower.protocol import SAFARI, ClientInfo
+
+if TYPE_CHECKING:
+    from safari.flower.datagrams import Datagrams
+    from safari.net.blocks import Delivery
+
+
+def reply_without_words(message: Message, name: str) -> Message:
+    """A reply in the place of one that did not come, of a node of whose model packets did."""
+    content = RecordDict({"metrics": MetricRecord(), SAFARI: ClientInfo(name).record()})
+    return Message(content, reply_to=message)
+
+
+def check_datagrams(datagrams: Datagrams | None, config: Config, download: str, upload: str) -> None:
+    """ConfigError for what does not go together with datagrams."""
+    if datagrams is None:
+        return
+    for name, value in (("download", download), ("upload", upload)):
+        if value != "frame":
+            raise ConfigError(f"{name} must be 'frame' with datagrams, got {value!r}")
+    if config.wire.feeds_back:
+        raise ConfigError(
+            "wire.feedback must be false with datagrams, got true: a client does not learn which packets of "
+            "its upload have arrived"
+        )
+
+
+def blocks_record(deliveries: Mapping[int, Delivery], nodes: Mapping[int, int]) -> dict[str, Any]:
+    """What came of each client, for a round's record: packets, and coordinates as ranges in wire order."""
+    out = {}
+    for seat, node in sorted(nodes.items()):
+        found = deliveries.get(node)
+        if found is not None:
+            out[str(seat)] = {
+                "packets": found.packets,
+                "of": found.total,
+                "refused": found.refused,
+                "share": float(found.arrived.mean()),
+                "ranges": [list(pair) for pair in found.ranges],
+            }
+    return out

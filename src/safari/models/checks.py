@@ -1,0 +1,30 @@
+"""What models need of their inputs and options, in words."""
+
+from __future__ import annotations
+
+from safari.errors import ConfigError
+
+
+def need_images(name: str, shape: tuple[int, ...], smallest: int) -> None:
+    """ConfigError unless a sample is a picture of at least so many pixels on each side."""
+    if len(shape) != 3 or min(shape[1:]) < smallest:
+        size = f"{smallest}x{smallest}"
+        hint = "; text is for gru, lstm and transformer, features for mlp" if len(shape) == 1 else ""
+        raise ConfigError(
+            f"{name} needs pictures (channels, height, width) of at least {size}; got {shape}{hint}"
+        )
+
+
+def need_tokens(name: str, shape: tuple[int, ...], tokens: int) -> None:
+    """ConfigError unless a sample is a sequence of tokens."""
+    if len(shape) != 1 or tokens < 1:
+        kind = f"tokens of shape {shape}" if tokens else f"numbers of shape {shape}"
+        raise ConfigError(
+            f"{name} reads sequences of tokens (int64 of shape [length]); these samples are {kind}"
+        )
+
+
+def need_positive(field: str, value: int) -> None:
+    """ConfigError unless an option is at least 1."""
+    if value < 1:
+        raise ConfigError(f"{field} must be at least 1, got {value}")

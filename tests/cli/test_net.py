@@ -1,0 +1,57 @@
+"""`safari net`: what is wrong is told before any process starts. The rest: tests/net/test_namespaces.py."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra flower: pip install 'safari-fl[flower]'")
+
+from click.testing import CliRunner
+
+from safari.cli import cli
+from safari.cli.net import _line
+
+
+def told(*arguments: object) -> tuple[int, str]:
+    found = CliRunner().invoke(cli, ["net", *map(str, arguments)])
+    return found.exit_code, found.output + (str(found.exception) if found.exception else "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["serve", "--rule", "safarii"], "did you mean 'safari'?"),
+        (["serve", "--model", "nothing"], "model.name must be one of"),
+        (["serve", "--clients", 1], "1 is not in the range 2<=x<=1000"),
+        (["serve", "--port", 0], "0 is not in the range 1<=x<=65535"),
+        (
+            ["join", "nowhere", "--client", 0, "--clients", 2, "--fingerprint", "00"],
+            "server must be host:port",
+        ),
+        (["join", "h:1", "--client", 2, "--clients", 2], "--client must lie between 0 and 1, got 2"),
+        (["join", "h:1", "--client", 0, "--clients", 2], "known by one of --fingerprint and --certificate"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_words(tmp_path, monkeypatch, arguments, problem):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    code, output = told(*arguments)
+    assert code != 0
+    assert problem in output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_is_not_there_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    code, output = told("join", "127.0.0.1:1", "--client", 0, "--clients", 2, "--fingerprint", "00")
+    assert code != 0
+    assert "no certificate can be had from 127.0.0.1:1" in output
+
+
+def test_a_round_in_one_line():
+    record = {
+        "round": 7, "top1": 0.5, "blocks": {"0": {"packets": 3, "of": 4}, "1": {"packets": 0, "of": 0}},
+    }  # fmt: skip
+    assert (
+        _line(record, 20) == "round    7 of 20   top-1  50.0 %   packets that came of client 0: 3/4  1: 0/?"
+    )

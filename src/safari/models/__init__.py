@@ -16,10 +16,11 @@ from safari.models.layout import Entry, Layout, frozen_tensors, prunable_paramet
 from safari.models.lora import LoRALinear, add_lora, load_weights, lora
 from safari.models.resnet import resnet18, resnet20
 from safari.models.text import gru, lstm, transformer
-from safari.models.zoo import cnn, mlp, pfl_cnn
+from safari.models.zoo import cnn, fedawe_cnn, mlp, pfl_cnn
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn": cnn,
+    "fedawe_cnn": fedawe_cnn,
     "mlp": mlp,
     "pfl_cnn": pfl_cnn,
     "resnet20": resnet20,
@@ -39,6 +40,7 @@ __all__ = [
     "LoRALinear",
     "add_lora",
     "cnn",
+    "fedawe_cnn",
     "frozen_tensors",
     "gru",
     "load_weights",

@@ -275,7 +275,7 @@ class SafariStrategy(Strategy):
         )
         if self.datagrams is not None and deliveries is not None:
             blocks = blocks_record(deliveries, collected.nodes)
-            self._line |= {"blocks": blocks, "datagrams": self.datagrams.counts}
+            self._line = self._line.with_extra(blocks=blocks, datagrams=self.datagrams.counts)
         self._resumed = False
         self._evaluation = Evaluation({collected.nodes[seat]: seat for seat in outcome.arrived})
         self._tell()
@@ -304,7 +304,7 @@ class SafariStrategy(Strategy):
             return None
         found = collect_evaluation(self._evaluation, replies, self._timeout)
         self._evaluation = None
-        self._line = replace(self._line, extra={**self._line.extra, "evaluation": found.record})
+        self._line = self._line.with_extra(evaluation=found.record)
         if self._downloads is not None:
             # They hold the model that the next round begins with.
             names = [self.roster.nodes[node] for node in found.nodes if node in self.roster.nodes]

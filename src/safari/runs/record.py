@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
@@ -169,6 +169,10 @@ class RoundRecord(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._json)
+
+    def with_extra(self, **fields: Any) -> RoundRecord:
+        """The same with further fields, which follow the others in its line."""
+        return replace(self, extra={**self.extra, **fields})
 
     @classmethod
     def from_json(

@@ -10,7 +10,9 @@ import math
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date, time
 from typing import Any, Literal, cast
+from urllib.parse import urlsplit
 
 from safari.errors import ConfigError, did_you_mean, one_of
 from safari.modes import ValueMode
@@ -99,12 +101,13 @@ class Local:
     schedule: str = _f(
         "constant",
         "learning rate over the rounds: constant; cosine: down to `final` · lr; steps: times `factor` after "
-        "each of the `milestones`",
-        choices=("constant", "cosine", "steps"),
+        "each of the `milestones`; inverse-sqrt: lr / √(1 + t / `horizon`) in round t",
+        choices=("constant", "cosine", "steps", "inverse-sqrt"),
     )
     final: float = _f(0.0, "where a cosine ends, as a fraction of lr", least=0.0, most=1.0)
     milestones: tuple[float, ...] = _f((0.5, 0.75), "parts of the run after which the rate drops, with steps")
     factor: float = _f(0.1, "what the rate is multiplied by at a milestone", above=0.0, most=1.0)
+    horizon: int = _f(10, "rounds after which inverse-sqrt is down to lr / √2", least=1)
     augment: str = _f("none", "none, or crop-flip for pictures", choices=("none", "crop-flip"))
 
 
@@ -386,7 +389,7 @@ def parse(table: Mapping[str, Any]) -> Config:
 def examine(table: Mapping[str, Any]) -> tuple[Config, list[str]]:
     """A Config in which everything wrong has its default, and what is wrong: to look on for more problems."""
     problems: list[str] = []
-    values = _read(Config, table, "", problems)
+    values = _read(Config, _without_dates(table, "", problems), "", problems)
     clients, cohort = values.get("clients", 10), values.get("cohort", 0)
     if cohort > clients and ("clients" in values or "clients" not in table):
         problems.append(f"cohort must be at most clients ({clients}), got {cohort}")
@@ -395,6 +398,7 @@ def examine(table: Mapping[str, Any]) -> tuple[Config, list[str]]:
     wire = values.get("wire", Wire())
     if wire.feeds_back and ValueMode(wire.values).exact:
         problems.append(f"wire.feedback needs lossy wire.values, got {wire.values!r}")
+    problems += _address_problems(values.get("track", Track()))
     names = [arm.name for arm in values.get("arms", ())]
     problems += [f"arms: the name {n!r} is used twice" for n in sorted(set(names)) if names.count(n) > 1]
     problems += [
@@ -407,6 +411,37 @@ def examine(table: Mapping[str, Any]) -> tuple[Config, list[str]]:
     if not _is_plain(name):
         problems.append(f"name may hold letters, digits, and . _ + - only, got {name!r}")
     return Config(**values), problems
+
+
+def _without_dates(value: Any, path: str, problems: list[str]) -> Any:
+    """The same without dates and times: TOML has them, but no field and no record can hold one."""
+    if isinstance(value, Mapping):
+        inner = {key: (f"{path}.{key}" if path else str(key), held) for key, held in value.items()}
+        return {
+            key: _without_dates(held, where, problems)
+            for key, (where, held) in inner.items()
+            if not _is_date(where, held, problems)
+        }
+    if isinstance(value, list | tuple):
+        return [_without_dates(held, path, problems) for held in value if not _is_date(path, held, problems)]
+    return value
+
+
+def _is_date(path: str, value: Any, problems: list[str]) -> bool:
+    if isinstance(value, date | time):
+        problems.append(
+            f"{path} must be a text, a number, true or false, a list or a table, got the date {value}"
+        )
+        return True
+    return False
+
+
+def _address_problems(track: Track) -> list[str]:
+    try:
+        urlsplit(track.mlflow)
+    except ValueError as error:
+        return [f"track.mlflow must be an address or a folder, got {track.mlflow!r} ({error})"]
+    return []
 
 
 def _arm_problems(table: Mapping[str, Any], arms: Sequence[Arm]) -> list[str]:

@@ -205,6 +205,7 @@ class World:
             end=local.final,
             milestones=local.milestones,
             factor=local.factor,
+            horizon=local.horizon,
         )
 
     def steps(self, client: int) -> int:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, time
 from typing import Any, Literal, cast
@@ -129,6 +129,11 @@ class Aggregation:
         (),
         "what the server does with the change that the weighted sum gave, in this order: steps by name, or "
         'tables such as {name = "fedadam", lr = 0.01} (docs/algorithm.md)',
+    )
+    gate: Plug = _plug(
+        "norm",
+        "which updates the rule gets to see: norm: all but absurdly large ones; off: all that are finite; or a "
+        'table such as {name = "norm", factor = 3.0, action = "clip"} (docs/algorithm.md)',
     )
 
 
@@ -519,10 +524,14 @@ def _read(cls: type, table: Mapping[str, Any], prefix: str, problems: list[str])
             continue
         path, value, hint = prefix + name, table[name], hints[name]
         if dataclasses.is_dataclass(hint):
+            if hint is Plug and prefix and isinstance(value, str):
+                value = {"name": value}
             if not isinstance(value, Mapping):
-                problems.append(f"{path} must be a table, got {value!r}")
+                form = "a name or a table" if hint is Plug and prefix else "a table"
+                problems.append(f"{path} must be {form}, got {value!r}")
             elif hint is Plug:
-                values[name] = _read_plug(path, value, _PLUGS[name], problems)
+                default = cast(Callable[[], Plug], f.default_factory)()
+                values[name] = _read_plug(path, value, default, problems)
             else:
                 section = cast(type, hint)
                 values[name] = section(**_read(section, value, path + ".", problems))
@@ -626,10 +635,14 @@ def _plain(value: Any) -> Any:
             return {"name": value.name, "rule": value.rule.name, **_plain(dict(value.rule.options)), **own}
         return value.name
     if dataclasses.is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: _plain(_bare(getattr(value, f.name))) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {k: _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        bare = [item.name if isinstance(item, Plug) and not item.options else item for item in value]
-        return [_plain(item) for item in bare]
+        return [_plain(_bare(item)) for item in value]
     return value
+
+
+def _bare(value: Any) -> Any:
+    """A plug-in without options as its name, which is all there is to write inside a table or a list."""
+    return value.name if isinstance(value, Plug) and not value.options else value

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from safari.aggregation import Compensation, Server, ServerStep
+from safari.aggregation import Compensation, Gate, Server, ServerStep
 from safari.config import Config
 from safari.data import Augmentation, Data
 from safari.engine.checks import checked_masks
@@ -62,6 +62,7 @@ class World:
     downlink: Link
     rules: Mapping[str, Compensation]
     server_steps: Sequence[ServerStep] = ()
+    gate: Gate | str = "norm"
 
     def setting(self, direction: str) -> Setting:
         """What a link may know."""
@@ -168,6 +169,7 @@ class World:
             weights=self.client_weights,
             parameters=self.layout.parameters,
             steps=[*self._server_half, *self.server_steps],
+            gate=self.gate,
         )
 
     @cached_property

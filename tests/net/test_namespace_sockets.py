@@ -12,7 +12,7 @@ from safari.net.fec import Source
 from safari.net.offer import Offer
 from safari.net.pace import Pacing
 from safari.net.seal import Session
-from safari.net.udp import ClientSocket, ServerSocket
+from safari.net.udp import ClientSocket, ServerSocket, clock
 from safari.wire.identity import Identity
 
 MESSAGE = np.random.default_rng(0).bytes(60_000)
@@ -78,6 +78,7 @@ def test_delivered_is_what_the_link_delivers(tmp_path, weather, share, margin):
             for round in range(2):
                 for i, offer in enumerate(offers(server, clients, round)):
                     assert network.inside(f"client-{i}", lambda offer=offer: take_part(offer)) == "0"
+                    server.wait([offer.session], clock() + (0.3 if weather else 10))
                     upload = server.close(offer.session)
                     assert upload.informed
                     assert all(PACKETS[number] == data for number, data in upload.packets.items())

@@ -24,8 +24,7 @@ MANY = 10**12
 ENDLESS = "(endless)"
 # What a JSON value may be instead of the right one.
 WRONG: tuple[Any, ...] = (
-    None, True, -1, 10**400, 1e308, "x", "\x1b[31m<script>", [], {}, [[1]], {"x": [None]}, [1.5], ["0"], [-1],
-    [10**9], {"99": [0]}, {"0": "y"},
+    None, True, -1, 10**400, "\x1b[31m<script>", [], {"x": [None]}, [[1.5]], [-1, "0"], [10**9], {"0": "y"},
 )  # fmt: skip
 TEXTS = {
     "nothing": b"",
@@ -136,14 +135,12 @@ def _configs(run: Path) -> Iterator[tuple[str, Damage]]:
     for before, afters in changes.items():
         assert before in text, before
         for number, after in enumerate(afters):
-            yield f"config.toml: {before} -> {number}", _replace("config.toml", before, after)
-    for number, more in enumerate(
-        ["x = 1", "[x]", "[[trials]]", 'track = "x"', f"x = {DEEP}", "= 3", "\x00"]
-    ):
-        yield (
-            f"config.toml: more {number}",
-            lambda run, more=more: _append(run / "config.toml", f"\n{more}\n"),
-        )
+            # Nobody waits for so many rounds; they can only be looked at.
+            endless = f" {ENDLESS}" if str(MANY) in after else ""
+            yield f"config.toml: {before} -> {number}{endless}", _replace("config.toml", before, after)
+    more = ["x = 1", "[x]", "[[trials]]", 'track = "x"', f"x = {DEEP}", "= 3", "\x00"]
+    for number, text in enumerate(more):
+        yield f"config.toml: more {number}", lambda run, text=text: _append(run / "config.toml", text)
 
 
 def _replace(name: str, before: str, after: str) -> Damage:

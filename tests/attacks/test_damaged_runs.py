@@ -27,11 +27,18 @@ from safari.view.page import frozen_page
 FAST = 60
 
 
+@pytest.fixture(autouse=True)
+def no_figures(request, monkeypatch):
+    """Drawing takes seconds; what is drawn is read by `figures`, and the slow test draws."""
+    if "drawn" not in request.node.name:
+        monkeypatch.setattr("safari.cli.finish.write_figures", lambda runs, folder: None)
+
+
 @pytest.fixture(scope="module")
 def good(tmp_path_factory) -> Path:
     """A finished run of two arms, with a page and a frame."""
     run = tmp_path_factory.mktemp("good") / "run"
-    safari.run(TINY, run)
+    safari.run(TINY, run, progress=False)
     write_report([RunFolder.open(run)], run / "report.html")
     command("wire", "bench", run, "--save", run.parent / "frame")
     return run
@@ -64,16 +71,16 @@ def page(run: Path) -> None:
 
 
 def finished(run: Path) -> None:
-    command("resume", run, "--json")
+    command("resume", run, "--json", "--quiet")
 
 
 def going_on(run: Path) -> None:
     longer(run)
-    safari.resume(run)
+    safari.resume(run, progress=False)
 
 
 def going_back(run: Path) -> None:
-    safari.resume(run, from_round=3)
+    safari.resume(run, from_round=3, progress=False)
 
 
 def upload(run: Path) -> None:

@@ -86,7 +86,12 @@ def test_a_config_with_six_mistakes_is_told_all_of_them(tmp_path):
     assert (done.returncode, done.stdout) == (2, "")
 
     scripted = safari("validate", "bad.toml", "--json", cwd=tmp_path)
-    assert json.loads(scripted.stdout) == {"config": "bad.toml", "valid": False, "problems": problems}
+    assert json.loads(scripted.stdout) == {
+        "config": "bad.toml",
+        "valid": False,
+        "problems": problems,
+        "notes": [],
+    }
     assert (scripted.returncode, scripted.stderr) == (2, "")
 
 
@@ -204,12 +209,8 @@ def test_a_shell_is_offered_commands_options_keys_and_names(tmp_path):
     assert complete(tmp_path, "") == commands
     assert complete(tmp_path, "re") == ["reproduce", "resume"]
     assert {"--set", "--seeds", "--out", "--json"} <= set(complete(tmp_path, "run", "--"))
-    assert complete(tmp_path, "run", "--set", "pruning.") == [
-        "pruning.pruner=",
-        "pruning.sparsity=",
-        "pruning.batch=",
-    ]
-    assert complete(tmp_path, "list", "p") == ["partition", "pruner"]
+    assert complete(tmp_path, "run", "--set", "checkpoint.") == ["checkpoint.every=", "checkpoint.keep="]
+    assert complete(tmp_path, "list", "p") == ["partition", "pruner", "policy"]
 
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path):

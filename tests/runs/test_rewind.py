@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 import safari
 from runs.kit import TINY, checkpoints, leftovers, results
+from safari.cli import cli
 from safari.errors import RunError
 from safari.runs import RunFolder, Saved, Trial, files, read_checkpoint, read_lines
 
@@ -163,6 +165,21 @@ def test_a_stop_at_any_step_of_the_way_back_loses_nothing(run, finished, monkeyp
         text = (run / f"trials/{arm}/seed-0/rounds.jsonl").read_bytes()
         for kept in run.glob(f"trials/{arm}/seed-0/cut-*/rounds.jsonl"):
             assert text.endswith(kept.read_bytes())
+
+
+def test_the_run_of_a_federation_goes_back_but_not_on(run, finished, trial):
+    """Only the federation can go on with it."""
+    environment = json.loads((run / "environment.json").read_text())
+    (run / "environment.json").write_text(json.dumps({**environment, "flwr": "1.41"}))
+    done = CliRunner().invoke(cli, ["resume", str(run), "--from", "9"])
+    assert done.exit_code == 0, done.output
+    assert done.stderr.splitlines()[-1] == "start the federation again to go on from there"
+    assert trial.done() == len(trial.records()) == 9
+    for use in (lambda: safari.resume(run), lambda: safari.resume(run, from_round=9)):
+        with pytest.raises(
+            RunError, match="was made by a Flower federation, and goes on when that is started"
+        ):
+            use()
 
 
 def test_without_hard_links_copies_do(run, finished, monkeypatch):

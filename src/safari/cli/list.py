@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
+from safari.cli.offers import names
 from safari.cli.options import json_option
 
-KIND_NAMES = ("data", "partition", "model", "task", "pruner", "link", "rule", "step")
+KIND_NAMES = tuple(names())
 
 
 @click.command("list")

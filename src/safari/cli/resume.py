@@ -54,6 +54,9 @@ def resume(folder: Path, from_round: int | None, trust: bool, as_json: bool, qui
     run = RunFolder.open(folder)
     if from_round is None and engine.finished(run):
         _show(run, trust, as_json=as_json, quiet=quiet)
+    elif from_round is not None and run.is_federation:
+        _rewind(run, from_round, quiet)
+        click.echo("start the federation again to go on from there", err=True)
     else:
         _go_on(run, from_round, trust, as_json=as_json, quiet=quiet)
 
@@ -67,13 +70,17 @@ def _go_on(run: RunFolder, from_round: int | None, trust: bool, *, as_json: bool
     with approval([*needs(table), *contacts(table)], str(run.path / "config.toml"), trust):
         refuse_changed_code(run)
         if from_round is not None:
-            with run.writing():
-                aside = run.rewind(from_round)
-            for place in aside if not quiet else ():
-                click.echo(f"back to round {from_round}; what came after it is in {place}", err=True)
+            _rewind(run, from_round, quiet)
         with stoppable(run.path):
             engine.resume(run.path, watchers(run.config, quiet), trust=True)
     finish(run.path, as_json=as_json, quiet=quiet)
+
+
+def _rewind(run: RunFolder, from_round: int, quiet: bool) -> None:
+    with run.writing():
+        aside = run.rewind(from_round)
+    for place in aside if not quiet else ():
+        click.echo(f"back to round {from_round}; what came after it is in {place}", err=True)
 
 
 def _show(run: RunFolder, trust: bool, *, as_json: bool, quiet: bool) -> None:

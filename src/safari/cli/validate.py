@@ -23,21 +23,30 @@ def validate(config: Path, settings: tuple[str, ...], trust: bool, as_json: bool
 
     Reads the data set, imports your plug-ins and builds everything up to the first round. Exit code 0: the
     run would start; 2: it would not, and each line names the field, what is allowed and what was found.
+    Notes say what would not stop the run but may not be meant: a layer that is cut whole, a sample that
+    several clients hold.
     """
     problems: list[str] = []
+    notes: list[str] = []
     try:
         wanted, problems = examine(read_table(config, settings))
     except ConfigError as error:
         problems = error.problems
     else:
-        from safari.engine import check
+        from safari.engine import check_and_note
 
         with approved_config(config, settings, trust):
-            # What a wrong field may spoil is left out; a plug-in's name and options are wrong by themselves.
-            problems = problems + wrong_names(wanted) if problems else check(wanted)
+            if problems:
+                # What a wrong field may spoil is left out; a plug-in's name and options are wrong by themselves.
+                problems += wrong_names(wanted)
+            else:
+                problems, notes = check_and_note(wanted)
     if as_json:
-        click.echo(json.dumps({"config": str(config), "valid": not problems, "problems": problems}))
+        found = {"config": str(config), "valid": not problems, "problems": problems, "notes": notes}
+        click.echo(json.dumps(found))
     elif not problems:
+        for note in notes:
+            click.echo(f"note: {note}", err=True)
         click.echo(f"{config}: fine; {len(wanted.arms)} arms × {wanted.seeds} seeds × {wanted.rounds} rounds")
     if problems:
         if not as_json:

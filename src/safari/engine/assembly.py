@@ -19,6 +19,7 @@ from safari.engine.checks import (
     check_parts,
     check_task,
     dead_layers,
+    shared_samples,
 )
 from safari.engine.device import device_of, placed
 from safari.engine.parts import Parts, Problems, call_own, is_own, parts_of
@@ -84,12 +85,13 @@ def check_rest(config: Config, seed: int, data: Data, problems: Problems) -> Non
 
 
 def notes_of(world: World) -> list[str]:
-    """What a user should know before the run: layers that the first masks cut whole."""
+    """What a user should know before the run: samples with several owners, layers that the first masks cut."""
+    notes = [note] if (note := shared_samples(world.parts)) else []
     if world.pruner.needs_data:
-        return []
+        return notes
     masks = world.first_masks(world.start, 0)
     dead = [] if masks.shared is None else dead_layers(masks.shared, world.layout)
-    return (
+    return notes + (
         [
             f"the first mask cuts all of {', '.join(dead)}, so nothing passes there: keep some with pruning.least = "
             '0.02, keep layers whole with pruning.dense, or give every layer a share with pruning.scope = "erk"'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,25 @@ def check_parts(parts: object, clients: int, samples: int) -> None:
         raise ConfigError(
             f"partition: client {wrong.min()} must hold at least one sample, each between 0 and {samples - 1}"
         )
+
+
+def shared_samples(parts: Sequence[np.ndarray]) -> str:
+    """What a user should know of a division in which a sample has several owners; nothing otherwise.
+
+    >>> shared_samples([np.array([0, 1, 2]), np.array([2, 3]), np.array([4])])
+    'partition: 1 sample is held more than once, such as sample 2 by clients 0 and 1'
+    """
+    held = np.concatenate([np.asarray(part) for part in parts])
+    owners = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    order = np.argsort(held, kind="stable")
+    again = np.flatnonzero(held[order][1:] == held[order][:-1])
+    if not len(again):
+        return ""
+    count, first = len(np.unique(held[order][again])), order[again[0] : again[0] + 2]
+    one, other = sorted(owners[first].tolist())
+    whom = f"clients {one} and {other}" if one != other else f"client {one} alone"
+    many = "1 sample is" if count == 1 else f"{count} samples are"
+    return f"partition: {many} held more than once, such as sample {held[first[0]]} by {whom}"
 
 
 def check_draws(local: Local, samples: int) -> None:

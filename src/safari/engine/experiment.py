@@ -30,7 +30,7 @@ from safari.engine.state import (
     to_saved,
 )
 from safari.engine.world import World
-from safari.errors import ConfigError, DataError, SafariError, one_of
+from safari.errors import ConfigError, DataError, RunError, SafariError, one_of
 from safari.loading import loading
 from safari.plugins import first_line, known
 from safari.runs import RunFolder, Trial, done_records, seeds_of, summarise
@@ -140,6 +140,10 @@ def resume(
     run = RunFolder.open(Path(path))
     if from_round is None and finished(run):
         return _show(run, watchers)
+    if run.is_federation:
+        raise RunError(
+            f"{run.path} was made by a Flower federation, and goes on when that is started again with this folder"
+        )
     with trusting(needs(run.config.to_dict()), trust, str(run.path / "config.toml")):
         refuse_changed_code(run)
         if from_round is not None:
@@ -197,14 +201,15 @@ def ready(config: Config) -> Ready:
 
 def check(config: Config) -> list[str]:
     """Everything that would stop a run before its first round, a line each: what `safari validate` prints."""
+    return check_and_note(config)[0]
+
+
+def check_and_note(config: Config) -> tuple[list[str], list[str]]:
+    """What would stop a run before its first round, and what a user should know of one that can start."""
     problems = Problems()
-    problems.attempt(lambda: ready(config))
-    return problems.lines
-
-
-def notes(config: Config) -> list[str]:
-    """What a user should know of a config that can run: `safari validate` and `run` print it."""
-    return _distinct(note for world in ready(config).worlds for note in notes_of(world))
+    found = problems.attempt(lambda: ready(config))
+    worlds = () if found is None else found.worlds
+    return problems.lines, _distinct(note for world in worlds for note in notes_of(world))
 
 
 def _distinct(lines: Iterable[str]) -> list[str]:

@@ -348,6 +348,11 @@ class RunFolder:
         files.remove(self.path / "summary.json")
         return [aside for trial in trials if (aside := trial.rewind(round)) is not None]
 
+    @property
+    def is_federation(self) -> bool:
+        """Was it made by a Flower federation? Then only a federation can go on with it."""
+        return "flwr" in self.read("environment.json")
+
     def read(self, name: str) -> dict[str, Any]:
         """What a JSON file in the folder holds; an empty object where there is none."""
         return files.read_object(self.path / name, self.path)
@@ -378,7 +383,8 @@ class RunFolder:
             files.write_atomically(owner, f"{os.getpid()}\n".encode())
             yield
         finally:
-            owner.unlink(missing_ok=True)
+            with suppress(OSError):
+                owner.unlink()
             lock.release()
 
 

@@ -1,0 +1,115 @@
+"""What `safari validate` calls fine is what `safari run` can start, and all mistakes are told at once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import safari as package
+from runs.kit import TINY
+from safari.cli import cli
+from safari.config import parse
+from safari.errors import ConfigError
+from safari.toml import to_toml
+
+PARTS = """
+import numpy as np
+import torch
+from torch import nn
+
+
+def sentences():
+    rng = np.random.default_rng(0)
+    tokens = torch.from_numpy(rng.integers(0, 20, (80, 6)))
+    labels = torch.from_numpy(rng.integers(0, 3, 80))
+    return (tokens, labels), (tokens[:20], labels[:20])
+
+
+def words(shape, classes):
+    return nn.Sequential(nn.Embedding(20, 4), nn.Flatten(), nn.Linear(4 * shape[0], classes))
+
+
+def public(labels, clients, rng):
+    return [np.arange(10 + client) for client in range(clients)]
+
+
+def twice(labels, clients, rng):
+    return [np.array([2 * client, 2 * client + 1, 2 * client]) for client in range(clients)]
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "parts.py").write_text(PARTS)
+    (tmp_path / "tiny.toml").write_text(to_toml(parse(TINY)))
+    rows = [f"{t},{c},1" for t in range(5) for c in range(4)]
+    (tmp_path / "five.csv").write_text("\n".join(["round,client,delivered", *rows]))
+    return tmp_path
+
+
+def verdict(**settings: object) -> dict:
+    changes = [
+        part for key, value in settings.items() for part in ("--set", f"{key.replace('__', '.')}={value}")
+    ]
+    return json.loads(CliRunner().invoke(cli, ["validate", "tiny.toml", *changes, "--json"]).stdout)
+
+
+def test_synflow_with_tokens(here):
+    tokens = {"data__name": "parts.py:sentences", "model__name": "parts.py:words", "partition__name": "iid"}
+    assert verdict(**tokens)["valid"]
+    (problem,) = verdict(**tokens, pruning__pruner="synflow")["problems"]
+    assert "synflow feeds an input of ones, so inputs must be real numbers; got torch.int64" in problem
+
+
+def test_a_trace_that_is_shorter_than_the_run(here):
+    trace = {"uplink__name": "trace", "uplink__file": "five.csv"}
+    assert verdict(**trace)["valid"], "it begins again"
+    assert verdict(**trace, uplink__after="error")["problems"] == [
+        "rounds must be at most the 5 that uplink has, got 7"
+    ]
+    assert verdict(**trace, uplink__after="error", rounds=5)["valid"]
+    down = {"downlink__name": "trace", "downlink__file": "five.csv", "downlink__after": "error"}
+    assert verdict(**down)["problems"] == ["rounds must be at most the 5 that downlink has, got 7"]
+    config = parse({**TINY, "uplink": {"name": "trace", "file": "five.csv", "after": "error"}})
+    with pytest.raises(ConfigError, match="rounds must be at most the 5 that uplink has, got 7"):
+        package.run(config, "run", progress=False)
+    assert not (here / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        ("public", "partition: 12 samples are held more than once, such as sample 0 by clients 0 and 1"),
+        ("twice", "partition: 4 samples are held more than once, such as sample 0 by client 0 alone"),
+    ],
+)
+def test_a_sample_with_several_owners_is_noted_and_can_be_meant(here, name, note, capsys):
+    found = verdict(partition__name=f"parts.py:{name}")
+    assert found["valid"]
+    assert found["notes"] == [note]
+    shown = CliRunner().invoke(cli, ["validate", "tiny.toml", "--set", f"partition.name=parts.py:{name}"])
+    assert shown.stderr == f"note: {note}\n"
+    package.run({**TINY, "rounds": 1, "partition": {"name": f"parts.py:{name}"}}, "run")
+    assert f"note: {note}" in capsys.readouterr().err
+
+
+def test_no_mistake_hides_behind_another(here):
+    """A plug-in that is missing, data that cannot be divided, a link that is too short, a field that is no field."""
+    problems = verdict(
+        pruning__pruner="snpi",
+        clients=2000,
+        uplink__name="trace",
+        uplink__file="gone.csv",
+        downlink__name="bernoulli",
+        downlink__p=3,
+    )["problems"]
+    for words in ("pruning.pruner must be one of", "clients must be at most", "p must lie between 0 and 1"):
+        assert any(words in line for line in problems), problems
+    assert any(
+        "gone.csv: no such trace file" in line
+        for line in verdict(uplink__name="trace", uplink__file="gone.csv", pruning__pruner="snpi")["problems"]
+    )

@@ -127,6 +127,7 @@ def record_of(layout: Layout, facts: Facts) -> Record:
         "refused": {str(client): reason for client, reason in outcome.refused.items()},
         "stand_ins": {str(client): list(who) for client, who in outcome.stand_ins.items()},
         "lost": outcome.lost,
+        **({"parts": {str(client): share for client, share in outcome.parts.items()}} if outcome.parts else {}),
         "density": masks.density,
         "agreement": masks.agreement,
         "support": sum(counts) / layout.prunable_count,

@@ -291,7 +291,8 @@ class Config:
         },
     )
     data: Plug = _plug(
-        "digits", "the data set: digits, cifar10, hf:NAME (the Hugging Face hub, or a path), or your own"
+        "digits",
+        "the data set: digits, cifar10, dialogue, leaf, hf:NAME (the Hugging Face hub, or a path), or your own",
     )
     partition: Plug = _plug(
         "groups",

@@ -93,7 +93,7 @@ def play(rule: str, names: list[str], grid: Loopback, hostile: Hostile | None = 
     def between(number, arrays):
         if number:
             # As a run's folder would hold it.
-            records[NAMES[number - 1]] = json.loads(json.dumps(strategy._line, allow_nan=False))
+            records[NAMES[number - 1]] = json.loads(json.dumps(dict(strategy._line), allow_nan=False))
             assert bool(torch.isfinite(strategy.server.model).all())
         else:
             first.append(strategy.server)

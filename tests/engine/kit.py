@@ -9,7 +9,7 @@ from typing import Any
 from safari.config import parse
 from safari.engine import World, assemble, engine_of, load_data, rule_of
 from safari.engine.state import State, initial
-from safari.runs.measure import Record
+from safari.runs.record import RoundRecord
 
 SMALL: dict[str, Any] = {
     "rounds": 5,
@@ -27,7 +27,7 @@ def world_of(config: dict[str, Any], seed: int = 0) -> World:
     return assemble(parsed, seed, load_data(parsed))
 
 
-def play(config: dict[str, Any], seed: int = 0) -> Iterator[tuple[State, State, Record]]:
+def play(config: dict[str, Any], seed: int = 0) -> Iterator[tuple[State, State, RoundRecord]]:
     """Every round of the first arm: the state before, the state after, the record."""
     world = world_of(config, seed)
     engine = engine_of(world.config)(world)
@@ -38,7 +38,7 @@ def play(config: dict[str, Any], seed: int = 0) -> Iterator[tuple[State, State, 
         state = following
 
 
-def records(config: dict[str, Any], seed: int = 0) -> list[Record]:
+def records(config: dict[str, Any], seed: int = 0) -> list[RoundRecord]:
     """The records of the first arm."""
     return [record for _, _, record in play(config, seed)]
 
@@ -62,7 +62,7 @@ class StopAfter:
     def stop(self) -> None:
         """Nothing to end."""
 
-    def round(self, trial: Any, record: Record) -> None:
+    def round(self, trial: Any, record: RoundRecord) -> None:
         """Interrupt, when it is time."""
         if record["round"] == self.number:
             raise KeyboardInterrupt

@@ -36,7 +36,7 @@ def test_it_changes_nothing_else(engine, change):
         assert torch.equal(state.server.model, other.server.model)
         assert state.average is None
         assert record["average"] is None
-        assert record == told | {"average": None}
+        assert record == {**told, "average": None}
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -8,7 +8,7 @@ pytest.importorskip("flwr", reason="needs the extra flower: pip install 'safari-
 
 import numpy as np
 import torch
-from flwr.app import RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,9 +17,10 @@ from flower.kit import Loopback, Net, net, train_a_bit
 from safari.errors import SafariError
 from safari.flower import SafariStrategy, sparse
 from safari.flower.chain import LONGEST, Chain, follow
+from safari.flower.protocol import UPLINK_LOST
 from safari.models import Layout
 from safari.runs import RunFolder
-from safari.wire import Lossy, WireLayout
+from safari.wire import Lossy, WireLayout, reference_digest
 
 WIRE = WireLayout(["w", "b"], [40, 8], [True, False])
 PRUNABLE = torch.arange(48) < 40
@@ -47,8 +48,13 @@ def walk(seed: int, steps: int, values: str) -> tuple[list[Chain], list[torch.Te
 def test_whoever_follows_comes_to_the_same_model(seed, values, age):
     chains, _ = walk(seed, LONGEST + 1, values)
     last, held = chains[-1], chains[-1 - age]
-    found = follow(last.since(held.round), WIRE, held.model.numpy())
+    target = reference_digest(last.model.numpy())
+    found = follow(last.since(held.round), WIRE, held.model.numpy(), target)
     assert np.array_equal(found, last.model.numpy())
+    # One that is further than the server knows, because its reply was lost.
+    for ahead in chains[-1 - age :]:
+        found = follow(last.since(held.round), WIRE, ahead.model.numpy(), target)
+        assert np.array_equal(found, last.model.numpy())
 
 
 def test_what_a_frame_leaves_out_goes_into_the_next():
@@ -87,7 +93,11 @@ def test_a_chain_reaches_only_so_far_back():
 
 def test_a_client_without_memory_says_so():
     with pytest.raises(SafariError, match="builds on a model that this client does not hold"):
-        follow([b""], WIRE, None)
+        follow([b""], WIRE, None, b"")
+    chains, _ = walk(0, 4, "step")
+    older, last = chains[0].model.numpy(), chains[-1]
+    with pytest.raises(SafariError, match="builds on a model that this client does not hold"):
+        follow(last.since(2), WIRE, older, reference_digest(last.model.numpy()))
 
 
 def test_rounds_by_frames_with_a_late_and_a_forgetful_client(tmp_path):
@@ -138,3 +148,26 @@ def test_lossy_downloads_train_as_well_as_exact_ones():
         assert len(result.train_metrics_clientapp) == 12
     moved = torch.linalg.vector_norm(ends["frame"] - layout.read(net()))
     assert torch.linalg.vector_norm(ends["frame"] - ends["step"]) < 0.5 * moved
+
+
+def test_a_lost_upload_costs_its_round_and_no_other(tmp_path):
+    """The client then holds a newer model than the server knows of."""
+
+    def app_of(lost):
+        app = ClientApp(mods=[lambda m, c, go: answer(m, go(m, c))])
+        app.train()(sparse(Net)(train_a_bit))
+
+        def answer(message, reply):
+            if message.content["config"]["server-round"] in lost:
+                return Message(Error(UPLINK_LOST, "lost on the uplink"), reply_to=message)
+            return reply
+
+        return app
+
+    grid = Loopback({1: app_of(()), 2: app_of((2, 4, 5))})
+    strategy = SafariStrategy(net(), 2, download="step", run=tmp_path)
+    strategy.start(grid, num_rounds=7, timeout=0.05)
+    lines = RunFolder.open(tmp_path).trials()[0].records()
+    assert [line["round"] for line in lines if line["arrived"] != [0, 1]] == [2, 4, 5]
+    # And nobody needed the model in full again.
+    assert all(line["bytes"]["down"] < 200 for line in lines[1:])

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from safari.errors import MissingExtraError
 from safari.report import figures
-from safari.report.gather import ARRIVED, MISSING, NOT_ASKED, REFUSED, STOOD_IN, Series
+from safari.report.gather import Series
 from safari.report.style import PALETTE, render, spread_out, thin
+from safari.runs import ClientStatus
 
 UNKNOWN = np.nan
 # A busy machine is no failure.
@@ -113,23 +114,28 @@ def test_names_are_never_mathematics():
     assert not axes.texts[0].get_parse_math()
 
 
+NOT_ASKED, ARRIVED, REFUSED = ClientStatus.NOT_ASKED, ClientStatus.ARRIVED, ClientStatus.REFUSED
+LOST_UP = ClientStatus.LOST_UP
+
+
 def test_arrivals_cell_by_cell():
-    status = np.array([[ARRIVED, MISSING, STOOD_IN], [REFUSED, NOT_ASKED, ARRIVED]], dtype=np.uint8)
-    figure = drawn(figures.arrivals(status))
+    status = np.array([[ARRIVED, LOST_UP, LOST_UP], [REFUSED, NOT_ASKED, ARRIVED]], dtype=np.uint8)
+    stood_in = np.array([[False, False, True], [False] * 3])
+    figure = drawn(figures.arrivals(status, stood_in))
     cells = figure.axes[0].images[0].get_array()
     assert cells.shape == (2, 3, 4)
     assert cells[0, 0].tolist() == cells[1, 2].tolist()
     assert len(np.unique(cells.reshape(-1, 4), axis=0)) == 5
     assert cells[1, 1, 3] == 0  # not asked: nothing is drawn
     names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == ["arrived", "missing, another stood in", "missing, nobody stood in", "refused"]
+    assert names == ["arrived", "another stood in", "lost on the way up", "refused"]
 
 
 def test_arrivals_of_many_rounds_are_shares():
     status = np.full((2, 1201), ARRIVED, dtype=np.uint8)
-    status[0, 1:] = MISSING
+    status[0, 1:] = LOST_UP
     status[1, :600] = NOT_ASKED
-    axes = drawn(figures.arrivals(status)).axes[0]
+    axes = drawn(figures.arrivals(status, np.zeros_like(status, dtype=bool))).axes[0]
     image = axes.images[0]
     share = image.get_array()
     # 241 blocks of 5 rounds, the last of one.
@@ -143,7 +149,7 @@ def test_arrivals_of_many_rounds_are_shares():
 
 @pytest.mark.parametrize("shape", [(1, 1), (10, 20), (200, 150)])
 def test_arrivals_of_all_sizes(shape):
-    drawn(figures.arrivals(np.full(shape, ARRIVED, dtype=np.uint8)))
+    drawn(figures.arrivals(np.full(shape, ARRIVED, dtype=np.uint8), np.zeros(shape, dtype=bool)))
 
 
 def test_similarity_leaves_out_the_diagonal_and_marks_the_unknown():

@@ -10,18 +10,13 @@ import safari
 from report.made_up import record
 from safari.errors import RunError
 from safari.report.gather import (
-    ARRIVED,
-    MISSING,
-    NOT_ASKED,
-    REFUSED,
-    STOOD_IN,
     dense_bytes,
     message_bytes,
     read_run,
     run_names,
     series,
 )
-from safari.runs import RunFolder, read_lines
+from safari.runs import ClientStatus, RunFolder, read_lines
 from safari.runs.similarity import from_line
 
 
@@ -34,7 +29,7 @@ def test_a_real_run(tiny):
     records = tiny.trials()[2].records()
     drop = data.arms[1]
     for t, one in enumerate(records):
-        assert np.flatnonzero(drop.status[:, t] == ARRIVED).tolist() == one["arrived"]
+        assert np.flatnonzero(drop.status[:, t] == ClientStatus.ARRIVED).tolist() == one["arrived"]
     assert drop.similarity is None
     assert data.arms[2].similarity.shape == (4, 4)
     assert drop.size > 0
@@ -83,11 +78,13 @@ def test_status_by_hand(synthetic):
         ),
     ]
     (arm,) = read_run(synthetic({("drop", 0): records})).arms
+    arrived, up = ClientStatus.ARRIVED, ClientStatus.LOST_UP
     assert arm.status.T.tolist() == [
-        [ARRIVED, ARRIVED, STOOD_IN],
-        [NOT_ASKED, ARRIVED, MISSING],
-        [ARRIVED, REFUSED, STOOD_IN],
+        [arrived, arrived, up],
+        [ClientStatus.NOT_ASKED, arrived, up],
+        [arrived, ClientStatus.REFUSED, up],
     ]
+    assert arm.stood_in.T.tolist() == [[False, False, True], [False] * 3, [False, False, True]]
 
 
 def test_bytes_of_a_message_where_they_were_counted(synthetic):
@@ -153,10 +150,22 @@ def test_broken_clients_file_is_named(synthetic, text, problem):
 @pytest.mark.parametrize(
     "broken", [{"arrived": [9]}, {"bytes": 3}, {"loss": "high"}, {"stand_ins": {"x": []}}]
 )
-def test_broken_record_is_named(synthetic, broken):
-    run = synthetic({("drop", 0): [record(1), record(2, **broken)]})
-    with pytest.raises(RunError, match=r"rounds\.jsonl, line 2 is not a round's record: "):
-        read_run(run)
+def test_a_damaged_record_is_left_out_and_named(synthetic, broken):
+    run = synthetic({("drop", 0): [record(1), record(2, **broken), record(3, top1=0.75)]})
+    data = read_run(run)
+    (problem,) = data.skipped
+    assert problem.startswith("drop, seed 0: rounds.jsonl, line 2 is not a round's record: ")
+    (line,) = series([data], "support")
+    assert line.rounds.tolist() == [1, 3]
+
+
+def test_a_round_that_is_damaged_in_one_seed_is_left_out_of_the_mean(synthetic):
+    one, other = ([record(t, top1=0.1 * t) for t in (1, 2, 3)] for _ in range(2))
+    other[1]["loss"] = "high"
+    run = synthetic({("drop", 0): one, ("drop", 1): other}, {"seeds": 2})
+    (line,) = series([read_run(run)], "top1")
+    assert (line.rounds.tolist(), line.values.shape) == ([1, 3], (2, 2))
+    np.testing.assert_allclose(line.mean, [0.1, 0.3])
 
 
 @pytest.mark.parametrize("rule", ["safari", "fdms", "safari+"])

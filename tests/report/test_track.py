@@ -15,6 +15,7 @@ from safari.config import Config, parse
 from safari.errors import MissingExtraError, RunError
 from safari.report import MLflow, TensorBoard, track, watchers_for
 from safari.report.track import numbers_of, parameters_of
+from safari.runs import RoundRecord
 
 pytest.importorskip("tensorboard")
 pytest.importorskip("mlflow")
@@ -105,7 +106,11 @@ def feed(tracker, run, records, arm="drop"):
         tracker.round(trial, one)
 
 
-RECORDS = [record(i, top1=i / 10) for i in range(1, 8)]
+def typed(number, **changes):
+    return RoundRecord.from_json(record(number, **changes))
+
+
+RECORDS = [typed(i, top1=i / 10) for i in range(1, 8)]
 
 
 @pytest.mark.parametrize("make", [lambda path: TensorBoard(), lambda path: MLflow(str(path / "ml"))])
@@ -153,7 +158,7 @@ def test_mlflow_sends_while_the_run_goes_on_and_waits_for_the_rest(synthetic, tm
     run = synthetic({}, {"rounds": 60, "name": "tracked"})
     tracker = MLflow(str(tmp_path / "ml"))
     tracker.start(run)
-    feed(tracker, run, [record(i) for i in range(1, 46)])
+    feed(tracker, run, [typed(i) for i in range(1, 46)])
     logged, _ = mlflow_runs(tmp_path / "ml", monkeypatch)["drop/seed-0"]
     assert logged.info.status == "RUNNING"
     assert len(mlflow_runs(tmp_path / "ml", monkeypatch)["drop/seed-0"][1]["mask/support"]) == 40
@@ -171,8 +176,8 @@ def test_the_callers_active_mlflow_run_is_not_touched(synthetic, tmp_path, monke
             run = synthetic({}, {"rounds": 1, "name": "tracked"})
             tracker = MLflow(str(tmp_path / "ml"))
             tracker.start(run)
-            feed(tracker, run, [record(1)], "drop")
-            feed(tracker, run, [record(1)], "safari")
+            feed(tracker, run, [typed(1)], "drop")
+            feed(tracker, run, [typed(1)], "safari")
             tracker.stop()
             assert mlflow.active_run().info.run_id == active.info.run_id
         assert mlflow.get_run(active.info.run_id).data.metrics == {}
@@ -186,7 +191,7 @@ def test_another_place_gets_runs_of_its_own(synthetic, tmp_path, monkeypatch):
     for place in ("one", "two"):
         tracker = MLflow(str(tmp_path / place))
         tracker.start(run)
-        feed(tracker, run, [record(1)])
+        feed(tracker, run, [typed(1)])
         tracker.stop()
     for place in ("one", "two"):
         assert mlflow_runs(tmp_path / place, monkeypatch)["drop/seed-0"][1]["mask/support"] == [(1, 0.2)]
@@ -196,7 +201,7 @@ def test_a_long_config_is_cut_to_what_mlflow_takes(synthetic, tmp_path, monkeypa
     run = synthetic({}, {"name": "tracked", "rounds": 1, "uplink": {"name": "bernoulli", "p": [0.25] * 3000}})
     tracker = MLflow(str(tmp_path / "ml"))
     tracker.start(run)
-    feed(tracker, run, [record(1)])
+    feed(tracker, run, [typed(1)])
     tracker.stop()
     logged, _ = mlflow_runs(tmp_path / "ml", monkeypatch)["drop/seed-0"]
     assert len(parameters_of(run.config)["uplink.p"]) > 6000
@@ -267,10 +272,10 @@ def test_an_mlflow_that_failed_is_not_asked_again(synthetic, tmp_path):
     run = synthetic({}, {"rounds": 60, "name": "tracked"})
     tracker = MLflow(str(tmp_path / "ml"))
     tracker.start(run)
-    feed(tracker, run, [record(i) for i in range(1, 10)])
+    feed(tracker, run, [typed(i) for i in range(1, 10)])
     shutil.rmtree(tmp_path / "ml")
     with pytest.raises(RunError, match=r"^track\.mlflow: "):
-        feed(tracker, run, [record(i) for i in range(10, 21)])
+        feed(tracker, run, [typed(i) for i in range(10, 21)])
     tracker.stop()  # or the same error would take its time once more
     assert not (tmp_path / "ml").exists()
 
@@ -287,7 +292,7 @@ def test_a_broken_file_of_ids_is_named(synthetic, tmp_path):
 @pytest.mark.parametrize("make", [TensorBoard, lambda: MLflow("folder")])
 def test_a_round_before_the_start_is_refused(make, synthetic):
     with pytest.raises(RunError, match="must be started with a run before it is given rounds"):
-        make().round(synthetic({}).trial("drop", 0), record(1))
+        make().round(synthetic({}).trial("drop", 0), typed(1))
 
 
 def test_nothing_asked_nothing_watches():

@@ -79,7 +79,7 @@ def test_loading_cuts_the_records_back_to_the_checkpoint(tmp_path):
         if number == 3:
             trial.save(saved(3))
     assert trial.load().round == 3
-    assert [record["round"] for record in trial.records()] == [1, 2, 3]
+    assert [line["round"] for line in read_lines(trial.rounds)] == [1, 2, 3]
     assert [line["round"] for line in read_lines(trial.timings)] == [1, 2, 3]
 
 
@@ -95,7 +95,7 @@ def test_without_a_checkpoint_the_records_begin_again(tmp_path):
 def test_a_half_line_is_left_out_when_read_and_cut_off_when_resumed(run, finished, trial, tail):
     with trial.rounds.open("ab") as file:
         file.write(tail)
-    assert [record["round"] for record in trial.records()] == [1, 2, 3, 4, 5, 6, 7]
+    assert [line["round"] for line in read_lines(trial.rounds)] == [1, 2, 3, 4, 5, 6, 7]
     safari.resume(run)
     assert results(run) == results(finished)
 
@@ -103,9 +103,9 @@ def test_a_half_line_is_left_out_when_read_and_cut_off_when_resumed(run, finishe
 def test_garbage_among_the_records_names_the_line_and_stays(run, trial):
     lines = trial.rounds.read_bytes().splitlines(keepends=True)
     for garbage, problem in [
-        (b"\xff\xfe\n", "line 4 is not JSON: "),
-        (b'{"round": 4,\n', "line 4 is not JSON: "),
-        (b"[1, 2]\n", "line 4 is not a record"),
+        (b"\xff\xfe\n", "line 4 is not a round's record: not JSON ("),
+        (b'{"round": 4,\n', "line 4 is not a round's record: not JSON ("),
+        (b"[1, 2]\n", "line 4 is not a round's record: not a JSON object but list"),
     ]:
         spoilt = b"".join([*lines[:3], garbage, *lines[4:]])
         trial.rounds.write_bytes(spoilt)

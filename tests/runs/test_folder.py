@@ -13,7 +13,7 @@ import pytest
 from runs.kit import RESUME, TINY, environment, python
 from safari.config import parse
 from safari.errors import ConfigError, RunError
-from safari.runs import RunFolder, Saved, Trial, seeds_of
+from safari.runs import RoundRecord, RunFolder, Saved, Trial, read_lines, seeds_of
 from safari.toml import read_toml
 
 CONFIG = parse(TINY)
@@ -103,10 +103,15 @@ def test_trials_are_those_that_have_begun_by_arm_and_seed(tmp_path):
 def test_records_come_back_as_they_went_in(tmp_path):
     trial = RunFolder.create(tmp_path / "run", CONFIG).trial("drop", 0)
     assert trial.records() == []
-    records = [{"round": 1, "top1": 0.1 + 0.2, "refused": {"3": "too “odd”"}}, {"round": 2, "top1": None}]
+    records = [
+        RoundRecord(1, (0,), (3,), {"loss": None, "top1": 0.1 + 0.2, "top5": 1}, refused={3: "too “odd”"}),
+        RoundRecord(2, (), (0,), dict.fromkeys(("loss", "top1", "top5")), bytes={"up": None, "down": 7.5}),
+    ]
     for record in records:
         trial.append(record, {"train": 0.5})
-    assert trial.records() == records
+    assert [record.to_json() for record in trial.records()] == [
+        record.to_json() | {"bytes": {"up": None, "down": None, **record.bytes}} for record in records
+    ]
     assert trial.timings.read_text().splitlines() == [
         '{"round": 1, "train": 0.5}',
         '{"round": 2, "train": 0.5}',
@@ -185,7 +190,8 @@ def test_the_folder_is_free_again_after_an_error(tmp_path):
 def test_reading_needs_no_lock(holder):
     run, _ = holder
     run.trial("drop", 0).append({"round": 1}, {})
-    assert [trial.records() for trial in RunFolder.open(run.path).trials()] == [[{"round": 1}]]
+    (trial,) = RunFolder.open(run.path).trials()
+    assert list(read_lines(trial.rounds)) == [{"round": 1}]
 
 
 def test_what_a_killed_writer_left_half_written_is_swept_up(tmp_path):

@@ -83,14 +83,14 @@ def test_a_line_that_is_no_record_is_named(tmp_path):
     run = RunFolder.create(tmp_path / "run", config(rounds=2, arms=["drop"]))
     trial = run.trial("drop", 0)
     trial.rounds.write_text('{"round": 1}\n')
-    with pytest.raises(RunError, match=r"rounds\.jsonl holds a line that is not a round's record: no 'loss'"):
+    with pytest.raises(RunError, match=r"rounds\.jsonl, line 1 is not a round's record: arrived is missing"):
         summarise(run)
 
 
 def test_a_record_of_other_types_is_named(tmp_path):
     run = RunFolder.create(tmp_path / "run", config(rounds=2, arms=["drop"]))
     run.trial("drop", 0).rounds.write_text(json.dumps(record(1, 0.5, arrived=3)) + "\n")
-    with pytest.raises(RunError, match=r"rounds\.jsonl holds a line that is not a round's record: TypeError"):
+    with pytest.raises(RunError, match=r"jsonl, line 1 is not a round's record: arrived must be a list"):
         summarise(run)
 
 

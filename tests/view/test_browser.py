@@ -148,7 +148,7 @@ def test_hovering_the_strip_says_who_stood_in(browse, place, small):
     y = 10 + 1.5 * (box["height"] - 40) / 6
     tip = hover(page, "arrivals", x / box["width"], y / box["height"])
     assert tip.startswith(
-        f"Round {line['round']}, client 1\n\nlost; client {line['stand_ins']['1'][0]} stood in"
+        f"Round {line['round']}, client 1\n\nlost on the way up; client {line['stand_ins']['1'][0]} stood in"
     )
     arrived = sum(1 in r["arrived"] for r in lines)
     assert f"arrived so far\n{arrived} of 40" in tip
@@ -224,8 +224,8 @@ def test_a_downloaded_table_holds_the_records(browse, place, small):
     cells = list(csv.DictReader(io.StringIO(download(page, "arrivals", "CSV").decode())))
     for record in records(small, "safari"):
         mine = [cell for cell in cells if cell["round"] == str(record["round"])]
-        assert [int(c["client"]) for c in mine if c["fate"] == "arrived"] == record["arrived"]
-        assert {c["client"]: int(c["stand-in"]) for c in mine if c["fate"] == "stood in for"} == {
+        assert [int(c["client"]) for c in mine if c["status"] == "arrived"] == record["arrived"]
+        assert {c["client"]: int(c["stand-in"]) for c in mine if c["stand-in"]} == {
             client: who[0] for client, who in record["stand_ins"].items()
         }
 

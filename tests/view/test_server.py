@@ -152,13 +152,13 @@ def test_the_first_events_tell_everything(address, small):
 def test_details_are_those_of_the_records(address, small):
     detail = json.loads(ask(address, "/api/detail?trial=0/safari/0")[2])
     lines = records(small, "safari")
-    whom = decode_array(detail["whom"]).reshape(40, 6)
+    whom = decode_array(detail["stand_in"]).reshape(40, 6)
     status = decode_array(detail["status"]).reshape(40, 6)
     for t, line in enumerate(lines):
         assert np.flatnonzero(status[t] == 1).tolist() == line["arrived"]
         expected = {int(j): who[0] + 1 for j, who in line["stand_ins"].items()}
         assert {j: int(whom[t, j]) for j in np.flatnonzero(whom[t])} == expected
-    support = decode_array(detail["support"]).reshape(40, 2)
+    support = decode_array(detail["layer_density"]).reshape(40, 2)
     assert support[7] == pytest.approx(list(lines[7]["layers"].values()))
 
 

@@ -12,6 +12,7 @@ from safari.data.augment import (
 )
 from safari.data.cifar10 import cifar10
 from safari.data.dataset import IGNORED, Data, as_data, from_datasets, from_tensors, hold_out
+from safari.data.dialogue import dialogue, perplexity_bound
 from safari.data.digits import digits
 from safari.data.flwr_partitions import FLWR_PARTITIONS
 from safari.data.huggingface import from_hf, hf
@@ -28,7 +29,13 @@ from safari.data.partitions import (
     shards,
 )
 
-DATASETS: dict[str, Callable[..., Data]] = {"digits": digits, "cifar10": cifar10, "hf": hf, "leaf": leaf}
+DATASETS: dict[str, Callable[..., Data]] = {
+    "digits": digits,
+    "cifar10": cifar10,
+    "dialogue": dialogue,
+    "hf": hf,
+    "leaf": leaf,
+}
 """Data sets by name; the keyword-only parameters of each are its options."""
 
 PARTITIONS: dict[str, Callable[..., Parts]] = OWN_PARTITIONS | FLWR_PARTITIONS
@@ -44,6 +51,7 @@ __all__ = [
     "as_data",
     "cifar10",
     "crop_and_flip",
+    "dialogue",
     "digits",
     "dirichlet",
     "divide",
@@ -58,5 +66,6 @@ __all__ = [
     "label_counts",
     "leaf",
     "natural",
+    "perplexity_bound",
     "shards",
 ]

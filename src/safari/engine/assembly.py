@@ -32,6 +32,7 @@ from safari.links import Setting, check_arrays, check_length
 from safari.models import Layout
 from safari.plugins import named_arguments
 from safari.pruning import budget_for
+from safari.runs.metrics import RunMetrics
 from safari.seeds import derive, generator
 from safari.training import Known
 
@@ -48,6 +49,7 @@ def assemble(config: Config, seed: int, data: Data, parts: Parts | None = None) 
     if built is None:
         raise ConfigError(problems.lines)
     problems.attempt(lambda: check_task(built.task, data))
+    problems.attempt(lambda: RunMetrics.of(built.task))
     shares = problems.attempt(lambda: _divide(built, seed, data))
     module = problems.attempt(lambda: _module(built, seed, data))
     if module is not None:

@@ -13,7 +13,9 @@ from safari.engine.codec import RoundCodec
 from safari.engine.diagnosis import Everyone, diagnose, due
 from safari.engine.state import State
 from safari.engine.world import World
-from safari.runs.measure import Facts, MaskCount, Record, Stopwatch, record_of
+from safari.runs.measure import Facts, MaskCount, Stopwatch, record_of
+from safari.runs.metrics import RunMetrics
+from safari.runs.record import RoundRecord
 
 Link = dict[str, np.ndarray]
 
@@ -36,7 +38,7 @@ def close_round(
     packets: Link,
     test: Callable[[Tensor], Mapping[str, float] | None],
     everyone: Everyone,
-) -> tuple[State, Record, dict[str, float]]:
+) -> tuple[State, RoundRecord, dict[str, float]]:
     """The next state, the round's record, and the seconds each part took.
 
     `state` is the one before the round, `server` the one after it; `links` are the next states of uplink and
@@ -63,6 +65,7 @@ def close_round(
         modes=codec.modes(),
         before=x,
         after=server.model,
+        metrics=RunMetrics.of(world.task),
         scores=scores,
         average=average_scores,
         diagnosis=diagnosis,

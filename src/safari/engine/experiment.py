@@ -35,13 +35,15 @@ from safari.loading import loading
 from safari.plugins import first_line, known
 from safari.runs import RunFolder, Trial, done_records, seeds_of, summarise
 from safari.runs.code import keep_code, refuse_changed_code
-from safari.runs.measure import Record
+from safari.runs.metrics import FILE as TASK_FILE
+from safari.runs.metrics import RunMetrics, metrics_text
+from safari.runs.record import RoundRecord
 from safari.runs.versions import note_version
 from safari.toml import read_toml
 from safari.trust import Trust, contacts, is_of_a_run, needs, remember, trusting
 from safari.version import __version__, code_version
 
-Round = tuple[State, Record, dict[str, float]]
+Round = tuple[State, RoundRecord, dict[str, float]]
 RoundFunction = Callable[[State], Round]
 
 # An engine is prepared once for a world and then runs rounds; see `reference` for what a round is.
@@ -60,7 +62,7 @@ class Watcher(Protocol):
     def start(self, run: RunFolder) -> None:
         """Called once, when the run has its folder."""
 
-    def round(self, trial: Trial, record: Mapping[str, Any]) -> None:
+    def round(self, trial: Trial, record: RoundRecord) -> None:
         """Called after each round, and for rounds that an earlier process had done."""
 
     def stop(self) -> None:
@@ -305,6 +307,8 @@ def _describe(run: RunFolder, world: World) -> None:
         layers = {e.name: e.size for e in world.layout.entries if e.kind == "weight"}
         model = {"numbers": world.layout.size, "prunable": world.layout.prunable_count, "layers": layers}
         run.write("model.json", json.dumps(model) + "\n")
+    if not (run.path / TASK_FILE).exists():
+        run.write(TASK_FILE, metrics_text(RunMetrics.of(world.task)))
     if not (run.path / "environment.json").exists():
         run.write("environment.json", json.dumps(environment(world.device), indent=2) + "\n")
 

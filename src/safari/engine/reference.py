@@ -16,17 +16,18 @@ from safari.engine.packets import deliver
 from safari.engine.state import State
 from safari.engine.world import World
 from safari.pruning import Masks
-from safari.runs.measure import MaskCount, Record, Stopwatch
+from safari.runs.measure import MaskCount, Stopwatch
+from safari.runs.record import RoundRecord
 from safari.seeds import generator
 from safari.training import ClientSide, Trained, train_local
 
 
-def prepare(world: World) -> Callable[[State], tuple[State, Record, dict[str, float]]]:
+def prepare(world: World) -> Callable[[State], tuple[State, RoundRecord, dict[str, float]]]:
     """The engine for one world; there is nothing to prepare."""
     return partial(run_round, world)
 
 
-def run_round(world: World, state: State) -> tuple[State, Record, dict[str, float]]:
+def run_round(world: World, state: State) -> tuple[State, RoundRecord, dict[str, float]]:
     """One round: the next state, the round's record, and the seconds each part took."""
     t, x = state.round, state.server.model
     watch, count = Stopwatch(world.device), MaskCount(world.layout)

@@ -44,7 +44,8 @@ from safari.engine.stack.trial import picture_format
 from safari.engine.state import State
 from safari.engine.world import World
 from safari.pruning import Masks
-from safari.runs.measure import MaskCount, Record, Stopwatch
+from safari.runs.measure import MaskCount, Stopwatch
+from safari.runs.record import RoundRecord
 from safari.training import ClientSide, Known
 
 # Samples that try out a way of stacking: enough for batch norm's statistics, and an even number.
@@ -52,7 +53,7 @@ _TRIAL_SAMPLES = 8
 
 T = TypeVar("T")
 
-Round = tuple[State, Record, dict[str, float]]
+Round = tuple[State, RoundRecord, dict[str, float]]
 # Waits for a group's training; also the seconds from the first start to the end.
 Training = Callable[[], "tuple[GroupTraining, float]"]
 

@@ -86,7 +86,10 @@ def maker_of(arm: Arm) -> dict[str, dict[str, Any]]:
     """A rule with its options, the settings that the arm has of its own, and the rule's present defaults: a later
     version may have others."""
     rule, own = arm.rule, {"set": dict(arm.set)} if arm.set else {}
-    return {"rule": {"name": rule.name, **rule.options, **own}, "defaults": rule_defaults(rule.name, rule.options)}
+    return {
+        "rule": {"name": rule.name, **rule.options, **own},
+        "defaults": rule_defaults(rule.name, rule.options),
+    }
 
 
 def made_by(entry: Mapping[str, Any], arm: Arm) -> bool:

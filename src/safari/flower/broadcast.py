@@ -90,6 +90,7 @@ def broadcast(
         fraction=config.wire.fraction,
         threshold=config.wire.threshold,
         layout=wire.digest,
+        model=shared.reference_digest,
         predicted=shared.mask_digest,
         remember=remember,
         feedback=config.wire.feeds_back,

@@ -8,6 +8,7 @@ parameters is kept and goes into the next one, so that nothing is lost for good.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -21,7 +22,16 @@ from safari.engine.codec import wire_layout
 from safari.errors import SafariError
 from safari.models import Layout
 from safari.seeds import generator
-from safari.wire import Lossy, Shared, WireLayout, decode, encode, with_residual
+from safari.wire import (
+    Lossy,
+    Shared,
+    SharedKnowledgeError,
+    WireLayout,
+    decode,
+    encode,
+    reference_digest,
+    with_residual,
+)
 
 # Beyond this many frames the model in full is hardly longer, and a client that old rarely exists.
 LONGEST = 8
@@ -97,15 +107,22 @@ class Downloads:
         return replace(self, held={**held, **dict.fromkeys(arrived, round)})
 
 
-def follow(frames: Sequence[bytes], wire: WireLayout, held: np.ndarray | None) -> np.ndarray:
-    """The client's side: the public model after these frames."""
-    if held is None:
+def follow(frames: Sequence[bytes], wire: WireLayout, held: np.ndarray | None, target: bytes) -> np.ndarray:
+    """The client's side: the public model after these frames, whose digest is `target`.
+
+    A client whose last reply was lost, or late, is further than the server knows. Frames that lead to where
+    it is already are left out; without any that it lacks, it holds the model.
+    """
+    found = np.zeros(0, np.float32) if held is None else held
+    for frame in () if held is None else frames:
+        # A frame states what it builds on.
+        with suppress(SharedKnowledgeError):
+            found = decode(frame, _shared(wire, found)).vector
+    if held is None or reference_digest(found) != target:
         raise SafariError(
             "the message builds on a model that this client does not hold; it will get it in full"
         )
-    for frame in frames:
-        held = decode(frame, _shared(wire, held)).vector
-    return held
+    return found
 
 
 def remember(state: RecordDict, model: np.ndarray) -> None:

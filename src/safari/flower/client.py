@@ -306,7 +306,8 @@ def _load(module: nn.Module, message: Message, context: Context) -> tuple[Layout
         vector = torch.from_numpy(decode(frame, wire_layout(layout)).vector)
     elif frames is not None:
         held = remembered(context.state, layout.size)
-        vector = torch.from_numpy(follow(frames, wire_layout(layout), held))
+        target = Instructions.read(_config(message)).model
+        vector = torch.from_numpy(follow(frames, wire_layout(layout), held, target))
     else:
         vector = dense_vector(arrays, layout)
     layout.write(module, vector.to(next(module.parameters()).device))

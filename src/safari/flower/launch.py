@@ -18,7 +18,7 @@ from typing import Any
 
 from safari.errors import SafariError
 from safari.net.certificates import Certificates, fetch_authority, fingerprint, make_certificates
-from safari.runs import RunFolder
+from safari.runs import RoundRecord, RunFolder
 
 # Seconds for a SuperLink to listen, and for `flwr` to answer.
 _START, _ANSWER = 120.0, 120.0
@@ -271,11 +271,11 @@ def _refuse_failed(lab: Lab, number: Any) -> None:
         )
 
 
-def _records(lab: Lab) -> list[dict[str, Any]]:
+def _records(lab: Lab) -> list[RoundRecord]:
     if not (lab.run / "config.toml").exists():
         return []
     trials = RunFolder.open(lab.run).trials()
-    return list(trials[0].records()) if trials else []
+    return trials[0].records() if trials else []
 
 
 def _done(lab: Lab) -> int:

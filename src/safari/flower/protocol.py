@@ -37,11 +37,11 @@ UNREADABLE = 1003
 class Instructions:
     """A round's instructions: all that a client needs beside the model to do the same as every other client.
 
-    `round` counts from 0; `layout` and `predicted` are the digests of the wire layout and of the mask that
-    the server expects, so that both ends know what they share before a frame relies on it. `remember`: the
-    next round may build on this one's model. `feedback`: the client adds to its upload what earlier ones left
-    out; `heard` is the last round in which the server heard this client, or -1. `upload`: "frame", "dense"
-    for plain arrays, or "packets" for datagrams.
+    `round` counts from 0; `layout`, `model` and `predicted` are the digests of the wire layout, of the model
+    and of the mask that the server expects, so that both ends know what they share before a frame relies on
+    it. `remember`: the next round may build on this one's model. `feedback`: the client adds to its upload
+    what earlier ones left out; `heard` is the last round in which the server heard this client, or -1.
+    `upload`: "frame", "dense" for plain arrays, or "packets" for datagrams.
     """
 
     round: int
@@ -55,6 +55,7 @@ class Instructions:
     fraction: float
     threshold: float
     layout: bytes
+    model: bytes
     predicted: bytes
     remember: bool
     feedback: bool

@@ -26,6 +26,7 @@ from safari.models import Layout
 from safari.runs import RunFolder, Saved, Trial, read_checkpoint, seeds_of, summarise
 from safari.runs.elsewhere import decided, undecided
 from safari.runs.measure import Facts, MaskCount, record_of
+from safari.runs.record import RoundRecord
 from safari.toml import to_toml
 
 Scores = Mapping[str, Any]
@@ -122,7 +123,7 @@ def round_record(
     before: Tensor,
     after: Tensor,
     resumed: bool,
-) -> dict[str, Any]:
+) -> RoundRecord:
     """A round's record, as our engines write it, and beside it what only a real network has.
 
     `reasons` says why each of the missing is; `nodes` which node was which client; `ignored` names replies
@@ -150,25 +151,23 @@ def round_record(
         ),
     )
     reasons = {**collected.reasons, **outcome.refused}
-    return {
-        **record,
-        "reasons": {str(seat): reasons[seat] for seat in sorted(reasons)},
-        "nodes": {str(seat): str(node) for seat, node in collected.nodes.items()},
-        "ignored": list(collected.ignored),
-        "resumed": resumed,
-        "evaluation": None,
-    }
+    return replace(
+        record,
+        reasons={seat: reasons[seat] for seat in sorted(reasons)},
+        nodes={seat: str(node) for seat, node in collected.nodes.items()},
+        ignored=tuple(collected.ignored),
+        resumed=resumed,
+        extra={"evaluation": None},
+    )
 
 
-def with_scores(
-    record: Mapping[str, Any], scores: Scores | None, average: Scores | None = None
-) -> dict[str, Any]:
+def with_scores(record: RoundRecord, scores: Scores | None, average: Scores | None = None) -> RoundRecord:
     """The record with what an evaluation found, of the model and of the running average."""
-    return {
-        **record,
-        **(_read(scores) if scores else {}),
-        "average": _read(average) if average else None,
-    }
+    return replace(
+        record,
+        metrics=_read(scores) if scores else record.metrics,
+        average=_read(average) if average else None,
+    )
 
 
 def _text(config: Config) -> str:

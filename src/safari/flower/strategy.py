@@ -40,6 +40,7 @@ from safari.flower.run_log import RunLog, round_record, with_scores
 from safari.flower.selection import Selection, select
 from safari.flower.settings import check_arguments, settings
 from safari.models import Layout
+from safari.runs.record import RoundRecord
 from safari.seeds import generator
 from safari.wire import ValueMode
 
@@ -138,7 +139,7 @@ class SafariStrategy(Strategy):
         # Of a run that is resumed: no client that it knows has answered yet.
         self._among_strangers = False
         self._lost_in_a_row = 0
-        self._line: dict[str, Any] = {}
+        self._line = RoundRecord(round=1, arrived=(), missing=(), metrics={})
 
     @property
     def server(self) -> Server:
@@ -274,7 +275,7 @@ class SafariStrategy(Strategy):
         )
         if self.datagrams is not None and deliveries is not None:
             blocks = blocks_record(deliveries, collected.nodes)
-            self._line |= {"blocks": blocks, "datagrams": self.datagrams.counts}
+            self._line = self._line.with_extra(blocks=blocks, datagrams=self.datagrams.counts)
         self._resumed = False
         self._evaluation = Evaluation({collected.nodes[seat]: seat for seat in outcome.arrived})
         self._tell()
@@ -302,7 +303,8 @@ class SafariStrategy(Strategy):
         if self._evaluation is None or not self._evaluation.messages:
             return None
         found = collect_evaluation(self._evaluation, replies, self._timeout)
-        self._evaluation, self._line["evaluation"] = None, found.record
+        self._evaluation = None
+        self._line = self._line.with_extra(evaluation=found.record)
         if self._downloads is not None:
             # They hold the model that the next round begins with.
             names = [self.roster.nodes[node] for node in found.nodes if node in self.roster.nodes]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from safari.report.gather import ARRIVED, MISSING, NOT_ASKED, REFUSED, STOOD_IN, Codes, Floats, Series
+from safari.report.gather import Codes, Flags, Floats, Series
 from safari.report.style import (
     SOFT,
     End,
@@ -20,6 +20,7 @@ from safari.report.style import (
     styled,
     thin,
 )
+from safari.runs import ClientStatus
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,12 +37,14 @@ FEW_POINTS = 25
 
 # Off by one from the palette: lines may change their colour on a dark page, pixels cannot.
 _STATUS = {
-    ARRIVED: ("arrived", "#0072b3"),
-    STOOD_IN: ("missing, another stood in", "#f5d08a"),
-    MISSING: ("missing, nobody stood in", "#bdbdbd"),
-    REFUSED: ("refused", "#d55e01"),
-    NOT_ASKED: ("not asked", "#ffffff"),
+    ClientStatus.ARRIVED: "#0072b3",
+    ClientStatus.LOST: "#bdbdbd",
+    ClientStatus.LOST_UP: "#bdbdbd",
+    ClientStatus.LOST_DOWN: "#7f7f7f",
+    ClientStatus.REFUSED: "#d55e01",
+    ClientStatus.NOT_ASKED: "#ffffff",
 }
+_STOOD_IN = "#f5d08a"
 
 _UNKNOWN: dict[str, Any] = {"facecolor": "#ffffff", "edgecolor": "#a8a8a8", "hatch": "/////"}
 
@@ -165,15 +168,20 @@ def similarity(matrix: Floats) -> Figure:
         return figure
 
 
-def arrivals(status: Codes) -> Figure:
-    """Who arrived: a row a client, a column a round. With many rounds, the share that arrived."""
+def arrivals(status: Codes, stood_in: Flags) -> Figure:
+    """Which updates arrived: a row a client, a column a round. With many rounds, the share that arrived.
+
+    Args:
+        status: what became of each client, as `ClientStatus`.
+        stood_in: where another client stood in; of the same shape.
+    """
     with styled():
         clients, rounds = status.shape
         figure = new_figure(9.0, min(5.2, 1.5 + 0.16 * clients))
         axes = figure.add_subplot()
         extent = (0.5, rounds + 0.5, clients - 0.5, -0.5)
         if rounds <= MOST_ROUNDS_ONE_BY_ONE:
-            _status_cells(figure, axes, status, extent)
+            _status_cells(figure, axes, status, stood_in, extent)
         else:
             _status_shares(figure, axes, status, extent)
         _client_ticks(axes.yaxis, clients)
@@ -330,15 +338,17 @@ def _client_ticks(axis: Any, count: int) -> None:
 
 
 def _status_cells(
-    figure: Figure, axes: Axes, status: Codes, extent: tuple[float, float, float, float]
+    figure: Figure, axes: Axes, status: Codes, stood_in: Flags, extent: tuple[float, float, float, float]
 ) -> None:
     from matplotlib.colors import to_rgba
     from matplotlib.patches import Patch
 
-    colours = np.zeros((len(_STATUS), 4))
-    for code, (_, shade) in _STATUS.items():
-        colours[code] = to_rgba(shade, alpha=0.0 if code == NOT_ASKED else 1.0)
-    axes.imshow(colours[status], interpolation="none", aspect="auto", extent=extent)
+    colours = np.zeros((len(ClientStatus), 4))
+    for code, shade in _STATUS.items():
+        colours[code] = to_rgba(shade, alpha=0.0 if code == ClientStatus.NOT_ASKED else 1.0)
+    cells = colours[status]
+    cells[stood_in] = to_rgba(_STOOD_IN)
+    axes.imshow(cells, interpolation="none", aspect="auto", extent=extent)
     clients, rounds = status.shape
     if clients <= 40:
         for y in np.arange(0.5, clients - 1):
@@ -346,12 +356,16 @@ def _status_cells(
     if rounds <= 60:
         for x in np.arange(1.5, rounds):
             axes.axvline(x, color="#ffffff", lw=0.8)
-    present = [code for code in _STATUS if (status == code).any() and code != NOT_ASKED]
-    handles = [Patch(facecolor=_STATUS[code][1]) for code in present]
-    if handles:
+    alone = status[~stood_in]
+    legend = [(code.label, shade) for code, shade in _STATUS.items() if (alone == code).any()]
+    legend = [entry for entry in legend if entry[0] != ClientStatus.NOT_ASKED.label]
+    if stood_in.any():
+        legend.insert(1 if (alone == ClientStatus.ARRIVED).any() else 0, ("another stood in", _STOOD_IN))
+    if legend:
         figure.legend(
-            handles, [_STATUS[code][0] for code in present], loc="outside upper left", ncols=len(present),
-            handlelength=1.0, handleheight=1.0, columnspacing=1.4,
+            [Patch(facecolor=shade) for _, shade in legend], [name for name, _ in legend],
+            loc="outside upper left", ncols=len(legend), handlelength=1.0, handleheight=1.0,
+            columnspacing=1.4,
         )  # fmt: skip
 
 
@@ -360,8 +374,8 @@ def _status_shares(
 ) -> None:
     starts = starts_of(status.shape[1], MOST_ROUNDS_ONE_BY_ONE)
     width = int(starts[1] - starts[0])
-    asked = np.add.reduceat((status != NOT_ASKED).astype(np.float64), starts, axis=1)
-    arrived = np.add.reduceat((status == ARRIVED).astype(np.float64), starts, axis=1)
+    asked = np.add.reduceat((status != ClientStatus.NOT_ASKED).astype(np.float64), starts, axis=1)
+    arrived = np.add.reduceat((status == ClientStatus.ARRIVED).astype(np.float64), starts, axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
         share = 100.0 * arrived / asked
     # The last block may be narrower than the others, and the picture has to end with it.

@@ -13,8 +13,6 @@ import numpy as np
 
 from safari.report import figures
 from safari.report.gather import (
-    ARRIVED,
-    NOT_ASKED,
     ArmData,
     RunData,
     Series,
@@ -25,7 +23,7 @@ from safari.report.gather import (
     series,
 )
 from safari.report.style import render, styled
-from safari.runs import RunFolder
+from safari.runs import ClientStatus, RunFolder
 from safari.runs.files import making, write_atomically
 
 if TYPE_CHECKING:
@@ -144,7 +142,7 @@ def _own(run: RunData) -> Iterator[Drawn]:
             f"arrivals-{arm.name}",
             f"Arrivals: {', '.join(names)}",
             f"Whose update arrived in which round, seed {arm.trials[0].seed}.",
-            figures.arrivals(arm.status),
+            figures.arrivals(arm.status, arm.stood_in),
             run.name,
         )
     for arm in run.arms:
@@ -171,15 +169,19 @@ def _distinct_arrivals(run: RunData) -> list[tuple[list[str], ArmData]]:
     """Arms whose arrivals are the same share a figure; where everything arrived there is none."""
     groups: list[tuple[list[str], ArmData]] = []
     for arm in run.arms:
-        if np.isin(arm.status, (ARRIVED, NOT_ASKED)).all():
+        if np.isin(arm.status, (ClientStatus.ARRIVED, ClientStatus.NOT_ASKED)).all():
             continue
         for names, other in groups:
-            if np.array_equal(arm.status, other.status):
+            if _same_arrivals(arm, other):
                 names.append(arm.name)
                 break
         else:
             groups.append(([arm.name], arm))
     return groups
+
+
+def _same_arrivals(one: ArmData, other: ArmData) -> bool:
+    return np.array_equal(one.status, other.status) and np.array_equal(one.stood_in, other.stood_in)
 
 
 def _count(n: int, thing: str) -> str:

@@ -1,45 +1,44 @@
-"""What the figures are drawn from: a run's records as plain arrays, read once and line by line."""
+"""What the figures are drawn from: a run's records as plain arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from safari.config import Config
 from safari.errors import RunError
-from safari.runs import RunFolder, Trial, model_size, read_lines
+from safari.runs import ClientStatus, RoundRecord, RunFolder, RunMetrics, Trial, model_size
 from safari.runs.files import is_there
+from safari.runs.record import number_names
 from safari.runs.similarity import matrix_in_checkpoint
-from safari.runs.summary import SCORES
 
 Floats = NDArray[np.float64]
 Codes = NDArray[np.uint8]
+Flags = NDArray[np.bool_]
 
-# What became of a client in a round; a larger code says more.
-NOT_ASKED, ARRIVED, MISSING, STOOD_IN, REFUSED = range(5)
-
-_NUMBERS = ("top1", "top5", "loss", "train_loss", "density", "agreement", "support", "churn")
-_COLUMNS = (*_NUMBERS, *(f"average_{name}" for name in SCORES), "bytes_up", "bytes_down")
-# What there is in some rounds alone.
-_NOW_AND_THEN = {f"average_{name}" for name in SCORES} | {"bytes_up", "bytes_down"}
+# More cannot be told apart in a figure.
+MOST_CLIENTS = 5_000
 _FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a chart: `values[s, k]` is seed s at `rounds[k]`; NaN where there is no number."""
+    """One line of a chart.
+
+    label: the name at its end.
+    rounds: where it has points.
+    values: `values[s, k]` is seed s at `rounds[k]`; NaN where there is no number.
+    seeds: how many seeds the config asks for; fewer rows in `values` mean that some are not there yet.
+    look: which colour and dashes it has; None: by its place among the lines.
+    """
 
     label: str
     rounds: Floats
     values: Floats
-    # How many seeds the config asks for; fewer rows in `values` mean that some are not there yet.
     seeds: int
-    # Which colour and dashes it has; by its place among the lines where nothing is said.
     look: int | None = None
 
     @property
@@ -56,40 +55,62 @@ class Series:
 
 @dataclass(frozen=True)
 class TrialData:
-    """One arm and seed. `columns[name][t]` is round t + 1; NaN where the record has null."""
+    """One arm and seed. `columns[name][k]` is the k-th record; NaN where it has null."""
 
     seed: int
     columns: Mapping[str, Floats]
 
     @property
-    def length(self) -> int:
-        """How many rounds are recorded."""
-        return len(self.columns["top1"])
+    def rounds(self) -> Floats:
+        """The rounds that are recorded."""
+        return self.columns["round"]
+
+    @property
+    def last(self) -> int:
+        """The last of them; 0 where there is none."""
+        return int(self.rounds[-1]) if len(self.rounds) else 0
+
+
+@dataclass(frozen=True)
+class LayerData:
+    """`density[k, l]` and `churn[k, l]` are those of layer l in the k-th record; NaN where unknown."""
+
+    names: tuple[str, ...]
+    rounds: Floats
+    density: Floats
+    churn: Floats
 
 
 @dataclass(frozen=True)
 class ArmData:
-    """All that is known of an arm. `status`, `similarity` and `size` are of its first seed.
+    """All that is known of an arm; everything but `trials` is of its first seed.
 
-    `status[client, t]` is one of NOT_ASKED, ARRIVED, MISSING, STOOD_IN, REFUSED; `similarity` is None
-    for a rule that keeps none; `size` is how many numbers the model has, None before a checkpoint.
+    status: `status[client, k]` is the `ClientStatus` in the k-th record; no rows beyond `MOST_CLIENTS`.
+    stood_in: where another client stood in.
+    layers: density and churn of each layer.
+    similarity: the rule's estimate at the last checkpoint; None for a rule that keeps none.
+    size: how many numbers the model has; None before a checkpoint.
     """
 
     name: str
     trials: tuple[TrialData, ...]
     status: Codes
+    stood_in: Flags
+    layers: LayerData
     similarity: Floats | None
     size: int | None
 
 
 @dataclass(frozen=True)
 class RunData:
-    """A run, with the arms that have begun."""
+    """A run, with the arms that have begun. `skipped` names lines that are damaged and were left out."""
 
     name: str
     config: Config
+    metrics: RunMetrics
     arms: tuple[ArmData, ...]
     label_counts: NDArray[np.int64] | None
+    skipped: tuple[str, ...] = field(default=())
 
 
 def run_names(runs: Sequence[RunFolder]) -> list[str]:
@@ -101,38 +122,53 @@ def run_names(runs: Sequence[RunFolder]) -> list[str]:
 
 
 def read_run(run: RunFolder, name: str | None = None) -> RunData:
-    """Everything that the figures need."""
+    """Everything that the figures need.
+
+    Args:
+        run: the run.
+        name: what it is called in the figures; its config's name by default.
+    """
     by_arm: dict[str, list[Trial]] = {}
     for trial in run.trials():
         by_arm.setdefault(trial.arm, []).append(trial)
-    arms = [_read_arm(arm, trials, run.config.clients) for arm, trials in by_arm.items()]
+    skipped: list[str] = []
+    arms = [_read_arm(arm, trials, run, skipped) for arm, trials in by_arm.items()]
     clients = run.read("clients.json")
     return RunData(
         name=run.config.name if name is None else name,
         config=run.config,
-        arms=tuple(arm for arm in arms if arm.trials),
-        label_counts=_label_counts(run.path / "clients.json", clients.get("label_counts")),
+        metrics=run.metrics,
+        arms=tuple(arm for arm in arms if arm is not None),
+        label_counts=_label_counts(run, clients.get("label_counts")),
+        skipped=tuple(skipped),
     )
 
 
 def series(runs: Sequence[RunData], column: str) -> list[Series]:
-    """A column against rounds, for every arm of every run; scores only where there was an evaluation.
+    """A column against rounds, for every arm of every run that has it.
 
-    Seeds that are behind the longest of their arm are left out, so that a mean never changes
-    whom it is over in the middle of a line.
+    Metrics, of the model or of the running average, and bytes only where there are some: not every round is
+    tested or counted. Seeds that are behind the longest of their arm are left out, so that the mean is over
+    the same seeds all along a line.
     """
     found = []
     for run in runs:
+        sparse = column in _now_and_then(run.metrics)
         for arm in run.arms:
             trials = _longest(arm)
-            values = np.stack([trial.columns[column] for trial in trials])
-            rounds = np.arange(1, values.shape[1] + 1, dtype=np.float64)
-            if column in SCORES:
-                at = np.isfinite(trials[0].columns["top1"])
-                values, rounds = values[:, at], rounds[at]
-            elif column in _NOW_AND_THEN:
-                at = np.asarray(np.isfinite(values).all(axis=0))
-                values, rounds = values[:, at], rounds[at]
+            if column not in trials[0].columns:
+                continue
+            rounds = trials[0].rounds
+            for trial in trials[1:]:
+                rounds = np.intersect1d(rounds, trial.rounds)
+            values = np.stack([t.columns[column][np.isin(t.rounds, rounds)] for t in trials])
+            if column in run.metrics.names:
+                # A number that was not finite is a gap at a round that was tested.
+                tested = np.isfinite(trials[0].columns[run.metrics.score][np.isin(trials[0].rounds, rounds)])
+                values, rounds = values[:, tested], rounds[tested]
+            elif sparse:
+                known = np.asarray(np.isfinite(values).all(axis=0))
+                values, rounds = values[:, known], rounds[known]
             found.append(Series(label(runs, run, arm), rounds, values, run.config.seeds))
     return found
 
@@ -153,73 +189,86 @@ def label(runs: Sequence[RunData], run: RunData, arm: ArmData) -> str:
     return arm.name if len(runs) == 1 else f"{run.name}/{arm.name}"
 
 
+def _now_and_then(metrics: RunMetrics) -> set[str]:
+    return {f"average_{name}" for name in metrics.names} | {"bytes_up", "bytes_down"}
+
+
 def _longest(arm: ArmData) -> list[TrialData]:
-    length = max(trial.length for trial in arm.trials)
-    return [trial for trial in arm.trials if trial.length == length]
+    last = max(trial.last for trial in arm.trials)
+    return [trial for trial in arm.trials if trial.last == last]
 
 
-def _read_arm(name: str, trials: Sequence[Trial], clients: int) -> ArmData:
-    read = []
-    status = np.zeros((clients, 0), dtype=np.uint8)
-    first: Trial | None = None
+def _read_arm(name: str, trials: Sequence[Trial], run: RunFolder, skipped: list[str]) -> ArmData | None:
+    """None for an arm without a single record."""
+    metrics, clients = run.metrics, run.config.clients
+    read, first = [], None
     for trial in trials:
-        data, codes = _read_trial(trial, clients, with_status=first is None)
-        if data.length:
-            read.append(data)
-            first, status = first or trial, status if codes is None else codes
-    similarity, size = _from_checkpoint(first, clients)
-    return ArmData(name, tuple(read), status, similarity, size)
+        problems: list[str] = []
+        records = trial.records(clients, problems)
+        skipped += [f"{trial.arm}, seed {trial.seed}: {problem}" for problem in problems]
+        if records:
+            read.append(TrialData(trial.seed, _columns(records, metrics)))
+            first = first or (trial, records)
+    if first is None:
+        return None
+    status, stood_in = _statuses(first[1], clients)
+    similarity, size = _from_checkpoint(first[0], clients)
+    return ArmData(name, tuple(read), status, stood_in, _layers(first[1]), similarity, size)
 
 
-def _read_trial(trial: Trial, clients: int, *, with_status: bool) -> tuple[TrialData, Codes | None]:
-    rows: list[list[float]] = []
-    codes: list[Codes] = []
-    for number, record in enumerate(read_lines(trial.rounds, trial.root), 1):
-        try:
-            rows.append(_row(record))
-            if with_status:
-                codes.append(_status(record, clients))
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise RunError(
-                f"{trial.rounds}, line {number} is not a round's record: {type(error).__name__} {error}"
-            ) from error
-    table = np.array(rows, dtype=np.float64).reshape(len(rows), len(_COLUMNS))
-    columns = {name: table[:, k] for k, name in enumerate(_COLUMNS)}
-    return TrialData(trial.seed, columns), np.stack(codes, axis=1) if codes else None
+def _columns(records: Sequence[RoundRecord], metrics: RunMetrics) -> dict[str, Floats]:
+    names = number_names(metrics)
+    rows = [[_float(record.numbers()[name]) for name in names] for record in records]
+    table = np.array(rows, dtype=np.float64).reshape(len(rows), len(names))
+    return {name: table[:, k] for k, name in enumerate(names)}
 
 
-def _row(record: Mapping[str, Any]) -> list[float]:
-    # Records of before there was one do not name it.
-    average = record.get("average") or dict.fromkeys(SCORES)
-    values = [*(record[name] for name in _NUMBERS), *(average[name] for name in SCORES)]
-    values += [record["bytes"]["up"], record["bytes"]["down"]]
-    return [np.nan if value is None else float(value) for value in values]
+def _statuses(records: Sequence[RoundRecord], clients: int) -> tuple[Codes, Flags]:
+    """A row a client, a column a record; no rows where there are too many to draw them."""
+    drawn = clients if clients <= MOST_CLIENTS else 0
+    status = np.full((drawn, len(records)), ClientStatus.NOT_ASKED, np.uint8)
+    stood_in = np.zeros(status.shape, dtype=bool)
+    if drawn:
+        for k, record in enumerate(records):
+            status[:, k] = record.status(clients)
+            stood_in[list(record.stood_in), k] = True
+    return status, stood_in
 
 
-def _status(record: Mapping[str, Any], clients: int) -> Codes:
-    out = np.full(clients, NOT_ASKED, dtype=np.uint8)
-    out[record["arrived"]] = ARRIVED
-    out[record["missing"]] = MISSING
-    out[[int(client) for client in record["stand_ins"]]] = STOOD_IN
-    out[[int(client) for client in record["refused"] if 0 <= int(client) < clients]] = REFUSED
-    return out
+def _layers(records: Sequence[RoundRecord]) -> LayerData:
+    names = tuple(records[0].layers)
+    density = [[_float(record.layers.get(name)) for name in names] for record in records]
+    churn = [[_churn(record, name) for name in names] for record in records]
+    shape = len(records), len(names)
+    rounds = np.array([record.round for record in records], dtype=np.float64)
+    return LayerData(names, rounds, np.array(density).reshape(shape), np.array(churn).reshape(shape))
 
 
-def _from_checkpoint(trial: Trial | None, clients: int) -> tuple[Floats | None, int | None]:
+def _churn(record: RoundRecord, name: str) -> float:
+    """Layers without churn are left out of a record; one of an earlier version says nothing of any."""
+    return np.nan if record.layer_churn is None else _float(record.layer_churn.get(name, 0.0))
+
+
+def _float(value: float | None) -> float:
+    return np.nan if value is None else float(value)
+
+
+def _from_checkpoint(trial: Trial, clients: int) -> tuple[Floats | None, int | None]:
     """The similarity matrix, and how many numbers the model has."""
-    if trial is None or not is_there(trial.checkpoint, trial.root):
+    if not is_there(trial.checkpoint, trial.root):
         return None, None
     matrix = matrix_in_checkpoint(trial.checkpoint, clients, trial.root)
     size = model_size(trial.checkpoint, trial.root)
     return None if matrix is None else matrix.astype(np.float64), size
 
 
-def _label_counts(path: Path, value: object) -> NDArray[np.int64] | None:
+def _label_counts(run: RunFolder, value: object) -> NDArray[np.int64] | None:
     if value is None:
         return None
+    path = run.path / "clients.json"
     try:
         counts = np.array(value, dtype=np.int64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise RunError(f"{path}: label_counts must be a table of whole numbers: {error}") from error
     if counts.ndim != 2 or not counts.size:
         raise RunError(f"{path}: label_counts must be clients × classes, got shape {counts.shape}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -17,7 +16,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 
-from safari.runs import RunFolder, Trial
+from safari.runs import RoundRecord, RunFolder, Trial
 
 
 class Progress:
@@ -64,14 +63,14 @@ class Progress:
         """Print a line about the run."""
         self._console.print(f"note: {text}", highlight=False, markup=False, soft_wrap=True)
 
-    def round(self, trial: Trial, record: Mapping[str, Any]) -> None:
+    def round(self, trial: Trial, record: RoundRecord) -> None:
         """Move an arm's bar by a round."""
         task = self._tasks[trial.arm]
-        if record["refused"] and trial.arm not in self._warned:
+        if record.refused and trial.arm not in self._warned:
             self._warned.add(trial.arm)
-            client, reason = next(iter(record["refused"].items()))
+            client, reason = next(iter(record.refused.items()))
             self.note(
-                f"{trial.arm}, seed {trial.seed}, round {record['round']}: {len(record['refused'])} updates "
+                f"{trial.arm}, seed {trial.seed}, round {record.round}: {len(record.refused)} updates "
                 f"were refused (client {client}: {reason}); said once an arm, the table counts all"
             )
         if record["top1"] is None:
@@ -80,9 +79,9 @@ class Progress:
         score = f"top-1 {record['top1']:6.1%}  loss {_loss(record['loss'])}"
         self._progress.update(task, advance=1, score=score)
         tenth = max(1, self._rounds // 10)
-        is_new = record["round"] > self._done.get((trial.arm, trial.seed), 0)
-        if is_new and not self._live and (record["round"] % tenth == 0 or record["round"] == self._rounds):
-            place = f"{trial.arm}  seed {trial.seed}  round {record['round']}/{self._rounds}"
+        is_new = record.round > self._done.get((trial.arm, trial.seed), 0)
+        if is_new and not self._live and (record.round % tenth == 0 or record.round == self._rounds):
+            place = f"{trial.arm}  seed {trial.seed}  round {record.round}/{self._rounds}"
             self._console.print(f"{place}  {score}", highlight=False, markup=False)
 
     def stop(self) -> None:

@@ -8,7 +8,6 @@ the process before came to its end.
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -20,7 +19,7 @@ from urllib.parse import urlsplit
 
 from safari.config import Config
 from safari.errors import MissingExtraError, RunError, SafariError
-from safari.runs import RunFolder, Trial
+from safari.runs import RoundRecord, RunFolder, Trial
 from safari.runs.files import making, write_atomically
 from safari.toml import to_toml
 
@@ -43,30 +42,20 @@ MLFLOW_FOLDERS = {"MLFLOW_ALLOW_FILE_STORE": "true"}
 Logged = dict[str, set[int]]
 
 
-def numbers_of(record: Mapping[str, Any]) -> dict[str, float]:
+def numbers_of(record: RoundRecord) -> dict[str, float]:
     """What both trackers log of a round, by name; what the round has no number for is left out.
 
-    >>> numbers_of({"top1": 0.5, "loss": None, "arrived": [0, 2], "missing": [1], "bytes": {"up": 7}})
-    {'test/top1': 0.5, 'network/arrived': 2.0, 'network/missing': 1.0, 'bytes/up': 7.0}
+    >>> numbers_of(RoundRecord(1, (0, 2), (1,), {"top1": 0.5, "loss": None}, bytes={"up": 7}))
+    {'test/top1': 0.5, 'network/arrived': 2.0, 'network/missing': 1.0, 'network/refused': 0.0,
+     'bytes/up': 7.0}
     """
-    columns = {
-        "test/top1": record.get("top1"),
-        "test/top5": record.get("top5"),
-        "test/loss": record.get("loss"),
-        "train/loss": record.get("train_loss"),
-        "mask/density": record.get("density"),
-        "mask/agreement": record.get("agreement"),
-        "mask/support": record.get("support"),
-        "mask/churn": record.get("churn"),
-    }
-    columns |= {f"average/{name}": value for name, value in (record.get("average") or {}).items()}
-    columns |= {
-        f"network/{key}": len(record[key]) for key in ("arrived", "missing", "refused") if key in record
-    }
-    columns |= {f"bytes/{direction}": size for direction, size in record.get("bytes", {}).items()}
-    return {
-        name: float(value) for name, value in columns.items() if value is not None and math.isfinite(value)
-    }
+    columns: dict[str, float | None] = {f"test/{name}": value for name, value in record.metrics.items()}
+    columns["train/loss"] = record.train_loss
+    columns |= {f"mask/{name}": record[name] for name in ("density", "agreement", "support", "churn")}
+    columns |= {f"average/{name}": value for name, value in (record.average or {}).items()}
+    columns |= {f"network/{name}": len(record[name]) for name in ("arrived", "missing", "refused")}
+    columns |= {f"bytes/{direction}": size for direction, size in record.bytes.items()}
+    return {name: float(value) for name, value in columns.items() if value is not None}
 
 
 class TensorBoard:
@@ -85,12 +74,12 @@ class TensorBoard:
         """Remember whose folder the files go to."""
         self._run = run
 
-    def round(self, trial: Trial, record: Mapping[str, Any]) -> None:
+    def round(self, trial: Trial, record: RoundRecord) -> None:
         """Log what of this round is not logged yet."""
         run = _begun(self._run)
         if trial not in self._logged:
             self._logged[trial] = _read_events(self._folder(trial))
-        step = int(record["round"])
+        step = record.round
         for name, value in _new(numbers_of(record), step, self._logged[trial]):
             self._writer(trial).add_scalar(name, value, step)
         if step >= run.config.rounds and trial in self._writers:
@@ -170,7 +159,7 @@ class MLflow:
             )
         self._ids = self._read_ids()
 
-    def round(self, trial: Trial, record: Mapping[str, Any]) -> None:
+    def round(self, trial: Trial, record: RoundRecord) -> None:
         """Keep what of this round is not logged yet, and send it with some rounds more."""
         from mlflow.entities import Metric
 
@@ -178,7 +167,7 @@ class MLflow:
         if trial not in self._trials:
             self._trials[trial] = self._open(trial)
         here = self._trials[trial]
-        here.done, now = int(record["round"]), int(1000 * time.time())
+        here.done, now = record.round, int(1000 * time.time())
         here.waiting += [
             Metric(name, value, now, here.done)
             for name, value in _new(numbers_of(record), here.done, here.logged)

@@ -2,10 +2,16 @@
 
 from safari.runs.checkpoint import Saved, model_size, read_checkpoint
 from safari.runs.folder import RunFolder, Trial, read_lines, seeds_of
+from safari.runs.metrics import CLASSIFICATION, RunMetrics
+from safari.runs.record import ClientStatus, RoundRecord
 from safari.runs.summary import done_records, spread, summarise, summarise_trial
 
 __all__ = [
+    "CLASSIFICATION",
+    "ClientStatus",
+    "RoundRecord",
     "RunFolder",
+    "RunMetrics",
     "Saved",
     "Trial",
     "done_records",

@@ -33,7 +33,8 @@ _DIR_FDS = {os.open, os.stat, os.unlink, os.rename, os.mkdir} <= os.supports_dir
 
 # Temporary files of this package: `.NAME.PID-TOKEN.tmp`, without the token in version 0.1.
 _TEMPORARY = re.compile(
-    r"\.(?:config\.toml|(?:summary|clients|model|task|environment|plugins|mlflow|numbers|code)\.json|report\.html|\.writer"
+    r"\.(?:config\.toml|(?:summary|clients|model|environment|plugins|mlflow|numbers|code|task)\.json|report\.html"
+    r"|\.writer"
     r"|checkpoint(?:-\d+)?\.safetensors|[\w+-]+\.(?:png|svg|py))\.(?P<pid>\d+)(?:-[0-9a-f]{8})?\.tmp"
 )
 # Seconds after which nobody is still writing one.

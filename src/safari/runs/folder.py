@@ -39,6 +39,8 @@ from safari.runs.checkpoint import (
     to_bytes,
 )
 from safari.runs.files import making, temporaries
+from safari.runs.metrics import RunMetrics, read_metrics
+from safari.runs.record import RoundRecord, read_records
 from safari.toml import parse_toml, to_toml
 
 _SEED = re.compile(r"seed-(0|[1-9]\d{0,18})")
@@ -94,7 +96,7 @@ class Trial:
         if similarity is not None:
             files.append_line(self.similarity, json.dumps(similarity), self.root)
         files.append_line(self.timings, json.dumps({"round": record["round"], **seconds}), self.root)
-        files.append_line(self.rounds, json.dumps(record, allow_nan=False), self.root)
+        files.append_line(self.rounds, json.dumps(dict(record), allow_nan=False), self.root)
 
     def save(self, saved: Saved, keep: int = 1) -> None:
         """Make a checkpoint the newest one, after all records so far are on the disk.
@@ -146,9 +148,15 @@ class Trial:
         """How many rounds are safe: those of the newest checkpoint, without reading its tensors."""
         return 0 if self._newest() is None else self.about().round
 
-    def records(self) -> list[dict[str, Any]]:
-        """The records so far; a last line that is still being written is left out."""
-        return list(read_lines(self.rounds, self.root))
+    def records(self, clients: int | None = None, skipped: list[str] | None = None) -> list[RoundRecord]:
+        """The records so far; a last line that is still being written is left out.
+
+        Args:
+            clients: how many clients there are, where that is known: others in a record are an error.
+            skipped: where damaged lines are named. Without it, the first one raises a RunError.
+        """
+        metrics = read_metrics(self.root)
+        return read_records(self.rounds, self.root, metrics, clients=clients, skipped=skipped)
 
     def checkpoints(self) -> list[int]:
         """The rounds that have a checkpoint, ascending."""
@@ -347,6 +355,11 @@ class RunFolder:
         # What it says is of rounds that are about to go.
         files.remove(self.path / "summary.json")
         return [aside for trial in trials if (aside := trial.rewind(round)) is not None]
+
+    @property
+    def metrics(self) -> RunMetrics:
+        """The metrics of the run's task; RunError when its `task.json` cannot be read."""
+        return read_metrics(self.path)
 
     @property
     def is_federation(self) -> bool:

@@ -7,16 +7,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from safari.aggregation import Outcome
 from safari.models import Layout
-from safari.runs.summary import SCORES
-
-Record = dict[str, Any]
+from safari.runs.metrics import CLASSIFICATION, RunMetrics
+from safari.runs.record import RoundRecord
 
 
 class Stopwatch:
@@ -34,7 +32,7 @@ class Stopwatch:
         self.charge(part, time.perf_counter() - self._last)
 
     def charge(self, part: str, seconds: float) -> None:
-        """Charge seconds that somebody else has measured; the next lap begins now."""
+        """Charge seconds that were measured elsewhere; the next lap begins now."""
         self.seconds[part] = self.seconds.get(part, 0.0) + seconds
         self._last = time.perf_counter()
 
@@ -81,8 +79,9 @@ class Facts:
     `losses` and `masks` are those of the clients that arrived: what a server could know. `sizes` are the
     bytes of one message up and down, `modes` how many uploads went in which; None where not counted.
     `before` and `after` are the global models; `kept` are the masks of the round before and of this one,
-    where the server chooses them (None: what is not 0 in the models is what is left of them). `scores` are
-    the test of the new model and `average` that of the running average; None where there was none.
+    where the server chooses them (None: what is not 0 in the models is what is left of them). `metrics` says
+    what a test finds: `scores` are those of the new model and `average` those of the running average; None
+    where there was no test.
     """
 
     round: int
@@ -94,19 +93,15 @@ class Facts:
     modes: Mapping[str, int] | None
     before: Tensor
     after: Tensor
+    metrics: RunMetrics = CLASSIFICATION
     scores: Mapping[str, float] | None = None
     average: Mapping[str, float] | None = None
     diagnosis: Mapping[str, float | None] | None = None
     kept: tuple[Tensor, Tensor] | None = None
 
 
-def record_of(layout: Layout, facts: Facts) -> Record:
-    """The line for a round (counted from 1 in the record).
-
-    `support` is the fraction of prunable weights that are kept (by the server's mask, or in the new global
-    model), `churn` the fraction that changed between kept and cut in this round; `layers` has the one of
-    every layer, `layer_churn` the other, where it is not 0.
-    """
+def record_of(layout: Layout, facts: Facts) -> RoundRecord:
+    """The record of a round, in which it counts from 1."""
     weights = [e for e in layout.entries if e.kind == "weight"]
     outcome, masks = facts.outcome, facts.masks
     before, now = facts.kept or (facts.before != 0, facts.after != 0)
@@ -116,35 +111,33 @@ def record_of(layout: Layout, facts: Facts) -> Record:
     changes = torch.stack([changed[e.offset : e.end].sum() for e in weights]).tolist()
     support = {e.name: round(n / max(1, e.size), 6) for e, n in zip(weights, counts, strict=True)}
     churn = {e.name: round(n / e.size, 6) for e, n in zip(weights, changes, strict=True) if n}
-    return {
-        "round": facts.round + 1,
-        **(_scores(facts.scores) or dict.fromkeys(SCORES)),
-        "average": _scores(facts.average),
-        "train_loss": _finite(fmean(facts.losses)) if facts.losses else None,
-        "trained": list(facts.trained),
-        "arrived": list(outcome.arrived),
-        "missing": list(outcome.missing),
-        "refused": {str(client): reason for client, reason in outcome.refused.items()},
-        "stand_ins": {str(client): list(who) for client, who in outcome.stand_ins.items()},
-        "lost": outcome.lost,
-        **({"parts": {str(client): share for client, share in outcome.parts.items()}} if outcome.parts else {}),
-        "density": masks.density,
-        "agreement": masks.agreement,
-        "support": sum(counts) / layout.prunable_count,
-        "churn": sum(changes) / layout.prunable_count,
-        "layers": support,
-        "layer_churn": churn,
-        "bytes": dict(facts.sizes),
-        "modes": None if facts.modes is None else dict(facts.modes),
-        "diagnosis": facts.diagnosis,
-    }
+    return RoundRecord(
+        round=facts.round + 1,
+        metrics=_scores(facts.metrics, facts.scores or {}),
+        average=None if facts.average is None else _scores(facts.metrics, facts.average),
+        train_loss=_finite(fmean(facts.losses)) if facts.losses else None,
+        trained=tuple(facts.trained),
+        arrived=outcome.arrived,
+        missing=outcome.missing,
+        refused=outcome.refused,
+        stand_ins=outcome.stand_ins,
+        lost=outcome.lost,
+        parts=outcome.parts or None,
+        density=masks.density,
+        agreement=masks.agreement,
+        support=sum(counts) / layout.prunable_count,
+        churn=sum(changes) / layout.prunable_count,
+        layers=support,
+        layer_churn=churn,
+        bytes=facts.sizes,
+        modes=facts.modes,
+        diagnosis=facts.diagnosis,
+    )
 
 
-def _scores(found: Mapping[str, float] | None) -> dict[str, float | None] | None:
-    if found is None:
-        return None
-    known: dict[str, float | None] = {name: _finite(value) for name, value in found.items()}
-    return dict.fromkeys(SCORES) | known
+def _scores(metrics: RunMetrics, found: Mapping[str, float]) -> dict[str, float | None]:
+    """What was found, by the names of the metrics; None for what does not exist here."""
+    return {name: _finite(found.get(name, math.nan)) for name in metrics.names}
 
 
 def _finite(value: float) -> float | None:

@@ -10,14 +10,13 @@ from typing import Any
 from safari.config import Config
 from safari.errors import RunError
 from safari.runs.folder import RunFolder, Trial
+from safari.runs.record import RoundRecord
 from safari.stats import steadiness
 
 Record = Mapping[str, Any]
 
 # What a test of a model finds.
 SCORES = ("loss", "top1", "top5")
-# What a summary reads of every round.
-_NEEDED = ("round", *SCORES, "arrived", "missing", "refused", "bytes")
 # The scores whose wobble is kept: their standard deviation without trend and alternation (safari.stats).
 WOBBLES = ("top1", "loss")
 # The same for the running average of the models; None where none was kept.
@@ -70,13 +69,9 @@ def summarise_trial(records: Sequence[Record], config: Config) -> dict[str, Any]
     }
 
 
-def done_records(trial: Trial, rounds: int) -> list[dict[str, Any]]:
+def done_records(trial: Trial, rounds: int) -> list[RoundRecord]:
     """The records of a trial; RunError where a line is none, or more rounds are done than are asked for."""
     records = trial.records()
-    for record in records:
-        missing = [repr(name) for name in _NEEDED if name not in record]
-        if missing:
-            raise RunError(f"{trial.rounds} holds a line that is not a round's record: no {missing[0]}")
     if len(records) > rounds:
         raise RunError(f"rounds must be at least the {len(records)} that {trial.path} has done, got {rounds}")
     return records
@@ -88,10 +83,7 @@ def summarise(run: RunFolder) -> dict[str, Any]:
     trials: dict[str, dict[str, Any]] = {arm.name: {} for arm in config.arms}
     for trial in run.trials():
         records = done_records(trial, config.rounds)
-        try:
-            trials[trial.arm][str(trial.seed)] = summarise_trial(records, config)
-        except TypeError as error:
-            raise RunError(f"{trial.rounds} holds a line that is not a round's record: {error!r}") from error
+        trials[trial.arm][str(trial.seed)] = summarise_trial(records, config)
     return {
         "name": config.name,
         "config": config.digest,

@@ -27,8 +27,8 @@ def classification() -> Task:
         loss=_loss,
         measure=_measure,
         metrics=(
-            Metric("top1", "top-1 accuracy", percent=True),
-            Metric("top5", "top-5 accuracy", percent=True),
+            Metric("top1", "top-1 accuracy", percent=True, short="top-1"),
+            Metric("top5", "top-5 accuracy", percent=True, short="top-5"),
             LOSS,
         ),
         score="top1",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -30,12 +30,14 @@ class Metric:
     label: what tables, axes and reports print, such as "top-1 accuracy".
     percent: a fraction that is shown as a percentage.
     higher: whether higher values are better.
+    short: a shorter label, for headings of tables; the label itself where it is empty.
     """
 
     name: str
     label: str
     percent: bool = False
     higher: bool = True
+    short: str = ""
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
@@ -43,7 +45,7 @@ class Metric:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for a run's folder: whoever shows the run need not import the task."""
-        return {"name": self.name, "label": self.label, "percent": self.percent, "higher": self.higher}
+        return asdict(self)
 
 
 LOSS = Metric("loss", "loss", higher=False)

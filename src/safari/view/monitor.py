@@ -17,9 +17,9 @@ from safari.errors import RunError
 from safari.report import cells, explain, rows_of
 from safari.report.gather import run_names
 from safari.report.track import shareable
-from safari.runs import RunFolder, Trial, model_size, seeds_of, summarise_trial
+from safari.runs import CLASSIFICATION, RunFolder, RunMetrics, Trial, model_size, seeds_of, summarise_trial
 from safari.runs.elsewhere import decided
-from safari.runs.summary import SCORES, over_seeds
+from safari.runs.summary import over_seeds
 from safari.toml import to_toml
 from safari.view.arrays import encode_array
 from safari.view.follow import without_folder
@@ -141,8 +141,14 @@ class Monitor:
 
     def _poll_trial(self, key: str, trial: Trial) -> bool:
         if key not in self._logs:
-            self._logs[key] = TrialLog(trial, self._runs[_run_of(key)].config.clients)
+            number = _run_of(key)
+            self._logs[key] = TrialLog(trial, self._runs[number].config.clients, self._metrics(number))
         return self._logs[key].poll()
+
+    def _metrics(self, number: int) -> RunMetrics:
+        run = self._runs[number]
+        found: RunMetrics = self._attempt(number, "task.json", lambda: run.metrics, CLASSIFICATION)
+        return found
 
     def _reread_config(self, number: int) -> bool:
         """A resumed run may have more rounds, seeds or arms than before."""
@@ -282,12 +288,13 @@ def _text(value: Any) -> str:
 
 def _records(log: TrialLog) -> list[dict[str, Any]]:
     """What a summary needs of each record."""
+    names = log.metrics.names
     return [
         {
-            **{name: row[name] for name in ("round", *SCORES)},
+            **{name: row[name] for name in ("round", *names)},
             "average": None
-            if row["average_top1"] is None
-            else {name: row[f"average_{name}"] for name in SCORES},
+            if row[f"average_{log.metrics.score}"] is None
+            else {name: row[f"average_{name}"] for name in names},
             "bytes": {"up": row["bytes_up"], "down": row["bytes_down"]},
             **{name: range(int(row[name] or 0)) for name in ("arrived", "missing", "refused")},
         }

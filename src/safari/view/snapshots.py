@@ -17,7 +17,6 @@ from safari.view.follow import Skipped, without_folder
 
 # What the page can draw and a request can carry.
 MOST_DRAWN = 1000
-LAST_ROUND = 10**9
 _ROUND = re.compile(rb'^\{"round": (\d{1,9}), "clients": (\d{1,6}), "pairs": "')
 
 

@@ -9,32 +9,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from safari.errors import RunError
-from safari.runs import Trial
-from safari.runs.summary import SCORES
+from safari.runs import CLASSIFICATION, RoundRecord, RunMetrics, Trial
+from safari.runs.record import LAST_ROUND, RecordError, check_order, number_names
 from safari.view.arrays import encode_array
 from safari.view.follow import LineFollower
-from safari.view.snapshots import LAST_ROUND, SimilaritySnapshots
+from safari.view.snapshots import SimilaritySnapshots
 
-# What became of a client in a round.
-NOT_ASKED, ARRIVED, LOST, STOOD_IN, REFUSED = range(5)
-
-NUMBERS = (*SCORES, "train_loss", "density", "agreement", "support", "churn")
-COUNTS = ("arrived", "missing", "stood_in", "refused")
-COLUMNS = ("round", *NUMBERS, *(f"average_{name}" for name in SCORES), "bytes_up", "bytes_down", *COUNTS)
-
-# Seconds of a round are called what the engine calls them; nobody has so many parts.
+# Parts of a round whose seconds are kept; an engine has fewer.
 MOST_PARTS = 24
 MOST_LAYERS = 2000
+BY_LAYER = ("layer_density", "layer_churn", "mask_age")
 # Beyond this number clients are counted, but not shown one by one: there are not so many pixels.
 MOST_CLIENTS = 5_000
 
 
 @dataclass(frozen=True)
 class Cursor:
-    """How much of a trial somebody has got."""
+    """How much of a trial a page has received."""
 
     generation: int = 0
     rounds: int = 0
@@ -49,23 +41,28 @@ def drawn_clients(clients: int) -> int:
 
 
 class TrialLog:
-    """A trial's records so far. `status`, `whom` and `crowd` hold a number for each round and client.
+    """A trial's records so far.
 
-    trial: whose records. clients: how many clients the config has.
+    `status` (`ClientStatus`), `stand_in` (the first client that stood in, plus 1) and `stand_ins` (how many
+    did) hold a number for each round and client; `layer_density`, `layer_churn` and `mask_age` for each round
+    and layer.
+
+    trial: whose records. clients: how many clients the config has. metrics: those of the run's task.
     """
 
-    def __init__(self, trial: Trial, clients: int):
-        self.trial, self.clients, self.drawn = trial, clients, drawn_clients(clients)
+    def __init__(self, trial: Trial, clients: int, metrics: RunMetrics = CLASSIFICATION):
+        self.trial, self.clients, self.metrics = trial, clients, metrics
+        self.drawn = drawn_clients(clients)
         self._rounds = LineFollower(trial.rounds, trial.root)
         self._seconds = LineFollower(trial.timings, trial.root)
         self.snapshots = SimilaritySnapshots(trial, clients)
         self._clear()
 
     def _clear(self) -> None:
-        self.columns: dict[str, list[float | None]] = {name: [] for name in COLUMNS}
-        self.status, self.whom, self.crowd = bytearray(), array("H"), array("H")
+        self.columns: dict[str, list[float | int | None]] = {n: [] for n in number_names(self.metrics)}
+        self.status, self.stand_in, self.stand_ins = bytearray(), array("H"), array("H")
         self.layers: list[str] = []
-        self.support, self.churn = array("f"), array("f")
+        self.layer_density, self.layer_churn, self.mask_age = array("f"), array("f"), array("f")
         self.seconds: dict[str, list[float | None]] = {"round": []}
 
     @property
@@ -93,7 +90,7 @@ class TrialLog:
         generations = self._rounds.generation, self._seconds.generation
         lines, timings = self._rounds.read(), self._seconds.read()
         if (self._rounds.generation, self._seconds.generation) != generations:
-            # One was cut back: begin again with both, so that they stay in step.
+            # One was cut back: start over with both, so that they stay in step.
             self._rounds, self._seconds = _again(self._rounds), _again(self._seconds)
             self._clear()
             lines, timings = self._rounds.read(), self._seconds.read()
@@ -111,7 +108,7 @@ class TrialLog:
         return Cursor(self.generation, self.length, seconds, len(self.snapshots.rounds), problems)
 
     def since(self, have: Cursor | None) -> dict[str, Any]:
-        """What somebody lacks who has got so much (None: all of it, but no details)."""
+        """What a page with this cursor lacks (None: all of it, but no details)."""
         fresh = have is None or have.generation != self.generation
         start = Cursor(self.generation) if have is None or fresh else have
         return {
@@ -137,92 +134,50 @@ class TrialLog:
             "clients": m,
             "layers": self.layers,
             "status": encode_array(np.frombuffer(bytes(self.status), np.uint8)[start * m :], "u1"),
-            "whom": encode_array(np.array(self.whom, np.uint16)[start * m :], "u2"),
-            "crowd": encode_array(np.array(self.crowd, np.uint16)[start * m :], "u2"),
-            "support": encode_array(np.array(self.support, np.float32)[start * layers :], "f4"),
-            "churn": encode_array(np.array(self.churn, np.float32)[start * layers :], "f4"),
+            "stand_in": encode_array(np.array(self.stand_in, np.uint16)[start * m :], "u2"),
+            "stand_ins": encode_array(np.array(self.stand_ins, np.uint16)[start * m :], "u2"),
+            **{
+                name: encode_array(np.array(getattr(self, name), np.float32)[start * layers :], "f4")
+                for name in BY_LAYER
+            },
         }
 
-    def _add(self, number: int, record: Mapping[str, Any]) -> None:
+    def _add(self, number: int, value: Mapping[str, Any]) -> None:
         try:
-            row, status, whom, crowd, layers = self._read(record)
-        except (
-            KeyError,
-            TypeError,
-            ValueError,
-            IndexError,
-            AttributeError,
-            OverflowError,
-            RunError,
-        ) as error:
-            self._rounds.skipped.note(number, f"not a round's record ({type(error).__name__}: {error})"[:200])
+            record = RoundRecord.from_json(value, self.metrics, self.clients)
+            check_order(record, int(self.columns["round"][-1] or 0) if self.length else 0)
+        except RecordError as error:
+            self._rounds.skipped.note(number, f"not a round's record ({error})"[:200])
             return
-        for name, value in row.items():
-            self.columns[name].append(value)
-        self.status += status
-        self.whom.frombytes(whom)
-        self.crowd.frombytes(crowd)
-        for into, values in zip((self.support, self.churn), layers, strict=True):
-            into.extend(values)
-
-    def _read(self, record: Mapping[str, Any]) -> tuple[Any, ...]:
-        """A record checked as a whole, before anything of it is kept."""
-        round, rounds = record["round"], self.columns["round"]
-        if not _is_round(round) or (rounds and round <= (rounds[-1] or 0)):
-            raise RunError(_wrong_round(round, rounds))
-        arrived, missing = self._ids(record["arrived"]), self._ids(record["missing"])
-        stand_ins = {int(client): who for client, who in record["stand_ins"].items() if who}
-        self._ids([client for who in stand_ins.values() for client in who])
-        refused = [int(client) for client in record["refused"]]
-        refused = [client for client in refused if 0 <= client < self.clients]
-        lost = self._ids(list(stand_ins))
-        status = np.full(self.drawn, NOT_ASKED, np.uint8)
-        whom, crowd = np.zeros(self.drawn, np.uint16), np.zeros(self.drawn, np.uint16)
+        if not self.length:
+            self.layers = list(record.layers)[:MOST_LAYERS]
+        for name, entry in record.numbers().items():
+            self.columns[name].append(entry)
         if self.drawn:
-            status[arrived], status[missing] = ARRIVED, LOST
-            status[lost] = STOOD_IN
-            whom[lost] = [who[0] + 1 for who in stand_ins.values()]
-            crowd[lost] = [len(who) for who in stand_ins.values()]
-            status[refused] = REFUSED
-        row: dict[str, float | None] = {name: _number(record.get(name)) for name in NUMBERS}
-        average = record.get("average") or {}
-        row |= {f"average_{name}": _number(average.get(name)) for name in SCORES}
-        sizes = record.get("bytes") or {}
-        row |= {f"bytes_{way}": _number(sizes.get(way)) for way in ("up", "down")}
-        stood_in = len(stand_ins.keys() - set(refused))
-        counts = (len(arrived), len(missing), stood_in, len(record["refused"]))
-        row |= {"round": round, **dict(zip(COUNTS, counts, strict=True))}
-        return row, status.tobytes(), whom.tobytes(), crowd.tobytes(), self._layer_rows(record)
+            self._add_clients(record)
+        self.layer_density.extend(_row(record.layers, self.layers, math.nan))
+        # Layers without churn are left out of a record that says it.
+        silent = math.nan if record.layer_churn is None else 0.0
+        self.layer_churn.extend(_row(record.layer_churn, self.layers, silent))
+        self.mask_age.extend(_row(record.mask_age, self.layers, math.nan))
 
-    def _layer_rows(self, record: Mapping[str, Any]) -> tuple[list[float], list[float]]:
-        support, churn = record.get("layers") or {}, record.get("layer_churn")
-        if not self.layers and not self.length:
-            self.layers = [str(name) for name in support][:MOST_LAYERS]
-        # A record of before there was churn by layer does not say 0.
-        silent = math.nan if churn is None else 0.0
-        return (
-            [_finite(support.get(name)) for name in self.layers],
-            [_finite((churn or {}).get(name, silent)) for name in self.layers],
-        )
-
-    def _ids(self, values: Any) -> NDArray[np.int64]:
-        if not isinstance(values, list):
-            raise RunError("clients must be a list of whole numbers")
-        found = np.array(values) if values else np.zeros(0, np.int64)
-        if found.ndim != 1 or found.dtype.kind != "i":
-            raise RunError("clients must be a list of whole numbers")
-        if found.size and not 0 <= found.min() <= found.max() < self.clients:
-            raise RunError(f"a client must lie between 0 and {self.clients - 1}")
-        return found
+    def _add_clients(self, record: RoundRecord) -> None:
+        self.status += record.status(self.drawn).tobytes()
+        first, count = np.zeros(self.drawn, np.uint16), np.zeros(self.drawn, np.uint16)
+        for client, others in record.stood_in.items():
+            first[client], count[client] = others[0] + 1, len(others)
+        self.stand_in.frombytes(first.tobytes())
+        self.stand_ins.frombytes(count.tobytes())
 
     def _add_seconds(self, number: int, parts: Mapping[str, Any]) -> None:
         rounds = self.seconds["round"]
         round: Any = parts.get("round")
         if not _is_round(round) or (rounds and round <= (rounds[-1] or 0)):
-            self._seconds.skipped.note(number, _wrong_round(round, rounds))
+            last = rounds[-1] if rounds else "none"
+            self._seconds.skipped.note(number, f"round {round!r:.40} after {last}")
             return
         try:
-            values = {str(name): _number(value) for name, value in parts.items()}
+            values = {str(name): _seconds(value) for name, value in parts.items()}
         except (TypeError, OverflowError) as error:
             self._seconds.skipped.note(number, f"not the seconds of a round ({error})")
             return
@@ -237,23 +192,21 @@ def _again(follower: LineFollower) -> LineFollower:
     return LineFollower(follower.path, follower.root, follower.generation)
 
 
+def _row(values: Mapping[str, float | None] | None, layers: Sequence[str], missing: float) -> list[float]:
+    """A number for each layer; NaN for one that is None."""
+    found = (values or {}).get
+    row = (found(name, missing) for name in layers)
+    return [math.nan if value is None else float(value) for value in row]
+
+
 def _is_round(value: Any) -> bool:
     return type(value) is int and 1 <= value <= LAST_ROUND
 
 
-def _wrong_round(value: Any, rounds: Sequence[float | None]) -> str:
-    return f"round {value!r:.40} after {rounds[-1] if rounds else 'none'}"
-
-
-def _number(value: Any) -> float | None:
-    """A finite number or None; TypeError for anything else, OverflowError for what is no float."""
+def _seconds(value: Any) -> float | None:
+    """A finite number or None; TypeError or OverflowError for anything else."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"expected a number, got {type(value).__name__}")
     return float(value) if math.isfinite(value) else None
-
-
-def _finite(value: Any) -> float:
-    number = _number(value)
-    return math.nan if number is None else number

@@ -189,7 +189,7 @@ export class LayerMap extends RoundChart {
       for (const v of detail[this.what]) if (v > high) high = v;
       this.known = { key, high: high || 1 };
     }
-    return [0, this.what === "support" ? 1 : this.known.high];
+    return [0, this.what === "layer_density" ? 1 : this.known.high];
   }
 
   draw(pen, width, height) {
@@ -232,7 +232,7 @@ export class LayerMap extends RoundChart {
         for (let t = start; t < end; t += 1) sum += values[t * count + layer];
         const share = (sum / (end - start) - low) / (high - low);
         // Churn is mostly far below its largest: the root keeps small changes visible.
-        paint(data, 4 * (layer * width + column), share > 0 ? (this.what === "churn" ? Math.sqrt(share) : share) : NaN, blank);
+        paint(data, 4 * (layer * width + column), share > 0 ? (this.what === "layer_churn" ? Math.sqrt(share) : share) : NaN, blank);
       }
     }
     return { width, height: count, data, per };

@@ -145,8 +145,8 @@ function charts(page) {
     masks: [
       lines({ id: "density", title: "Mask density", column: "support", format: "percent", about: "Prunable weights of the global model that are not 0.", floor: 0 }),
       lines({ id: "churn", title: "Mask churn", column: "churn", format: "percent", about: "Prunable weights that became or ceased to be 0 in the round.", floor: 0 }),
-      new LayerMap(page, { id: "layer-density", title: "Density by layer", what: "support", unit: "not 0", about: "Weights of each layer that are not 0, first layer on top." }),
-      new LayerMap(page, { id: "layer-churn", title: "Churn by layer", what: "churn", unit: "changed (root scale)", about: "Weights of each layer that became or ceased to be 0 in the round." }),
+      new LayerMap(page, { id: "layer-density", title: "Density by layer", what: "layer_density", unit: "not 0", about: "Weights of each layer that are not 0, first layer on top." }),
+      new LayerMap(page, { id: "layer-churn", title: "Churn by layer", what: "layer_churn", unit: "changed (root scale)", about: "Weights of each layer that became or ceased to be 0 in the round." }),
     ],
   };
 }

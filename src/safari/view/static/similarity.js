@@ -2,7 +2,6 @@
 
 import { HeatMap } from "./heat.js";
 import { exact, lastUpTo, plural } from "./numbers.js";
-import { STOOD_IN } from "./strip.js";
 import { clientColours, colours } from "./theme.js";
 
 const MOST_IN_A_RING = 40;
@@ -284,13 +283,13 @@ function moveTo(kept, detail, start, end) {
   Object.assign(kept, { start, end });
 }
 
-function tally({ clients, times, given, taken }, { status, whom }, start, end, sign) {
+function tally({ clients, times, given, taken }, { stand_in: standIn }, start, end, sign) {
   for (let t = start; t < end; t += 1) {
     for (let j = 0; j < clients; j += 1) {
       const cell = t * clients + j;
-      if (status[cell] !== STOOD_IN) continue;
-      times[j * clients + whom[cell] - 1] += sign;
-      given[whom[cell] - 1] += sign;
+      if (!standIn[cell]) continue;
+      times[j * clients + standIn[cell] - 1] += sign;
+      given[standIn[cell] - 1] += sign;
       taken[j] += sign;
     }
   }

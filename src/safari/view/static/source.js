@@ -1,5 +1,8 @@
 // Where the data come from: a server that goes on telling, or what was frozen into this file.
 
+// The arrays of a trial's details: a number for each round and client, or each round and layer.
+export const PACKED = ["status", "stand_in", "stand_ins", "layer_density", "layer_churn", "mask_age"];
+
 const KINDS = { u1: Uint8Array, u2: Uint16Array, f4: Float32Array };
 
 // Deflated bytes in base64 -> a typed array.
@@ -12,9 +15,8 @@ async function unpack({ kind, data }) {
 }
 
 async function unpackDetail(raw) {
-  const names = ["status", "whom", "crowd", "support", "churn"];
-  const arrays = await Promise.all(names.map((name) => unpack(raw[name])));
-  return { ...raw, ...Object.fromEntries(names.map((name, k) => [name, arrays[k]])) };
+  const arrays = await Promise.all(PACKED.map((name) => unpack(raw[name])));
+  return { ...raw, ...Object.fromEntries(PACKED.map((name, k) => [name, arrays[k]])) };
 }
 
 async function unpackSnapshot(raw) {

@@ -1,6 +1,7 @@
 // All that is known of the runs, as it grows; and the lines that are drawn from it.
 
 import { deviation, lastUpTo, mean } from "./numbers.js";
+import { PACKED } from "./source.js";
 
 const MOST_SNAPSHOTS_KEPT = 64;
 const MOST_TROUBLES = 20;
@@ -159,7 +160,7 @@ function joined(old, news) {
   if (news.from !== old.from + old.length || news.generation !== old.generation) return old;
   if (news.layers.length !== old.layers.length) return old;
   const out = { ...old, length: old.length + news.length };
-  for (const name of ["status", "whom", "crowd", "support", "churn"]) {
+  for (const name of PACKED) {
     out[name] = new old[name].constructor(old[name].length + news[name].length);
     out[name].set(old[name]);
     out[name].set(news[name], old[name].length);

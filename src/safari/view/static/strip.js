@@ -4,11 +4,9 @@ import { BOTTOM, RoundChart, TOP, drawRoundAxis, roundSpan } from "./axes.js";
 import { lastUpTo, plural } from "./numbers.js";
 import { clientColours, colours, rgb } from "./theme.js";
 
-const NOT_ASKED = 0;
-const ARRIVED = 1;
-const LOST = 2;
-export const STOOD_IN = 3;
-const REFUSED = 4;
+// As ClientStatus in runs/record.py has them.
+const STATUS = { NOT_ASKED: 0, ARRIVED: 1, LOST: 2, LOST_UP: 3, LOST_DOWN: 4, REFUSED: 5 };
+const WORDS = ["not asked", "arrived", "lost", "lost on the way up", "lost on the way down", "refused"];
 
 export class ArrivalStrip extends RoundChart {
   constructor(page) {
@@ -29,15 +27,16 @@ export class ArrivalStrip extends RoundChart {
   }
 
   legend() {
-    const { arrived, lost, refused, unknown } = colours();
+    const { arrived, lost, "lost-down": lostDown, refused, unknown } = colours();
     const detail = this.detail();
     if (!detail) return [];
-    const has = fates(detail.status);
+    const has = present(detail);
     const out = [{ label: "arrived", colour: arrived }];
-    if (has.has(LOST)) out.push({ label: "lost", colour: lost, edge: true });
-    if (has.has(REFUSED)) out.push({ label: "refused", colour: refused });
-    if (has.has(NOT_ASKED)) out.push({ label: "not asked", colour: unknown, edge: true });
-    if (has.has(STOOD_IN)) {
+    const names = [STATUS.LOST, STATUS.LOST_UP, STATUS.LOST_DOWN].filter((code) => has.codes.has(code));
+    for (const code of names) out.push({ label: WORDS[code], colour: code === STATUS.LOST_DOWN ? lostDown : lost, edge: true });
+    if (has.codes.has(STATUS.REFUSED)) out.push({ label: "refused", colour: refused });
+    if (has.codes.has(STATUS.NOT_ASKED)) out.push({ label: "not asked", colour: unknown, edge: true });
+    if (has.standIns) {
       const { groups } = this.page.clients();
       const shown = [...new Set(groups)].sort((a, b) => a - b);
       for (const group of shown) {
@@ -100,7 +99,7 @@ export class ArrivalStrip extends RoundChart {
         let [r, g, b] = [0, 0, 0];
         for (let t = start; t < end; t += 1) {
           const cell = t * clients + client;
-          const at = 3 * (detail.status[cell] === STOOD_IN ? 4 + detail.whom[cell] : detail.status[cell]);
+          const at = 3 * shade(detail, cell);
           r += table[at];
           g += table[at + 1];
           b += table[at + 2];
@@ -133,14 +132,14 @@ export class ArrivalStrip extends RoundChart {
     const cell = t * detail.clients + client;
     return {
       title: `Round ${rounds[t]}, client ${client}`,
-      rows: [{ label: fate(detail, cell), value: "", colour: this.cellColour(detail, cell) }, ...this.share(detail, client)],
+      rows: [{ label: statusWords(detail, cell), value: "", colour: this.cellColour(detail, cell) }, ...this.share(detail, client)],
       round: rounds[t],
     };
   }
 
   cellColour(detail, cell) {
     const table = palette(this.page.clients().groups);
-    const at = 3 * (detail.status[cell] === STOOD_IN ? 4 + detail.whom[cell] : detail.status[cell]);
+    const at = 3 * shade(detail, cell);
     return `rgb(${table[at]} ${table[at + 1]} ${table[at + 2]})`;
   }
 
@@ -148,8 +147,8 @@ export class ArrivalStrip extends RoundChart {
     let [asked, arrived] = [0, 0];
     for (let t = 0; t < detail.length; t += 1) {
       const status = detail.status[t * detail.clients + client];
-      asked += status !== NOT_ASKED;
-      arrived += status === ARRIVED;
+      asked += status !== STATUS.NOT_ASKED;
+      arrived += status === STATUS.ARRIVED;
     }
     return [{ label: "arrived so far", value: `${arrived} of ${asked}` }];
   }
@@ -157,13 +156,12 @@ export class ArrivalStrip extends RoundChart {
   csv() {
     const detail = this.detail();
     const rounds = this.page.trial().columns.round;
-    const rows = [["round", "client", "fate", "stand-in", "stand-ins"]];
-    const names = ["not asked", "arrived", "lost", "stood in for", "refused"];
+    const rows = [["round", "client", "status", "stand-in", "stand-ins"]];
     for (let t = 0; t < detail.length; t += 1) {
       for (let client = 0; client < detail.clients; client += 1) {
         const cell = t * detail.clients + client;
-        const stood = detail.status[cell] === STOOD_IN;
-        rows.push([rounds[t], client, names[detail.status[cell]], stood ? detail.whom[cell] - 1 : "", stood ? detail.crowd[cell] : ""]);
+        const stood = detail.stand_in[cell] > 0;
+        rows.push([rounds[t], client, WORDS[detail.status[cell]], stood ? detail.stand_in[cell] - 1 : "", stood ? detail.stand_ins[cell] : ""]);
       }
     }
     return rows;
@@ -181,23 +179,30 @@ function letter(group) {
   return String.fromCharCode(65 + group);
 }
 
-// Which fates there are at all.
-function fates(status) {
+// Which codes there are at all, and whether anybody stood in.
+function present(detail) {
   let bits = 0;
-  for (let k = 0; k < status.length; k += 1) bits |= 1 << status[k];
-  return new Set([NOT_ASKED, ARRIVED, LOST, STOOD_IN, REFUSED].filter((code) => bits & (1 << code)));
+  for (let k = 0; k < detail.status.length; k += 1) bits |= 1 << detail.status[k];
+  const codes = new Set(Object.values(STATUS).filter((code) => bits & (1 << code)));
+  return { codes, standIns: detail.stand_in.some((client) => client > 0) };
 }
 
-function fate(detail, cell) {
-  const who = detail.whom[cell] - 1;
-  const others = detail.crowd[cell] - 1;
+function statusWords(detail, cell) {
+  const words = WORDS[detail.status[cell]];
+  if (!detail.stand_in[cell]) return words;
+  const others = detail.stand_ins[cell] - 1;
   const more = others > 0 ? ` and ${plural(others, "other")}` : "";
-  return ["not asked", "arrived", "lost", `lost; client ${who}${more} stood in`, "refused"][detail.status[cell]];
+  return `${words}; client ${detail.stand_in[cell] - 1}${more} stood in`;
 }
 
-// Colours by code: the five fates, then a stand-in of each client.
+// Which colour of the palette: that of the client that stood in, or else of the status.
+function shade(detail, cell) {
+  return detail.stand_in[cell] ? WORDS.length - 1 + detail.stand_in[cell] : detail.status[cell];
+}
+
+// Colours by code: one for each status, then a stand-in of each client.
 function palette(groups) {
-  const { unknown, arrived, lost, refused } = colours();
-  const all = [unknown, arrived, lost, lost, refused, ...clientColours(groups)];
+  const { unknown, arrived, lost, "lost-down": lostDown, refused } = colours();
+  const all = [unknown, arrived, lost, lost, lostDown, refused, ...clientColours(groups)];
   return Uint8Array.from(all.flatMap(rgb));
 }

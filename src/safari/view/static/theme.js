@@ -1,6 +1,6 @@
 // Colours: those of the style sheet for drawing, a ramp for numbers, shades for clients.
 
-const NAMED = ["paper", "card", "ink", "soft", "grid", "accent", "arrived", "lost", "refused", "unknown"];
+const NAMED = ["paper", "card", "ink", "soft", "grid", "accent", "arrived", "lost", "lost-down", "refused", "unknown"];
 const LINES = 7;
 const GROUPS = 8;
 const PARTS = 6;

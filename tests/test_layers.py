@@ -21,6 +21,7 @@ LEVELS = (
     (
         "config",
         "modes",
+        "text",
         "toml",
         "hosting",
         "trust",

@@ -492,8 +492,8 @@ WRONG_ARGUMENTS = [
         r"config\.wire\.every has no effect here\n"
         r"what matters in config: name, seed, cohort, pruning\.pruner, pruning\.sparsity, wire\.values, "
         r"wire\.bits, wire\.step, wire\.ratio, wire\.fraction, wire\.threshold, wire\.feedback, "
-        r"aggregation\.weights, aggregation\.average, aggregation\.steps, evaluation\.last, evaluation\.target, "
-        r"checkpoint\.every, checkpoint\.keep$",
+        r"aggregation\.weights, aggregation\.average, aggregation\.steps, aggregation\.gate, "
+        r"evaluation\.last, evaluation\.target, checkpoint\.every, checkpoint\.keep$",
     ),
     ({"config": {"pruning": {"pruner": "file.py:mine"}}}, "your own goes into sparse"),
 ]

@@ -73,7 +73,8 @@ def assemble(config: Config, seed: int, data: Data, parts: Parts | None = None) 
     problems.attempt(lambda: check_packets(world))
     for arm in config.arms:
         problems.attempt(partial(_start_rule, arm, world))
-    if any(is_own("step", plug.name) for plug in config.aggregation.steps):
+    own_steps = any(is_own("step", plug.name) for plug in config.aggregation.steps)
+    if own_steps or is_own("gate", config.aggregation.gate.name):
         problems.attempt(lambda: rehearse(world, RULES["drop"]()))
     problems.raise_if_any()
     return world
@@ -136,6 +137,7 @@ def _world(built: Parts, seed: int, data: Data, shares: list[np.ndarray], module
         packets=built.packets,
         rules=built.rules,
         server_steps=tuple(built.steps),
+        gate=built.gate,
     )
 
 

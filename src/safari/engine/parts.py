@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from safari import aggregation
-from safari.aggregation import RULES, STEPS, Compensation, ServerStep
+from safari.aggregation import GATES, RULES, STEPS, Compensation, Gate, ServerStep, gate_of
 from safari.aggregation.steps import steps_of
 from safari.config import Config, Plug
 from safari.data import DATASETS, PARTITIONS, Data, as_data
@@ -39,6 +39,7 @@ KINDS: dict[str, tuple[Mapping[str, Any], str]] = {
     "packets": (PACKET_LINKS, "packets.name"),
     "rule": (RULES, "arms"),
     "step": (STEPS, "aggregation.steps"),
+    "gate": (GATES, "aggregation.gate"),
 }
 # What a factory is given by position; all else are its options.
 POSITIONAL = {"partition": ("labels", "clients", "rng"), "model": ("shape", "classes")}
@@ -62,6 +63,7 @@ class Parts:
     packets: PacketLink
     rules: Mapping[str, Compensation]
     steps: Sequence[ServerStep]
+    gate: Gate
 
 
 class Problems:
@@ -107,6 +109,8 @@ def parts_of(config: Config) -> Parts:
     rules = {arm.name: attempt(partial(rule_of, arm.rule)) for arm in config.arms}
     plugs = [(plug.name, plug.options) for plug in config.aggregation.steps]
     found["steps"] = attempt(lambda: steps_of(plugs, config.aggregation.average))
+    gate = config.aggregation.gate
+    found["gate"] = attempt(lambda: gate_of(gate.name, gate.options))
     attempt(lambda: device_of(config))
     if found["client"] is not None and task is not None:
         attempt(lambda: found["client"].check(task))

@@ -12,7 +12,9 @@ import torch
 from safari.aggregation import (
     Compensation,
     Server,
+    gate_defaults,
     is_known,
+    is_known_gate,
     is_known_step,
     rule_defaults,
     step_defaults,
@@ -171,11 +173,16 @@ def refuse_changes(saved: Saved | About, config: Config, trial: Trial) -> None:
         # What another rule, or other options, leave to defaults is no news; nor can it be told of a user's
         # rule that is not loaded, because a run is only looked at.
         before.pop("defaults", None)
+    arm = next(a for a in config.arms if a.name == trial.arm)
+    config = config.for_arm(arm)
     steps = config.aggregation.steps
     table = before.get("aggregation")
     same = isinstance(table, Mapping) and table.get("steps") == now["aggregation"]["steps"]
     if not same or not all(is_known_step(plug.name) for plug in steps):
         before.pop("step_defaults", None)
+    same = isinstance(table, Mapping) and table.get("gate") == now["aggregation"]["gate"]
+    if not same or not is_known_gate(config.aggregation.gate.name):
+        before.pop("gate_defaults", None)
     changes = _changes(before, now)
     if changes:
         raise RunError(
@@ -188,7 +195,8 @@ def meaning(config: Config, arm: str) -> dict[str, Any]:
     """What a trial's numbers follow from. How long it runs, how often it is tested and where is left out:
     that may change between two processes."""
     own = next(a for a in config.arms if a.name == arm)
-    table, rule = config.for_arm(own).to_dict(), own.rule
+    rule, config = own.rule, config.for_arm(own)
+    table, gate = config.to_dict(), config.aggregation.gate
     # How often bytes are counted changes nothing else.
     wire = {name: value for name, value in table["wire"].items() if name != "every"}
     wire["feedback"] = config.wire.feeds_back
@@ -203,6 +211,7 @@ def meaning(config: Config, arm: str) -> dict[str, Any]:
         "step_defaults": [
             {"name": plug.name, **step_defaults(plug.name, plug.options)} for plug in config.aggregation.steps
         ],
+        "gate_defaults": {"name": gate.name, **gate_defaults(gate.name, gate.options)},
     }
     return {name: table[name] for name in _MEANINGFUL} | named
 

@@ -14,10 +14,11 @@ from torch import nn
 from safari.models.layout import Entry, Layout, frozen_tensors, prunable_parameters
 from safari.models.resnet import resnet18, resnet20
 from safari.models.text import gru, lstm, transformer
-from safari.models.zoo import cnn, mlp, pfl_cnn
+from safari.models.zoo import cnn, fedawe_cnn, mlp, pfl_cnn
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn": cnn,
+    "fedawe_cnn": fedawe_cnn,
     "mlp": mlp,
     "pfl_cnn": pfl_cnn,
     "resnet20": resnet20,
@@ -33,6 +34,7 @@ __all__ = [
     "Entry",
     "Layout",
     "cnn",
+    "fedawe_cnn",
     "frozen_tensors",
     "gru",
     "lstm",

@@ -327,6 +327,11 @@ class Config:
         "bernoulli", "how updates get lost on the way to the server", p=[1, 0.3, 0.3, 0.3, 0.3]
     )
     downlink: Plug = _plug("perfect", "how the broadcast gets lost on the way to the clients")
+    packets: Plug = _plug(
+        "none",
+        "how uploads are cut into packets of which some get lost: none: they arrive whole, or not at all; "
+        "lossy: some packets arrive (docs/net.md)",
+    )
     aggregation: Aggregation = field(default_factory=Aggregation)
     wire: Wire = field(default_factory=Wire)
     engine: Engine = field(default_factory=Engine)
@@ -367,7 +372,7 @@ class Config:
 
 # The tables in which arms of one run may differ: the data, the model and the clients are the same for all.
 ARM_TABLES = (
-    "aggregation", "client", "downlink", "local", "policy", "pruning", "uplink", "wire",
+    "aggregation", "client", "downlink", "local", "packets", "policy", "pruning", "uplink", "wire",
 )  # fmt: skip
 
 # The fields that name a plug-in, with what they name by default.

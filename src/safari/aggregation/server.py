@@ -42,8 +42,9 @@ class Outcome:
     missing: tuple[int, ...]
     refused: Mapping[int, str]
     stand_ins: Mapping[int, tuple[int, ...]]
-    # The share of a model that came, of those of whom a part did.
+    # Of those of whom a part came: its share of their model, and who spoke for the rest, whoever did most first.
     parts: Mapping[int, float] = field(default_factory=dict)
+    part_stand_ins: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     # Whose update arrived and was made smaller by the gate, and why.
     clipped: Mapping[int, str] = field(default_factory=dict)
     shares: Tensor | None = field(default=None, compare=False, repr=False)
@@ -251,7 +252,8 @@ class Server:
             arrived=arrived,
             missing=tuple(client for client in asked if client not in set(arrived)),
             refused=refused | dict(ruling.refused) | more,
-            stand_ins=dict(decision.stand_ins),
+            stand_ins={client: who for client, who in decision.stand_ins.items() if client not in arrived},
+            part_stand_ins={client: who for client, who in decision.stand_ins.items() if client in arrived},
             shares=decision.a if decision.shares is None else decision.shares,
             own=view.weights[view.present],
             parts={client: share for client, share in shares.items() if client in arrived and share < 1},

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from safari.config import Wire
 from safari.engine.lossy import encodable, seen
 from safari.engine.world import World
 from safari.models import Layout
@@ -53,7 +52,7 @@ class RoundCodec:
         self.counts = every > 0 and (t % every == 0 or t + 1 == world.config.rounds)
         self.lossy = not ValueMode(world.config.wire.values).exact
         self.residual = residual if residual is None else residual.clone()
-        self._up: list[int] = []
+        self._up: list[float] = []
         self._beside = 0
         self._beside_down = 0
         self._modes: Counter[str] = Counter()
@@ -78,7 +77,7 @@ class RoundCodec:
             sent = torch.where(fit[:, None], sent, models)
         got = sent
         if self.lossy:
-            choices = [self._choices(wire, client) for client in clients]
+            choices = [self.choices(client) for client in clients]
             decoded = seen(sent, masks, self._x, self.layout, wire.values, choices, self._expected(masks))
             got = torch.where(fit[:, None], decoded, sent)
         if self.residual is not None:
@@ -92,7 +91,7 @@ class RoundCodec:
         wire = self._world.config.wire
         for client, vector, mask, fits in zip(clients, sent, kept, fit.tolist(), strict=True):
             if fits:
-                lossy = self._choices(wire, client)
+                lossy = self.choices(client)
                 arrays = vector.cpu().numpy(), mask.cpu().numpy()
                 mask_mode = "auto" if self._masks.own is None else "best"
                 frame = encode(*arrays, self.shared, values=wire.values, mask_mode=mask_mode, lossy=lossy)
@@ -184,5 +183,11 @@ class RoundCodec:
             return masks.support
         return self._world.score_mask(self._x, self._t, masks.support, pruner=PRUNERS["mag"])
 
-    def _choices(self, wire: Wire, client: int) -> Lossy:
-        return Lossy.of(wire, generator(self._world.seed, "wire", client, self._t))
+    def choices(self, client: int) -> Lossy:
+        """A client's options of lossy modes, with its own draws."""
+        return Lossy.of(self._world.config.wire, generator(self._world.seed, "wire", client, self._t))
+
+    def in_packets(self, sizes: Sequence[float]) -> None:
+        """Count uploads as they travel in packets: the bytes that each client sent, whatever arrived."""
+        if self.counts:
+            self._up = list(sizes)

@@ -17,7 +17,7 @@ from safari.data import DATASETS, PARTITIONS, Data, as_data
 from safari.engine.device import device_of
 from safari.errors import ConfigError, PruneError, SafariError
 from safari.hosting import build, factory_of, made
-from safari.links import LINKS, Link, link_of
+from safari.links import LINKS, PACKET_LINKS, Link, PacketLink, link_of
 from safari.models import MODELS
 from safari.plugins import resolve
 from safari.pruning import POLICIES, PRUNERS, MaskPolicy, Pruner, as_pruner, for_task
@@ -36,6 +36,7 @@ KINDS: dict[str, tuple[Mapping[str, Any], str]] = {
     "policy": (POLICIES, "policy.name"),
     "client": (CLIENTS, "client.name"),
     "link": (LINKS, "uplink.name, downlink.name"),
+    "packets": (PACKET_LINKS, "packets.name"),
     "rule": (RULES, "arms"),
     "step": (STEPS, "aggregation.steps"),
     "gate": (GATES, "aggregation.gate"),
@@ -59,6 +60,7 @@ class Parts:
     client: ClientAlgorithm
     uplink: Link
     downlink: Link
+    packets: PacketLink
     rules: Mapping[str, Compensation]
     steps: Sequence[ServerStep]
     gate: Gate
@@ -99,6 +101,7 @@ def parts_of(config: Config) -> Parts:
         "pruner": attempt(partial(_pruner, config, task)),
         "policy": attempt(partial(_built, "policy", config.policy, MaskPolicy)),
         "client": attempt(partial(_built, "client", config.client, ClientAlgorithm)),
+        "packets": attempt(partial(_built, "packets", config.packets, PacketLink)),
     }
     for direction in ("uplink", "downlink"):
         plug: Plug = getattr(config, direction)

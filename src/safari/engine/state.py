@@ -42,6 +42,7 @@ _MEANINGFUL = (
     "client",
     "uplink",
     "downlink",
+    "packets",
     "aggregation",
 )
 
@@ -61,6 +62,8 @@ class State:
     mask: torch.Tensor | None = None
     # What each client's lossy uploads left out of its parameters so far, where clients keep that for later.
     residual: torch.Tensor | None = None
+    # What lasts of the packets in which uploads travel, where they do.
+    packets: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def average(self) -> torch.Tensor | None:
@@ -84,13 +87,15 @@ def initial(world: World, rule: Compensation) -> State:
         residual=world.start.new_zeros(len(world.parts), world.layout.parameters)
         if world.config.wire.feeds_back
         else None,
+        packets={} if world.packets.whole else world.packets.init(world.setting("packets")),
     )
 
 
 def to_saved(state: State, world: World, trial: Trial) -> Saved:
     """The state as a checkpoint."""
     tensors = to_tensors(state.server)
-    for direction, link in (("uplink", state.uplink), ("downlink", state.downlink)):
+    links = {"uplink": state.uplink, "downlink": state.downlink, "packets": state.packets}
+    for direction, link in links.items():
         # Copies: torch takes no array that runs backwards, and warns of one that is read-only.
         tensors |= {f"{direction}.{name}": torch.from_numpy(array.copy()) for name, array in link.items()}
     tensors |= {f"policy.{name}": tensor for name, tensor in state.policy.items()}
@@ -139,6 +144,7 @@ def from_saved(saved: Saved, world: World, rule: Compensation, trial: Trial) -> 
         clients={n: part("client.")[n].to(old.device) for n, old in state.clients.items()},
         mask=None if "mask" not in saved.tensors else saved.tensors["mask"].to(world.device),
         residual=residual,
+        packets={name: tensor.numpy() for name, tensor in part("packets.").items()},
     )
 
 

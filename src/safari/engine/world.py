@@ -16,7 +16,7 @@ from safari.data import Augmentation, Data
 from safari.engine.checks import checked_masks
 from safari.engine.half import half_state, half_step
 from safari.hosting import hosted
-from safari.links import Link, Setting
+from safari.links import Link, PacketLink, Setting
 from safari.models import Layout, prunable_parameters
 from safari.pruning import (
     POLICIES,
@@ -60,6 +60,7 @@ class World:
     augmentation: Augmentation
     uplink: Link
     downlink: Link
+    packets: PacketLink
     rules: Mapping[str, Compensation]
     server_steps: Sequence[ServerStep] = ()
     gate: Gate | str = "norm"

@@ -203,7 +203,7 @@ def meaning(config: Config, arm: str) -> dict[str, Any]:
     # With its name, so that an option that a rule did not have then counts as a change.
     defaults = {"name": rule.name, **rule_defaults(rule.name, rule.options)}
     validation = {"validation": config.evaluation.validation}
-    named = {
+    named: dict[str, Any] = {
         "evaluation": validation,
         "wire": wire,
         "rule": {"name": rule.name, **rule.options},

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy
 
@@ -43,6 +43,7 @@ def test_quantiles_are_those_of_the_printed_table(p: float, df: int, printed: fl
 
 
 @given(st.floats(-60, 60), st.integers(1, 300))
+@example(t=6e-8, df=5)
 def test_the_distribution_is_scipys(t: float, df: int) -> None:
     assert t_cdf(t, df) == pytest.approx(scipy.t.cdf(t, df), rel=1e-9, abs=1e-14)
 

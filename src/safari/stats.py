@@ -199,8 +199,10 @@ def t_cdf(t: float, df: float) -> float:
     >>> round(t_cdf(2.0, 1), 6), t_cdf(0.0, 5)
     (0.852416, 0.5)
     """
-    half = 0.5 * _incomplete_beta(df / (df + t * t), df / 2, 0.5)
-    return 1 - half if t > 0 else half
+    if t * t < df:  # Near 0 the other tail keeps the digits: df / (df + t²) would round to 1.
+        return 0.5 + math.copysign(0.5 * _incomplete_beta(t * t / (df + t * t), 0.5, df / 2), t)
+    tail = 0.5 * _incomplete_beta(df / (df + t * t), df / 2, 0.5)
+    return 1 - tail if t > 0 else tail
 
 
 @lru_cache(maxsize=256)

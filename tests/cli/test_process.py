@@ -210,7 +210,7 @@ def test_a_shell_is_offered_commands_options_keys_and_names(tmp_path):
     assert complete(tmp_path, "re") == ["reproduce", "resume"]
     assert {"--set", "--seeds", "--out", "--json"} <= set(complete(tmp_path, "run", "--"))
     assert complete(tmp_path, "run", "--set", "checkpoint.") == ["checkpoint.every=", "checkpoint.keep="]
-    assert complete(tmp_path, "list", "p") == ["partition", "pruner", "policy"]
+    assert complete(tmp_path, "list", "p") == ["partition", "pruner", "policy", "packets"]
 
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path):

@@ -17,7 +17,11 @@ from safari.models import Layout
 from safari.pruning import POLICIES, PRUNERS, Arrivals, MaskRound, budget_for, compute_mask
 from safari.pruning.scope import SCOPES, weight_entries
 
-NET = nn.Sequential(nn.Linear(12, 10), nn.ReLU(), nn.Linear(10, 4))
+with torch.random.fork_rng(
+    devices=[]
+):  # The moves below are those of this model: it must not change with the process.
+    torch.manual_seed(0)
+    NET = nn.Sequential(nn.Linear(12, 10), nn.ReLU(), nn.Linear(10, 4))
 LAYOUT = Layout.of(NET)
 ROUNDS = 12
 OPTIONS: dict[str, dict[str, Any]] = {

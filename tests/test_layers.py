@@ -24,6 +24,7 @@ LEVELS = (
         "text",
         "toml",
         "hosting",
+        "presets",
         "trust",
         "plugins",
         "loading",

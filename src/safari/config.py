@@ -308,7 +308,7 @@ class Config:
         groups=2,
     )
     model: Plug = _plug(
-        "cnn", "the model: cnn, mlp, resnet20, resnet18, pfl_cnn, gru, lstm, transformer, or your own"
+        "cnn", "the model: cnn, mlp, resnet20, resnet18, pfl_cnn, gru, lstm, transformer, lora, or your own"
     )
     task: Plug = _plug("classification", "what is learned: classification, tokens, multilabel, regression")
     pruning: Pruning = field(default_factory=Pruning)

@@ -34,7 +34,7 @@ def run_round(world: World, state: State) -> tuple[State, RoundRecord, dict[str,
 
     # 1. The server broadcasts x; the network decides whom that reaches, and whose answer will arrive.
     masks, policy = world.masks(state.policy, x, t)
-    codec, down = RoundCodec(world, x, t, masks, state.residual), world.down(state.server)
+    codec, down = RoundCodec(world, x, t, masks, state.residual, state.mask), world.down(state.server)
     codec.beside_down(down)
     cohort = world.cohort(t)
     heard, answered, uplink, downlink = network(world, state)

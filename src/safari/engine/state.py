@@ -203,7 +203,7 @@ def meaning(config: Config, arm: str) -> dict[str, Any]:
     # With its name, so that an option that a rule did not have then counts as a change.
     defaults = {"name": rule.name, **rule_defaults(rule.name, rule.options)}
     validation = {"validation": config.evaluation.validation}
-    named = {
+    named: dict[str, Any] = {
         "evaluation": validation,
         "wire": wire,
         "rule": {"name": rule.name, **rule.options},
@@ -213,6 +213,9 @@ def meaning(config: Config, arm: str) -> dict[str, Any]:
         ],
         "gate_defaults": {"name": gate.name, **gate_defaults(gate.name, gate.options)},
     }
+    if config.policy.name != "static" or config.local.schedule != "constant":
+        # Masks that come to rest and rates that fall do so by the part of the run that is over.
+        named["rounds"] = config.rounds
     return {name: table[name] for name in _MEANINGFUL} | named
 
 

@@ -142,7 +142,7 @@ class Vectorised:
         world, t, x = self.world, state.round, state.server.model
         watch, count = Stopwatch(world.device), MaskCount(world.layout)
         masks, policy = world.masks(state.policy, x, t)
-        codec, down = RoundCodec(world, x, t, masks, state.residual), world.down(state.server)
+        codec, down = RoundCodec(world, x, t, masks, state.residual, state.mask), world.down(state.server)
         codec.beside_down(down)
         cohort = world.cohort(t)
         heard, answered, uplink, downlink = network(world, state)

@@ -29,16 +29,13 @@ from safari.net.fec import Source
 from safari.net.offer import LONGEST_DEADLINE, Offer
 from safari.net.pace import Pacing
 from safari.net.seal import Session
-from safari.net.udp import ServerSocket, clock
+from safari.net.udp import ServerSocket
 from safari.wire import Identity, reference_digest
 
 # Seconds to answer a TLS handshake.
 _HANDSHAKE = 10.0
 # Bytes that a client may upload: twice a dense float32 model, and something for a tiny one.
 _ROOM, _ROOM_FACTOR = 100_000, 8
-# After the last reply, what is on its way may take a round trip and this, or this much where none was
-# measured.
-_LAST_MOMENT, _UNKNOWN_TRIP = 0.2, 1.0
 
 
 @dataclass(frozen=True)
@@ -178,9 +175,7 @@ class Datagrams:
         by_message = {asked.message.metadata.message_id: node for node, asked in self._asked.items()}
         nodes = [by_message.get(r.metadata.reply_to_message_id) for r in replies if r.has_content()]
         sessions = [self._asked[node].session.id for node in nodes if node is not None]
-        trips = [self._socket.look(session).round_trip for session in sessions]
-        longest = max((t if math.isfinite(t) else _UNKNOWN_TRIP for t in trips), default=0.0)
-        self._socket.wait(sessions, min(deadline, clock() + longest + _LAST_MOMENT))
+        self._socket.settle(sessions, deadline)
 
     def collect(self, sent: Broadcast) -> dict[int, Delivery]:
         """What came of each node's update, by node; the round's sessions are over from now on."""

@@ -51,6 +51,8 @@ class Upload:
     bytes_received: int
     # Seconds; infinite where it was never measured.
     round_trip: float = math.inf
+    # When something authentic came last, by the clock of `now`.
+    heard_at: float = -math.inf
 
     @property
     def complete(self) -> bool:
@@ -83,6 +85,7 @@ class _Peer:
     total: int = 0
     stored: int = 0
     bytes_received: int = 0
+    heard_at: float = -math.inf
     due: float | None = None
 
     @property
@@ -183,6 +186,7 @@ class Server:
             peer.channel.bytes_sent,
             peer.bytes_received,
             peer.channel.round_trip,
+            peer.heard_at,
         )
 
     def complete(self, session: bytes) -> bool:
@@ -204,6 +208,7 @@ class Server:
         if message is None:
             return
         peer.bytes_received += len(data)
+        peer.heard_at = now
         if message.newest and address != peer.address:
             self._move(peer, address)
         peer.allowance += FOR_A_REQUEST * (len(data) >= DATAGRAM)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 import sys
 import threading
@@ -31,6 +32,9 @@ _AT_ONCE = 256
 _GRAIN = 0.001
 # Linux only: beyond the limit that an administrator has set, where allowed.
 _FORCE = {socket.SO_RCVBUF: 33, socket.SO_SNDBUF: 32}
+
+# Seconds without a datagram after which an upload is over, beyond a round trip, and where that is not known.
+_LAST_MOMENT, _UNKNOWN_TRIP, _LOOK = 0.3, 1.0, 0.02
 
 clock = time.monotonic
 
@@ -148,6 +152,22 @@ class ServerSocket:
                 if stop is not None and stop():
                     return
                 self._changed.wait(min(0.1, max(deadline - clock(), 0)))
+
+    def settle(self, sessions: Sequence[bytes], deadline: float) -> None:
+        """Until these uploads are complete, or nothing more comes of them, or `clock()` reaches the deadline.
+
+        Nothing more: for a round trip (a second where none was measured) and a moment, which a busy machine needs.
+        """
+        start = clock()
+        while (now := clock()) < deadline:
+            with self._lock:
+                found = [self._core.look(session) for session in sessions]
+            quiet = [_LAST_MOMENT + (u.round_trip if u.round_trip < math.inf else _UNKNOWN_TRIP) for u in found]
+            if all(
+                u.complete or now - max(u.heard_at, start) > wait for u, wait in zip(found, quiet, strict=True)
+            ):
+                return
+            time.sleep(min(_LOOK, max(deadline - now, 0)))
 
     def complete(self, session: bytes) -> bool:
         """Has every packet of an open session come?"""

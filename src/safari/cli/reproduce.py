@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import textwrap
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from safari.evidence import Experiment, Outcome, Results, Unit
 
 Units = Mapping[str, Sequence["Unit"]]
+
+# Seconds between two writes of results.json while work goes on.
+_SAVE_EVERY = 10.0
 
 
 @click.command(short_help="Run the claims of the paper again.")
@@ -230,11 +234,18 @@ def _execute(
     from safari.evidence import execute
 
     by_name = {experiment.name: experiment for experiment in experiments}
+    saved = -math.inf
 
     def keep(unit: Unit) -> None:
-        """After each unit, so that a machine that is switched off leaves the results of what it had done."""
-        results.gather(by_name[unit.case.experiment], out)
-        results.save(out)
+        """After each unit, so that a machine that is switched off leaves the results of what it had done.
+
+        Only what is new is read, and the file is written now and then: idle processes wait for this.
+        """
+        nonlocal saved
+        results.gather(by_name[unit.case.experiment], out, [unit.case])
+        if time.monotonic() - saved >= _SAVE_EVERY:
+            results.save(out)
+            saved = time.monotonic()
 
     with Board(todo, quiet, ended=keep) as board:
         try:

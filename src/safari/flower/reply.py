@@ -15,8 +15,8 @@ from safari.errors import SafariError
 from safari.flower.arrays import dense_vector, frame_of
 from safari.flower.broadcast import ARRAYS, Broadcast
 from safari.flower.protocol import PARTITION_ID, SAFARI, ClientInfo, node_name
-from safari.flower.text import visible
 from safari.models import Layout
+from safari.text import visible
 from safari.wire import Identity, decode
 
 if TYPE_CHECKING:

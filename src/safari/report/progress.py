@@ -16,7 +16,9 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 
-from safari.runs import RoundRecord, RunFolder, Trial
+from safari.runs import RoundRecord, RunFolder, RunMetrics, Trial
+from safari.runs.metrics import read_metrics
+from safari.text import visible
 
 
 class Progress:
@@ -33,6 +35,7 @@ class Progress:
         self._rounds = 0
         self._done: dict[tuple[str, int], int] = {}
         self._warned: set[str] = set()
+        self._metrics: RunMetrics | None = None
         self._progress = Bars(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -61,7 +64,7 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Print a line about the run."""
-        self._console.print(f"note: {text}", highlight=False, markup=False, soft_wrap=True)
+        self._console.print(f"note: {visible(text, 2000)}", highlight=False, markup=False, soft_wrap=True)
 
     def round(self, trial: Trial, record: RoundRecord) -> None:
         """Move an arm's bar by a round."""
@@ -73,10 +76,13 @@ class Progress:
                 f"{trial.arm}, seed {trial.seed}, round {record.round}: {len(record.refused)} updates "
                 f"were refused (client {client}: {reason}); said once an arm, the table counts all"
             )
-        if record["top1"] is None:
+        if self._metrics is None:
+            # By now the run's folder says what its task is.
+            self._metrics = read_metrics(trial.root)
+        score = score_text(self._metrics, record.metrics)
+        if not score:
             self._progress.advance(task)
             return
-        score = f"top-1 {record['top1']:6.1%}  loss {_loss(record['loss'])}"
         self._progress.update(task, advance=1, score=score)
         tenth = max(1, self._rounds // 10)
         is_new = record.round > self._done.get((trial.arm, trial.seed), 0)
@@ -105,5 +111,20 @@ def going_on_after(done: Mapping[tuple[str, int], int]) -> list[str]:
     ]
 
 
-def _loss(value: float | None) -> str:
-    return "  inf" if value is None else f"{value:.3f}"
+def score_text(metrics: RunMetrics, found: Mapping[str, float | None]) -> str:
+    """What a test found, in a few words: the metric that ranks models, and the loss; empty without a test.
+
+    >>> from safari.runs import CLASSIFICATION
+    >>> score_text(CLASSIFICATION, {"top1": 0.5, "loss": None}), score_text(CLASSIFICATION, {"top1": None})
+    ('top-1  50.0%  loss   inf', '')
+    """
+    main = metrics.main
+    value = found.get(main.name)
+    if value is None:
+        return ""
+    label = (main.short or main.label).removesuffix("%").strip()
+    parts = [f"{label} {value:6.1%}" if main.percent else f"{label} {value:.4g}"]
+    if main.name != "loss" and "loss" in metrics.names:
+        loss = found.get("loss")
+        parts.append("loss   inf" if loss is None else f"loss {loss:.3f}")
+    return "  ".join(parts)

@@ -31,6 +31,7 @@ screenshots: $(VENV)/.dev  ## take the page's pictures again, from a fresh run o
 
 docs: $(VENV)/.dev  ## write again the pages that are made from the code
 	$(BIN)/python tools/make_docs.py
+	$(BIN)/python tools/make_evidence.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -3,17 +3,18 @@
     python tools/make_headline.py results/evidence
 
 Writes docs/images/headline.svg, headline-dark.svg and headline.png: how far behind a perfect network dropping
-the missing, the paper's rule and safari+ end, with the paper's links and with other troubles.
+the missing, the paper's rule and safari+ end, with the paper's links and with other kinds of loss. Records of
+the second edition (`safari reproduce rules`) are drawn where there are any.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from safari.evidence import Results, find, read, shipped
-from safari.evidence.headline import Row, headline
+from safari.evidence.headline import ARMS, LOOKS, Row, headline
 from safari.report.inline import VARIABLES
 from safari.report.sheet import _DARK
 from safari.report.style import render
@@ -21,7 +22,7 @@ from safari.report.style import render
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 WORDS = "Most updates lost, 80 % of the weights cut: how far behind a perfect network?"
 # What a reader is told: the case of an experiment, or of several (a later one has more seeds of some arms).
-TROUBLES = {
+FIRST_EDITION = {
     "8 of 10 clients lose 70 %": "accuracy/synflow seeds/synflow.all",
     "everybody loses 80 %": "robustness/nobody-sure",
     "losses come in bursts": "table/groups.bursts",
@@ -32,6 +33,18 @@ TROUBLES = {
     "clients come and go": "robustness/come-and-go",
     "data without groups": "table/dirichlet.stationary",
     "everybody's data alike": "table/iid.stationary",
+}
+
+
+SECOND_EDITION = {
+    "8 of 10 clients lose 70 %": "rules/fedavg.groups.stationary",
+    "losses come in bursts": "rules/fedavg.groups.bursts",
+    "good and bad times": "rules/fedavg.groups.staircase",
+    "links come in waves": "rules/fedavg.groups.sine",
+    "links follow the labels": "rules/fedavg.groups.labels",
+    "data without groups": "rules/fedavg.dirichlet.stationary",
+    "data without groups, bursts": "rules/fedavg.dirichlet.bursts",
+    "everybody's data alike": "rules/fedavg.iid.stationary",
 }
 
 
@@ -53,9 +66,16 @@ def rows_of(results: Results, troubles: Mapping[str, str], folder: Path) -> list
     ]
 
 
-def draw(records: Path, out: Path, words: str, troubles: Mapping[str, str], folder: Path) -> list[Path]:
+def draw(
+    records: Path,
+    out: Path,
+    words: str,
+    troubles: Mapping[str, str],
+    folder: Path,
+    arms: Sequence[str] = ARMS,
+) -> list[Path]:
     """Write the three files; returns their paths."""
-    figure = headline(rows_of(Results.open(records), troubles, folder), words)
+    figure = headline(rows_of(Results.open(records), troubles, folder), words, arms)
     dark = render(figure, "svg", transparent=True).decode("utf-8")
     for light, variable in VARIABLES.items():
         dark = dark.replace(light, _DARK[variable])
@@ -77,7 +97,9 @@ def main() -> None:
     parser.add_argument("--words", default=WORDS, help="what stands above the figure")
     parser.add_argument("--out", type=Path, default=IMAGES)
     given = parser.parse_args()
-    for path in draw(given.records, given.out, given.words, TROUBLES, shipped()):
+    second = "rules" in Results.open(given.records).entries
+    rows, arms = (SECOND_EDITION, tuple(LOOKS)) if second else (FIRST_EDITION, ARMS)
+    for path in draw(given.records, given.out, given.words, rows, shipped(), arms):
         print(f"wrote {path}")
 
 

@@ -90,9 +90,16 @@ def test_the_tool_writes_light_dark_and_png(tool: ModuleType, tmp_path: Path) ->
     assert [path.read_bytes() for path in again] == [light, dark, png]
 
 
+def test_the_rows_of_the_second_edition_are_cases_with_all_its_arms(tool: ModuleType) -> None:
+    rows = tool.rows_of(Results({}, []), tool.SECOND_EDITION, ROOT / "experiments")
+    assert len(rows) == len(tool.SECOND_EDITION)
+    for row in rows:
+        assert {"perfect", *tool.LOOKS} <= set(row.arms), row.name
+
+
 def test_all_that_the_readme_shows_is_in_the_records(tool: ModuleType) -> None:
     results = Results.open(ROOT / "results/evidence")
-    rows = tool.rows_of(results, tool.TROUBLES, ROOT / "experiments")
+    rows = tool.rows_of(results, tool.FIRST_EDITION, ROOT / "experiments")
     # Of two experiments: the later has more seeds, but not of every arm.
     assert {arm: len(found) for arm, found in rows[0].arms.items()} == {
         "perfect": 10, "drop": 5, "safari": 10, "safari+": 10

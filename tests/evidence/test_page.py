@@ -347,7 +347,7 @@ def test_versions_of_the_code_stand_beside_each_other_only_when_told(
     for place in ("safari.version", "safari.runs.versions"):
         monkeypatch.setattr(f"{place}.code_version", lambda: "another")
     # What is finished may be looked at; that was the other version's alone.
-    same = reproduce(*where, "--seeds", "1")
+    same = reproduce(*where, "--seeds", "1", "--no-report")
     assert same.exit_code == 0, same.output
     assert "versions of the code" not in same.stderr
     before = (out / "results.json").read_bytes()
@@ -402,3 +402,30 @@ def test_records_of_the_first_format_have_their_wobble_computed_again(finished: 
     assert "top1_within" not in found
     results.save(tmp_path)
     assert json.loads((tmp_path / "results.json").read_text())["format"] == "safari-evidence-2"
+
+
+def test_some_cases_can_be_run_alone(tmp_path: Path) -> None:
+    folder, out = write(tmp_path / "experiments", tiny=TINY), tmp_path / "out"
+    where = [
+        "tiny",
+        "--from",
+        folder,
+        "--out",
+        out,
+        "--set",
+        "arms=drop",
+        "--set",
+        "rounds=2",
+        "--seeds",
+        "1",
+    ]
+    listed = reproduce(*where, "--only", "ra*", "--list", "--json")
+    (row,) = json.loads(listed.stdout)
+    assert (row["cases"], row["trials_left"]) == (["rand"], 1)
+    some = reproduce(*where, "--only", "ra*", "--no-report")
+    assert some.exit_code == 0, some.output
+    assert "1 of 2 trials are finished" in some.stderr
+    assert [path.name.partition("-")[0] for path in (out / "tiny").iterdir()] == ["rand"]
+    wrong = reproduce(*where, "--only", "mag,rnad")
+    assert isinstance(wrong.exception, ConfigError)
+    assert str(wrong.exception) == "--only must be one of mag, rand; got 'rnad' (did you mean 'rand'?)"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import textwrap
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +16,16 @@ import click
 
 from safari.cli.offers import complete_experiment
 from safari.cli.options import json_option, quiet_option, set_option
-from safari.errors import ConfigError, RunError
+from safari.errors import ConfigError, RunError, one_of
 from safari.toml import parse_setting
 
 if TYPE_CHECKING:
     from safari.evidence import Experiment, Outcome, Results, Unit
 
 Units = Mapping[str, Sequence["Unit"]]
+
+# Seconds between two writes of results.json while work goes on.
+_SAVE_EVERY = 10.0
 
 
 @click.command(short_help="Run the claims of the paper again.")
@@ -48,6 +53,11 @@ Units = Mapping[str, Sequence["Unit"]]
     metavar="SECONDS",
     help="Stop cleanly after this time; the same command goes on.",
 )
+@click.option(
+    "--only",
+    metavar="CASES",
+    help="Run only the cases that match, such as 'groups.*'; several are separated by commas. The page has all.",
+)
 @click.option("--list", "only_list", is_flag=True, help="Only show what there is, and what it would cost.")
 @click.option("--report-only", is_flag=True, help="Run nothing; write the page again.")
 @click.option("--no-report", is_flag=True, help="Leave the page for later: only runs and results.json.")
@@ -72,6 +82,7 @@ def reproduce(
     out: Path,
     jobs: int,
     within: float | None,
+    only: str | None,
     only_list: bool,
     report_only: bool,
     no_report: bool,
@@ -91,6 +102,7 @@ def reproduce(
       safari reproduce --list
       safari reproduce digits
       safari reproduce accuracy sparsity --jobs 6 --set rounds=500
+      safari reproduce rules --only 'fedavg.groups.*,*.iid.labels' --seeds 3
       safari reproduce accuracy --report-only
     """
     from safari.evidence import Results
@@ -100,9 +112,9 @@ def reproduce(
     changes = [parse_setting(text) for text in settings] + ([("seeds", seeds)] if seeds is not None else [])
     experiments = _read(names, changes, quick, folder)
     results, device = Results.open(out), _device()
-    units = _units(experiments, out, results, device)
+    units = _units(_selected(experiments, only), out, results, device)
     if only_list:
-        _show(experiments, units, device, as_json)
+        _show(_selected(experiments, only), units, device, as_json)
         return
     _refuse(out, experiments, report_only)
     todo = [] if report_only else _todo(units, jobs)
@@ -139,6 +151,22 @@ def _read(
         if name not in {e.name for e in experiments}:
             raise ConfigError(f"{name} has no small version: run it without --quick")
     return experiments
+
+
+def _selected(experiments: Sequence[Experiment], only: str | None) -> list[Experiment]:
+    """The experiments with the cases that match a pattern; ConfigError where none does."""
+    if only is None:
+        return list(experiments)
+    patterns = [pattern.strip() for pattern in only.split(",")]
+    found = [
+        replace(e, cases=tuple(c for c in e.cases if any(fnmatchcase(c.name, p) for p in patterns)))
+        for e in experiments
+    ]
+    names = {case.name for experiment in experiments for case in experiment.cases}
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ConfigError(one_of("--only", pattern, names))
+    return found
 
 
 def _units(experiments: Sequence[Experiment], out: Path, results: Results, device: str) -> Units:
@@ -206,11 +234,18 @@ def _execute(
     from safari.evidence import execute
 
     by_name = {experiment.name: experiment for experiment in experiments}
+    saved = -math.inf
 
     def keep(unit: Unit) -> None:
-        """After each unit, so that a machine that is switched off leaves the results of what it had done."""
-        results.gather(by_name[unit.case.experiment], out)
-        results.save(out)
+        """After each unit, so that a machine that is switched off leaves the results of what it had done.
+
+        Only what is new is read, and the file is written now and then: idle processes wait for this.
+        """
+        nonlocal saved
+        results.gather(by_name[unit.case.experiment], out, [unit.case])
+        if time.monotonic() - saved >= _SAVE_EVERY:
+            results.save(out)
+            saved = time.monotonic()
 
     with Board(todo, quiet, ended=keep) as board:
         try:

@@ -36,16 +36,17 @@ class Look:
 LOOKS = {
     "drop": Look("the missing are dropped"),
     "safari": Look("the paper's rule"),
+    "mifa": Look("MIFA"),
     "safari+": Look("safari+", 9.0),
 }
+
+ARMS = ("drop", "safari", "safari+")
 
 # Vertical distance between the dots of one line, which would otherwise hide each other.
 _APART = 0.16
 
 
-def headline(
-    rows: Sequence[Row], words: str, arms: Sequence[str] = tuple(LOOKS), against: str = "perfect"
-) -> Figure:
+def headline(rows: Sequence[Row], words: str, arms: Sequence[str] = ARMS, against: str = "perfect") -> Figure:
     """A line for each kind of loss, a dot for each arm: its accuracy minus that of `against`, seed by seed.
 
     Bars are the 95 % intervals of that difference (Student's t).

@@ -59,7 +59,7 @@ def is_share(column: str) -> bool:
 def write_numbers(trial: Trial, config: Config) -> Numbers:
     """Put a finished trial's numbers beside its records."""
     arm = next(arm for arm in config.arms if arm.name == trial.arm)
-    numbers = trial_numbers(list(read_lines(trial.rounds)), config, group_of(config))
+    numbers = trial_numbers(trial.records(), config, group_of(config))
     numbers |= maker_of(arm)
     numbers["code"] = versions_of(trial)
     numbers["seconds"] = round(_seconds(trial), 3)

@@ -95,11 +95,14 @@ class Results:
         }
         return sum(asked.values()), len(asked)
 
-    def gather(self, experiment: Experiment, out: Path) -> None:
-        """Take in what the run folders hold; a setting that has changed since begins a new entry."""
+    def gather(self, experiment: Experiment, out: Path, cases: Sequence[Case] | None = None) -> None:
+        """Take in what the run folders of these cases hold, or of all.
+
+        A setting that has changed since begins a new entry.
+        """
         about = self.entries.setdefault(experiment.name, {"cases": {}})
         about |= {"title": experiment.title, "claim": experiment.claim, "finding": experiment.finding}
-        for case in experiment.cases:
+        for case in experiment.cases if cases is None else cases:
             self._gather_case(case, out / case.experiment / case.folder)
 
     def _gather_case(self, case: Case, path: Path) -> None:

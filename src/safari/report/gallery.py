@@ -25,6 +25,7 @@ from safari.report.gather import (
 from safari.report.style import render, styled
 from safari.runs import ClientStatus, RunFolder
 from safari.runs.files import making, write_atomically
+from safari.tasks import Metric
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,23 +83,35 @@ def _stem(name: str, taken: Set[str]) -> str:
 
 
 def _scores(runs: Sequence[RunData]) -> Iterator[Drawn]:
-    targets = {run.config.evaluation.target for run in runs}
-    charts = (
-        ("top1", "Test accuracy, top-1", "top-1 accuracy (%)", True),
-        ("average_top1", "Test accuracy of the running average, top-1", "top-1 accuracy (%)", True),
-        ("top5", "Test accuracy, top-5", "top-5 accuracy (%)", True),
-        ("loss", "Test loss", "test loss", False),
-    )
-    for column, title, ylabel, percent in charts:
-        averaged = column.startswith("average_")
-        # Of several runs, some may keep no average: their arms are not drawn.
-        lines = [line for line in series(runs, column) if len(line.rounds) or not averaged]
-        if not any(len(line.rounds) for line in lines):
+    """A figure a metric, and one for the score of the running average; those of all runs that have it."""
+    for metric, averaged in _charts(runs):
+        column = f"average_{metric.name}" if averaged else metric.name
+        # Of several runs, some may keep no average or have no such metric: their arms are not drawn.
+        lines = [line for line in series(runs, column) if np.isfinite(line.values).any()]
+        if not lines:
             continue
-        target = targets.copy().pop() if column.endswith("top1") and len(targets) == 1 else None
-        figure = figures.curves(lines, ylabel, percent=percent, target=target)
+        ylabel = f"{metric.label} (%)" if metric.percent else metric.label
+        figure = figures.curves(lines, ylabel, percent=metric.percent, target=_target(runs, metric))
+        title = f"Test {metric.label}" + (" of the running average" if averaged else "")
         whose = "The running average of the global models" if averaged else "The global model"
         yield Drawn(column.replace("_", "-"), title, _band(lines, whose), figure)
+
+
+def _charts(runs: Sequence[RunData]) -> list[tuple[Metric, bool]]:
+    """Metrics with whether it is the running average's: scores first, then their averages, then the rest."""
+    scores = {run.metrics.main.name: run.metrics.main for run in runs}
+    others = {metric.name: metric for run in runs for metric in run.metrics.metrics}
+    return [
+        *((metric, False) for metric in scores.values()),
+        *((metric, True) for metric in scores.values()),
+        *((metric, False) for name, metric in others.items() if name not in scores),
+    ]
+
+
+def _target(runs: Sequence[RunData], metric: Metric) -> float | None:
+    """The target for the score, where all runs have the same."""
+    targets = {run.config.evaluation.target for run in runs if run.metrics.score == metric.name}
+    return targets.pop() if len(targets) == 1 else None
 
 
 def _band(lines: Sequence[Series], whose: str) -> str:

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar an arm, with the current accuracy."""
+"""What a person sees while a run goes on: a bar an arm, with the newest score."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 
-from safari.runs import RoundRecord, RunFolder, Trial
+from safari.runs import RoundRecord, RunFolder, RunMetrics, Trial
+from safari.runs.metrics import read_metrics
 
 
 class Progress:
@@ -33,6 +34,7 @@ class Progress:
         self._rounds = 0
         self._done: dict[tuple[str, int], int] = {}
         self._warned: set[str] = set()
+        self._metrics: RunMetrics | None = None
         self._progress = Bars(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -73,10 +75,12 @@ class Progress:
                 f"{trial.arm}, seed {trial.seed}, round {record.round}: {len(record.refused)} updates "
                 f"were refused (client {client}: {reason}); said once an arm, the table counts all"
             )
-        if record["top1"] is None:
+        # Not at the start: the run's folder says what its task finds once the first round begins.
+        self._metrics = self._metrics or read_metrics(trial.root)
+        score = self._metrics.tell(record.metrics)
+        if not score:
             self._progress.advance(task)
             return
-        score = f"top-1 {record['top1']:6.1%}  loss {_loss(record['loss'])}"
         self._progress.update(task, advance=1, score=score)
         tenth = max(1, self._rounds // 10)
         is_new = record.round > self._done.get((trial.arm, trial.seed), 0)
@@ -103,7 +107,3 @@ def going_on_after(done: Mapping[tuple[str, int], int]) -> list[str]:
     return [
         f"{arm}  seed {seed}  going on after round {number}" for (arm, seed), number in done.items() if number
     ]
-
-
-def _loss(value: float | None) -> str:
-    return "  inf" if value is None else f"{value:.3f}"

@@ -264,9 +264,7 @@ def test_an_authority_is_known_by_its_fingerprint(tmp_path):
         assert fetch_authority("127.0.0.1", port, fingerprint(ca).upper()) == ca
     with (
         tls_server(tmp_path, speaks_tls=True) as port,
-        pytest.raises(
-            SafariError, match="fingerprint must be of a certificate that 127"
-        ),
+        pytest.raises(SafariError, match="fingerprint must be of a certificate that 127"),
     ):
         fetch_authority("127.0.0.1", port, "00" * 32)
     with pytest.raises(SafariError, match="no certificate can be had from 127"):

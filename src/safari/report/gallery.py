@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -150,7 +150,7 @@ def _masks(runs: Sequence[RunData]) -> Iterator[Drawn]:
 
 def _own(run: RunData) -> Iterator[Drawn]:
     """What belongs to one run alone: arrivals and similarities of each arm's first seed, its data."""
-    for names, arm in _distinct_arrivals(run):
+    for names, arm in _grouped(_with_losses(run.arms), _same_arrivals):
         yield Drawn(
             f"arrivals-{arm.name}",
             f"Arrivals: {', '.join(names)}",
@@ -158,6 +158,17 @@ def _own(run: RunData) -> Iterator[Drawn]:
             figures.arrivals(arm.status, arm.stood_in),
             run.name,
         )
+    for names, arm in _grouped(run.arms, _same_layers):
+        if arm.layers.names and len(arm.layers.rounds) > 1:
+            dead = f" Dead: {', '.join(arm.layers.dead)}." if arm.layers.dead else ""
+            yield Drawn(
+                f"layers-{arm.name}",
+                f"Layers: {', '.join(names)}",
+                f"How much of each layer is kept, how much of it changes in a round, and for how many rounds a "
+                f"weight stays, first layer on top, seed {arm.trials[0].seed}.{dead}",
+                figures.layers(arm.layers),
+                run.name,
+            )
     for arm in run.arms:
         if arm.similarity is not None and len(arm.similarity) > 1:
             yield Drawn(
@@ -178,14 +189,20 @@ def _own(run: RunData) -> Iterator[Drawn]:
         )
 
 
-def _distinct_arrivals(run: RunData) -> list[tuple[list[str], ArmData]]:
-    """Arms whose arrivals are the same share a figure; where everything arrived there is none."""
+def _with_losses(arms: Sequence[ArmData]) -> list[ArmData]:
+    """Where everything arrived there is nothing to show."""
+    whole = (ClientStatus.ARRIVED, ClientStatus.NOT_ASKED)
+    return [arm for arm in arms if not np.isin(arm.status, whole).all()]
+
+
+def _grouped(
+    arms: Sequence[ArmData], same: Callable[[ArmData, ArmData], bool]
+) -> list[tuple[list[str], ArmData]]:
+    """Arms that would have the same figure share one: their names, and the first of them."""
     groups: list[tuple[list[str], ArmData]] = []
-    for arm in run.arms:
-        if np.isin(arm.status, (ClientStatus.ARRIVED, ClientStatus.NOT_ASKED)).all():
-            continue
+    for arm in arms:
         for names, other in groups:
-            if _same_arrivals(arm, other):
+            if same(arm, other):
                 names.append(arm.name)
                 break
         else:
@@ -195,6 +212,11 @@ def _distinct_arrivals(run: RunData) -> list[tuple[list[str], ArmData]]:
 
 def _same_arrivals(one: ArmData, other: ArmData) -> bool:
     return np.array_equal(one.status, other.status) and np.array_equal(one.stood_in, other.stood_in)
+
+
+def _same_layers(one: ArmData, other: ArmData) -> bool:
+    pairs = ((getattr(one.layers, name), getattr(other.layers, name)) for name in ("density", "churn"))
+    return all(np.array_equal(mine, theirs, equal_nan=True) for mine, theirs in pairs)
 
 
 def _count(n: int, thing: str) -> str:

@@ -2,7 +2,7 @@
 
 import { BOTTOM, RoundChart, TOP, drawRoundAxis, roundSpan } from "./axes.js";
 import { BAR, drawBar } from "./heat.js";
-import { exact, lastUpTo, told } from "./numbers.js";
+import { NOTHING, exact, lastUpTo, told } from "./numbers.js";
 import { colours, paint, rgb } from "./theme.js";
 
 const BELOW = BOTTOM + BAR + 6;
@@ -225,7 +225,7 @@ export class LifeMap extends LayerMap {
   caption() {
     const about = this.counted()
       ? "For how many rounds the kept weights have been in the mask, on average."
-      : `Mean number of rounds that a weight stays: kept weights over weights cut a round, in the last ${WINDOW} rounds. Blank where none was cut.`;
+      : `Mean number of rounds that a weight stays: kept weights over weights cut a round, in the last ${WINDOW} rounds. Blank where that is longer than these rounds.`;
     return `${about} Of ${this.page.whose()}.`;
   }
 
@@ -234,11 +234,12 @@ export class LifeMap extends LayerMap {
   }
 
   words(value) {
-    return value === Infinity ? "no weight was cut" : `${exact(Number(value.toPrecision(3)))} rounds`;
+    if (value === Infinity) return `more than ${WINDOW} rounds, or than the run so far`;
+    return Number.isNaN(value) ? NOTHING : `${exact(Number(value.toPrecision(3)))} rounds`;
   }
 }
 
-// Of what changed, half the surplus over the growth was cut: grown - cut = change of the density, grown + cut = churn.
+// Grown minus cut is the change of the density, grown plus cut is the churn.
 function lives({ layers, length, layer_density: density, layer_churn: churn }) {
   const count = layers.length;
   const out = new Float32Array(length * count).fill(NaN);
@@ -254,7 +255,9 @@ function lives({ layers, length, layer_density: density, layer_churn: churn }) {
         alive -= at(t - WINDOW - 1);
         lost -= cut(t - WINDOW);
       }
-      out[t * count + layer] = lost > 1e-9 ? alive / lost : alive > 0 ? Infinity : NaN;
+      // What is longer than the rounds that were looked at cannot be told from them.
+      const life = alive > 0 ? alive / Math.max(lost, 1e-12) : NaN;
+      out[t * count + layer] = life > Math.min(t, WINDOW) ? Infinity : life;
     }
   }
   return out;

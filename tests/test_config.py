@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import tomllib
 import typing
 from typing import Any
 
@@ -398,3 +399,24 @@ def test_a_setting_inside_what_is_no_table() -> None:
     with pytest.raises(ConfigError) as error:
         override({"rounds": 3}, [("rounds.x", 1)])
     assert str(error.value) == "rounds.x: rounds is not a table"
+
+
+def test_dates_are_told_wherever_they_are():
+    """TOML has them; no field, no option and no record can hold one."""
+    table = tomllib.loads(
+        'rounds = 2020-01-01\narms = ["drop", {rule = "safari", when = 10:00:00}]\n[model]\nname = "mlp"\n'
+        "hidden = [8, 2020-01-01T00:00:00Z]\n"
+    )
+    words = "must be a text, a number, true or false, a list or a table, got the date"
+    with pytest.raises(ConfigError) as error:
+        parse(table)
+    assert error.value.problems == [
+        f"rounds {words} 2020-01-01",
+        f"arms.when {words} 10:00:00",
+        f"model.hidden {words} 2020-01-01 00:00:00+00:00",
+    ]
+
+
+def test_an_address_that_is_none():
+    with pytest.raises(ConfigError, match=r"^track.mlflow must be an address or a folder, got 'http://\['"):
+        parse({"track": {"mlflow": "http://["}})

@@ -21,8 +21,10 @@ LEVELS = (
     (
         "config",
         "modes",
+        "text",
         "toml",
         "hosting",
+        "presets",
         "trust",
         "plugins",
         "loading",

@@ -119,7 +119,7 @@ def _fields() -> Iterator[str]:
             yield f"## `[{f.name}]`\n"
             yield f"{inspect.getdoc(type(section))}\n"
             yield from _table(
-                _row(g, inner[g.name], getattr(section, g.name)) for g in dataclasses.fields(section)
+                _row(g, inner[g.name], values[f.name][g.name]) for g in dataclasses.fields(section)
             )
 
 
@@ -167,6 +167,8 @@ def _limited(kind: str, limits: Mapping[str, Any]) -> str:
 def _kind(name: str, hint: Any) -> str:
     if hint == tuple[Plug, ...]:
         return "a list of names and tables"
+    if hint is Plug:
+        return "a name or a table"
     return "a list of rules" if name == "arms" else spell(hint)
 
 

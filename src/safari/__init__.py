@@ -12,29 +12,49 @@ from typing import TYPE_CHECKING, Any
 from safari.version import __version__
 
 if TYPE_CHECKING:
-    from safari.aggregation import Compensation, Decision, Outcome, Round, Server, ServerStep, stand_in
+    from safari.aggregation import (
+        Compensation,
+        Decision,
+        Outcome,
+        Round,
+        Server,
+        ServerStep,
+        combine,
+        stand_in,
+    )
     from safari.api import resume, run
     from safari.config import Config, parse
     from safari.data import Data
-    from safari.errors import SafariError
+    from safari.engine import Watcher
+    from safari.errors import ConfigError, SafariError
     from safari.links import Link
     from safari.models import Layout
-    from safari.pruning import Pruner, prune
+    from safari.pruning import MaskPolicy, Masks, Pruner, prune
+    from safari.tasks import Task
+    from safari.training import ClientAlgorithm, ServerHalf
 
 __all__ = [
+    "ClientAlgorithm",
     "Compensation",
     "Config",
+    "ConfigError",
     "Data",
     "Decision",
     "Layout",
     "Link",
+    "MaskPolicy",
+    "Masks",
     "Outcome",
     "Pruner",
     "Round",
     "SafariError",
     "Server",
+    "ServerHalf",
     "ServerStep",
+    "Task",
+    "Watcher",
     "__version__",
+    "combine",
     "parse",
     "prune",
     "resume",
@@ -43,14 +63,26 @@ __all__ = [
 ]
 
 _HOMES = {
-    "aggregation": ("Compensation", "Decision", "Outcome", "Round", "Server", "ServerStep", "stand_in"),
+    "aggregation": (
+        "Compensation",
+        "Decision",
+        "Outcome",
+        "Round",
+        "Server",
+        "ServerStep",
+        "combine",
+        "stand_in",
+    ),
     "api": ("resume", "run"),
     "config": ("Config", "parse"),
     "data": ("Data",),
-    "errors": ("SafariError",),
+    "engine": ("Watcher",),
+    "errors": ("ConfigError", "SafariError"),
     "links": ("Link",),
     "models": ("Layout",),
-    "pruning": ("Pruner", "prune"),
+    "pruning": ("MaskPolicy", "Masks", "Pruner", "prune"),
+    "tasks": ("Task",),
+    "training": ("ClientAlgorithm", "ServerHalf"),
 }
 
 
@@ -58,7 +90,7 @@ def __getattr__(name: str) -> Any:
     for home, names in _HOMES.items():
         if name in names:
             return getattr(importlib.import_module(f"safari.{home}"), name)
-    if name in {*_HOMES, "engine", "flower", "report", "runs", "training", "trust", "view", "wire"}:
+    if name in {*_HOMES, "evidence", "flower", "plugins", "report", "runs", "trust", "view", "wire"}:
         return importlib.import_module(f"safari.{name}")
     raise AttributeError(f"module 'safari' has no attribute {name!r}")
 

@@ -8,9 +8,11 @@ import hashlib
 import json
 import math
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date, time
 from typing import Any, Literal, cast
+from urllib.parse import urlsplit
 
 from safari.errors import ConfigError, did_you_mean, one_of
 from safari.modes import ValueMode
@@ -99,12 +101,13 @@ class Local:
     schedule: str = _f(
         "constant",
         "learning rate over the rounds: constant; cosine: down to `final` · lr; steps: times `factor` after "
-        "each of the `milestones`",
-        choices=("constant", "cosine", "steps"),
+        "each of the `milestones`; inverse-sqrt: lr / √(1 + t / `horizon`) in round t",
+        choices=("constant", "cosine", "steps", "inverse-sqrt"),
     )
     final: float = _f(0.0, "where a cosine ends, as a fraction of lr", least=0.0, most=1.0)
     milestones: tuple[float, ...] = _f((0.5, 0.75), "parts of the run after which the rate drops, with steps")
     factor: float = _f(0.1, "what the rate is multiplied by at a milestone", above=0.0, most=1.0)
+    horizon: int = _f(10, "rounds after which inverse-sqrt is down to lr / √2", least=1)
     augment: str = _f("none", "none, or crop-flip for pictures", choices=("none", "crop-flip"))
 
 
@@ -126,6 +129,11 @@ class Aggregation:
         (),
         "what the server does with the change that the weighted sum gave, in this order: steps by name, or "
         'tables such as {name = "fedadam", lr = 0.01} (docs/algorithm.md)',
+    )
+    gate: Plug = _plug(
+        "norm",
+        "which updates the rule gets to see: norm: all but absurdly large ones; off: all that are finite; or a "
+        'table such as {name = "norm", factor = 3.0, action = "clip"} (docs/algorithm.md)',
     )
 
 
@@ -300,7 +308,7 @@ class Config:
         groups=2,
     )
     model: Plug = _plug(
-        "cnn", "the model: cnn, mlp, resnet20, resnet18, pfl_cnn, gru, lstm, transformer, or your own"
+        "cnn", "the model: cnn, mlp, resnet20, resnet18, pfl_cnn, gru, lstm, transformer, lora, or your own"
     )
     task: Plug = _plug("classification", "what is learned: classification, tokens, multilabel, regression")
     pruning: Pruning = field(default_factory=Pruning)
@@ -319,6 +327,11 @@ class Config:
         "bernoulli", "how updates get lost on the way to the server", p=[1, 0.3, 0.3, 0.3, 0.3]
     )
     downlink: Plug = _plug("perfect", "how the broadcast gets lost on the way to the clients")
+    packets: Plug = _plug(
+        "none",
+        "how uploads are cut into packets of which some get lost: none: they arrive whole, or not at all; "
+        "lossy: some packets arrive (docs/net.md)",
+    )
     aggregation: Aggregation = field(default_factory=Aggregation)
     wire: Wire = field(default_factory=Wire)
     engine: Engine = field(default_factory=Engine)
@@ -359,7 +372,7 @@ class Config:
 
 # The tables in which arms of one run may differ: the data, the model and the clients are the same for all.
 ARM_TABLES = (
-    "aggregation", "client", "downlink", "local", "policy", "pruning", "uplink", "wire",
+    "aggregation", "client", "downlink", "local", "packets", "policy", "pruning", "uplink", "wire",
 )  # fmt: skip
 
 # The fields that name a plug-in, with what they name by default.
@@ -386,7 +399,7 @@ def parse(table: Mapping[str, Any]) -> Config:
 def examine(table: Mapping[str, Any]) -> tuple[Config, list[str]]:
     """A Config in which everything wrong has its default, and what is wrong: to look on for more problems."""
     problems: list[str] = []
-    values = _read(Config, table, "", problems)
+    values = _read(Config, _without_dates(table, "", problems), "", problems)
     clients, cohort = values.get("clients", 10), values.get("cohort", 0)
     if cohort > clients and ("clients" in values or "clients" not in table):
         problems.append(f"cohort must be at most clients ({clients}), got {cohort}")
@@ -395,6 +408,7 @@ def examine(table: Mapping[str, Any]) -> tuple[Config, list[str]]:
     wire = values.get("wire", Wire())
     if wire.feeds_back and ValueMode(wire.values).exact:
         problems.append(f"wire.feedback needs lossy wire.values, got {wire.values!r}")
+    problems += _address_problems(values.get("track", Track()))
     names = [arm.name for arm in values.get("arms", ())]
     problems += [f"arms: the name {n!r} is used twice" for n in sorted(set(names)) if names.count(n) > 1]
     problems += [
@@ -407,6 +421,37 @@ def examine(table: Mapping[str, Any]) -> tuple[Config, list[str]]:
     if not _is_plain(name):
         problems.append(f"name may hold letters, digits, and . _ + - only, got {name!r}")
     return Config(**values), problems
+
+
+def _without_dates(value: Any, path: str, problems: list[str]) -> Any:
+    """The same without dates and times: TOML has them, but no field and no record can hold one."""
+    if isinstance(value, Mapping):
+        inner = {key: (f"{path}.{key}" if path else str(key), held) for key, held in value.items()}
+        return {
+            key: _without_dates(held, where, problems)
+            for key, (where, held) in inner.items()
+            if not _is_date(where, held, problems)
+        }
+    if isinstance(value, list | tuple):
+        return [_without_dates(held, path, problems) for held in value if not _is_date(path, held, problems)]
+    return value
+
+
+def _is_date(path: str, value: Any, problems: list[str]) -> bool:
+    if isinstance(value, date | time):
+        problems.append(
+            f"{path} must be a text, a number, true or false, a list or a table, got the date {value}"
+        )
+        return True
+    return False
+
+
+def _address_problems(track: Track) -> list[str]:
+    try:
+        urlsplit(track.mlflow)
+    except ValueError as error:
+        return [f"track.mlflow must be an address or a folder, got {track.mlflow!r} ({error})"]
+    return []
 
 
 def _arm_problems(table: Mapping[str, Any], arms: Sequence[Arm]) -> list[str]:
@@ -484,10 +529,14 @@ def _read(cls: type, table: Mapping[str, Any], prefix: str, problems: list[str])
             continue
         path, value, hint = prefix + name, table[name], hints[name]
         if dataclasses.is_dataclass(hint):
+            if hint is Plug and prefix and isinstance(value, str):
+                value = {"name": value}
             if not isinstance(value, Mapping):
-                problems.append(f"{path} must be a table, got {value!r}")
+                form = "a name or a table" if hint is Plug and prefix else "a table"
+                problems.append(f"{path} must be {form}, got {value!r}")
             elif hint is Plug:
-                values[name] = _read_plug(path, value, _PLUGS[name], problems)
+                default = cast(Callable[[], Plug], f.default_factory)()
+                values[name] = _read_plug(path, value, default, problems)
             else:
                 section = cast(type, hint)
                 values[name] = section(**_read(section, value, path + ".", problems))
@@ -591,10 +640,14 @@ def _plain(value: Any) -> Any:
             return {"name": value.name, "rule": value.rule.name, **_plain(dict(value.rule.options)), **own}
         return value.name
     if dataclasses.is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: _plain(_bare(getattr(value, f.name))) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {k: _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        bare = [item.name if isinstance(item, Plug) and not item.options else item for item in value]
-        return [_plain(item) for item in bare]
+        return [_plain(_bare(item)) for item in value]
     return value
+
+
+def _bare(value: Any) -> Any:
+    """A plug-in without options as its name, which is all there is to write inside a table or a list."""
+    return value.name if isinstance(value, Plug) and not value.options else value

@@ -49,9 +49,9 @@ def hosted(where: str, call: Callable[[], T]) -> T:
 def name_field(kind: str, field: str) -> str:
     """Where a config names the plug-in of a table.
 
-    An arm's `name` is its own, what it plugs in is the rule; a step may be a bare name.
+    An arm's `name` is its own, what it plugs in is the rule; a step or a gate may be a bare name.
     """
-    return field if kind in ("rule", "step") else f"{field}.name"
+    return field if kind in ("rule", "step", "gate") else f"{field}.name"
 
 
 def factory_of(

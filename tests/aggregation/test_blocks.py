@@ -130,7 +130,8 @@ def test_by_hand():
     # First half: 0 and 1 arrived, the one that is most similar to 2 is either: (1 + 1 + 1) / 3.
     # Second half: 0 stands in for 1: (1 + 1 + 9) / 3.
     torch.testing.assert_close(server.model, torch.tensor([1.0, 1.0, 11 / 3, 11 / 3]))
-    assert outcome.stand_ins == {1: (0,), 2: (0,)}
+    assert outcome.stand_ins == {}
+    assert outcome.part_stand_ins == {1: (0,), 2: (0,)}
     assert outcome.parts == {1: 0.5, 2: 0.5}
     assert outcome.arrived == (0, 1, 2)
 

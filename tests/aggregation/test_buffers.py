@@ -16,7 +16,18 @@ from safari.aggregation import RULES, Compensation, Decision, Round, Server, com
 from safari.aggregation.compensation import State
 
 # Rules that never go beyond a mean: for them a buffer is a number like any other.
-MEANS = ["perfect", "drop", "safari", "safari+", "stale", "fdms", "mifa", "few"]
+MEANS = [
+    "perfect",
+    "drop",
+    "safari",
+    "safari+",
+    "stale",
+    "fdms",
+    "mifa",
+    "few",
+    "trimmed-mean",
+    "geometric-median",
+]
 
 
 def begin(rule: str, clients: int = 3, **options: Any) -> Server:

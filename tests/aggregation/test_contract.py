@@ -42,13 +42,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fedau": {},
     "known-p": {"p": 1.0},
     "few": {"heard": 100, "clusters": 1},
+    "trimmed-mean": {"trim": 0.0},
+    "geometric-median": {},
 }
 # Rules whose decision is an average of arrivals alone: their weights sum to 1.
 AVERAGING = ["perfect", "drop", "safari", "fdms"]
+# Rules that are no mean, even when everything arrived.
+ROBUST = ["trimmed-mean", "geometric-median"]
 # Rules for which no client is special: nothing but names depends on names.
 NAMELESS = [name for name in OPTIONS if name not in ("cluster-fedvarp", "known-p", "few")]
 # Rules that leave nothing of the old model in a weight that all arrivals cut, whatever they remember.
-CUTTING = [*AVERAGING, "fedau", "known-p"]
+CUTTING = [*AVERAGING, *ROBUST, "fedau", "known-p"]
 CPU = torch.device("cpu")
 
 
@@ -153,7 +157,9 @@ def test_no_arrivals_leave_the_model(rule: Compensation) -> None:
     assert torch.equal(combine(view, decision), view.global_model)
 
 
-def test_everything_arrived_is_the_weighted_mean(rule: Compensation) -> None:
+@pytest.mark.parametrize("name", [name for name in RULES if name not in ROBUST])
+def test_everything_arrived_is_the_weighted_mean(name: str) -> None:
+    rule = RULES[name](**OPTIONS[name])
     state = rule.init(4, 6, CPU)
     for number in range(3):
         view = round_of(number, 4, [0, 1, 2, 3])

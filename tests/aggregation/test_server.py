@@ -23,7 +23,7 @@ def similarity(server: Server) -> list[list[float]]:
 # --- tables
 
 
-@pytest.mark.parametrize("rule", sorted(RULES.keys() - {"known-p"}))
+@pytest.mark.parametrize("rule", sorted(RULES.keys() - {"known-p", "trimmed-mean", "geometric-median"}))
 def test_all_arrive(rule: str) -> None:
     server, outcome = start(rule).step({0: A, 1: B, 2: C})
     torch.testing.assert_close(server.model, vector(4, 4 / 3, 2))
@@ -82,7 +82,7 @@ def test_a_known_pair_beats_an_unknown_one_however_far() -> None:
 
 
 def test_a_distance_beyond_float32_is_still_a_known_one() -> None:
-    server = start()
+    server = start(gate="off")
     server, _ = server.step({0: vector(3e38, 0, 0), 1: vector(-3e38, 0, 0)})
     assert similarity(server)[0][1] == -math.inf
     _, outcome = server.step({1: A, 2: B})
@@ -232,7 +232,7 @@ def histories(draw: st.DrawFn) -> tuple[list[float], list[tuple[list[int], dict[
 def test_the_papers_rule_is_the_plain_oracle(history: Any) -> None:
     weights, rounds = history
     plain = PlainServer([1.0] * 5, weights, parameters=4)
-    server = Server.start(torch.ones(5), len(weights), "safari", weights=weights, parameters=4)
+    server = Server.start(torch.ones(5), len(weights), "safari", weights=weights, parameters=4, gate="off")
     for cohort, models in rounds:
         plain.step(models, cohort)
         server, outcome = server.step({i: torch.tensor(m) for i, m in models.items()}, cohort)

@@ -60,6 +60,7 @@ def _write(name: str, data: bytes) -> Damage:
 def _whole_files() -> Iterator[tuple[str, Damage]]:
     names = [
         "config.toml", "clients.json", "model.json", "environment.json", "summary.json", "plugins.json",
+        "task.json", f"{TRIAL}/code.json",
         f"{TRIAL}/rounds.jsonl", f"{TRIAL}/timings.jsonl", f"{TRIAL}/similarity.jsonl",
         f"{TRIAL}/checkpoint.safetensors", ".writer",
     ]  # fmt: skip

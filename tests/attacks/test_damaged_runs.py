@@ -166,6 +166,6 @@ def test_the_good_run_has_no_problem(good, tmp_path):
     """What the others are held against."""
     shutil.copy(good.parent / "frame", tmp_path / "frame")
     for use in (*LOOKING, *RUNNING):
-        run = Path(shutil.copytree(good, tmp_path / use.__name__ / "run"))
+        run = Path(shutil.copytree(good, tmp_path / f"by-{use.__name__}" / "run"))
         use(run)
     assert (good / TRIAL / "rounds.jsonl").read_bytes()

@@ -474,3 +474,19 @@ def test_a_plug_in_that_is_not_there_is_told_as_before(sent):
     shutil.rmtree("evil")
     with pytest.raises(ConfigError, match=r"^arms: no such file: evil/lib.py \(paths are relative"):
         package.resume(unfinished(sent))
+
+
+# --- what a terminal would act on
+
+
+@pytest.mark.slow
+def test_escape_sequences_of_a_sent_run_are_written_out(sent):
+    (sent / "trials/own/seed-0/rounds.jsonl").write_text('{"round": "\\u001b[2J\\u001b]0;x\\u0007"}\n')
+    (sent / "config.toml").write_text('"\\u001b[31mred" = 1\n' + (sent / "config.toml").read_text())
+    for arguments in (["show", "run"], ["resume", "run"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "safari", *arguments], env=environment(), capture_output=True, text=True
+        )
+        assert done.returncode == 2
+        assert "\x1b" not in done.stderr + done.stdout
+        assert "\\x1b[31mred is not a field" in done.stderr

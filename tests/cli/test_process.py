@@ -204,7 +204,7 @@ def complete(cwd: Path, *words: str) -> list[str]:
 
 
 def test_a_shell_is_offered_commands_options_keys_and_names(tmp_path):
-    commands = ["completion", "init", "list", "reproduce", "resume", "run", "show", "validate", "view",
+    commands = ["completion", "init", "list", "net", "reproduce", "resume", "run", "show", "validate", "view",
                 "wire"]  # fmt: skip
     assert complete(tmp_path, "") == commands
     assert complete(tmp_path, "re") == ["reproduce", "resume"]

@@ -366,7 +366,8 @@ def test_hf_colon_is_short_for_the_source(parquet: Path) -> None:
         ),
         (
             ["data.text=writer"],
-            "model: cnn needs pictures (channels, height, width) of at least 4x4; got (80,)",
+            "model: cnn needs pictures (channels, height, width) of at least 4x4; got (80,); "
+            "text is for gru, lstm and transformer, features for mlp",
         ),
     ],
 )

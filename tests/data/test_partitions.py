@@ -102,6 +102,40 @@ def test_dirichlet_small_alpha_is_skewed_and_large_alpha_is_even():
     assert np.abs(even - 20).max() <= 1
 
 
+def test_dirichlet_by_clients_divides_a_label_in_proportion_to_what_each_client_drew():
+    """Each client draws Dirichlet(alpha) over the labels: its shares of a label are those, over their sum."""
+    labels, clients, alpha = np.repeat(np.arange(4), 1000), 5, 0.5
+    counts = label_counts(labels, dirichlet(labels, clients, rng(3), alpha=alpha, by="clients"), 4)
+    drawn = rng(3).dirichlet(np.full(4, alpha), clients)
+    assert np.abs(counts - 1000 * drawn / drawn.sum(0)).max() <= 1
+    # By labels the sizes of clients differ far more: there each label has a few owners.
+    skewed, even = (
+        np.std([len(p) for s in range(40) for p in dirichlet(labels, clients, rng(s), alpha=0.1, by=by)])
+        for by in ("labels", "clients")
+    )
+    assert even < 0.7 * skewed
+
+
+def test_dirichlet_balanced_gives_nobody_more_who_has_an_equal_share():
+    labels = np.repeat(np.arange(10), 100)
+    for seed in range(20):
+        parts = dirichlet(labels, 10, rng(seed), alpha=0.5, balanced=True)
+        counts = label_counts(labels, parts, 10)
+        before = np.cumsum(counts, axis=1) - counts
+        assert not counts[before >= 100].any()
+        check(labels, parts, 10)
+    plain = max(len(part) for part in dirichlet(labels, 10, rng(0), alpha=0.1))
+    assert max(len(part) for part in dirichlet(labels, 10, rng(0), alpha=0.1, balanced=True)) < plain
+
+
+@pytest.mark.parametrize(
+    "options", [{"by": "clients"}, {"balanced": True}, {"by": "clients", "balanced": True}]
+)
+def test_dirichlet_with_a_tiny_alpha_leaves_no_sample_without_an_owner(options):
+    for seed in range(5):
+        check(TWENTY, dirichlet(TWENTY, 7, rng(seed), alpha=1e-9, **options), 7)
+
+
 def test_dirichlet_fills_up_from_the_largest():
     labels = np.zeros(10, np.int64)
     # With so small an alpha one client gets all, and gives the others their minimum.
@@ -136,7 +170,12 @@ def partition_cases(draw):
         "groups": {"groups": draw(st.integers(1, min(classes, clients)))},
         "iid": {},
         "shards": {"shards_per_client": draw(st.integers(1, most))},
-        "dirichlet": {"alpha": draw(st.floats(1e-3, 1e3)), "minimum": draw(st.integers(1, most))},
+        "dirichlet": {
+            "alpha": draw(st.floats(1e-3, 1e3)),
+            "minimum": draw(st.integers(1, most)),
+            "by": draw(st.sampled_from(["labels", "clients"])),
+            "balanced": draw(st.booleans()),
+        },
     }
     name = draw(st.sampled_from(sorted(BY_LABEL)))
     return name, labels, clients, options[name], draw(st.integers(0, 2**32 - 1))

@@ -10,8 +10,9 @@ from safari.engine.assembly import assemble
 from safari.engine.codec import RoundCodec, wire_layout
 from safari.engine.parts import load_data
 from safari.engine.sample import next_upload
+from safari.pruning import Masks
 from safari.runs import RunFolder
-from safari.wire import decode, encode
+from safari.wire import Shared, decode, encode
 
 SMALL = {
     "rounds": 5,
@@ -46,6 +47,27 @@ def test_bytes_are_counted_in_these_rounds_and_otherwise_said_to_be_unknown(tmp_
         else:
             assert sum(line["modes"].values()) == len(line["arrived"])
             assert set(line["modes"]) <= {"absolute, mask known", "difference, mask known"}
+
+
+def test_an_announced_mask_travels_as_what_changed():
+    world = world_of()
+    prunable = world.layout.prunable
+    mask = (torch.rand(len(world.start), generator=torch.Generator().manual_seed(0)) < 0.2) | ~prunable
+    other = mask.clone()
+    other[prunable.nonzero()[::40, 0]] ^= True
+    masks = Masks(shared=mask, announced=True)
+
+    def down(world, held):
+        return RoundCodec(world, world.start, 0, masks, held=held).sizes()["down"]
+
+    whole, same, few = (down(world, held) for held in (None, mask, other))
+    model = (world.start * mask).numpy()
+    known = Shared(wire_layout(world.layout), None, mask.numpy())
+    assert same == len(encode(model, mask.numpy(), known, values="absolute"))
+    assert same < few < 0.98 * whole
+    # Whoever may have missed the last one, or was not asked, needs all of it.
+    for changes in ({"downlink": {"name": "bernoulli", "p": 0.9}}, {"cohort": 3}):
+        assert down(world_of(**changes), mask) == whole
 
 
 def test_the_count_is_the_length_of_the_frames(tmp_path):

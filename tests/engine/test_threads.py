@@ -73,7 +73,8 @@ def test_one_more_client_changes_nothing_for_the_others():
     for clients in (6, 7):
         engine = Vectorised(world_of(put(BASE, CNN, change, {"clients": clients})))
         mask = engine.world.mask(engine.world.start, 0, 0).unsqueeze(0)
-        found.append(engine._train(engine.world.start, mask, range(clients), 0))
+        trained = engine._train(engine.world.start, mask, range(clients), 0)
+        found.append((trained.models, trained.losses))
     (some, losses), (more, more_losses) = found
     torch.testing.assert_close(some, more[:6], rtol=0, atol=1e-6)
     torch.testing.assert_close(losses, more_losses[:6], rtol=0, atol=1e-6)

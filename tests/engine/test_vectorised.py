@@ -219,8 +219,9 @@ def test_one_more_client_changes_nothing_for_the_others(model):
     found = []
     for prepared, clients in ((ten, 10), (eleven, 11)):
         x = prepared.world.start
-        masks = prepared._masks(x, range(clients), 0)
-        found.append((masks, *prepared._train(x, masks, range(clients), 0)))
+        masks, _ = prepared._masks(prepared.world.first_masks(x, 0), x, range(clients), 0)
+        trained = prepared._train(x, masks, range(clients), 0)
+        found.append((masks, trained.models, trained.losses))
     (masks, models, losses), (more_masks, more_models, more_losses) = found
     assert torch.equal(masks, more_masks[:10])
     torch.testing.assert_close(models, more_models[:10], rtol=0, atol=1e-6)
@@ -253,13 +254,13 @@ class Cramped(Vectorised):
         super().__init__(world)
         self.attempts: list[int] = []
 
-    def _begin(self, x, masks, group, t):
+    def _begin(self, x, masks, group, t, side):
         self.attempts.append(len(group))
         self._recorded[len(group),] = None
         if len(group) > self.fits:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
         assert all(len(key) == 1 and key[0] <= self.chunk for key in self._recorded), "old graphs hold memory"
-        return super()._begin(x, masks, group, t)
+        return super()._begin(x, masks, group, t, side)
 
 
 @pytest.mark.parametrize("pruner", ["mag", "snip"])

@@ -268,3 +268,18 @@ def test_a_folder_that_is_being_written_is_refused(tmp_path: Path) -> None:
     busy = RunFolder.create(path, experiment.cases[0].config).writing()
     with busy, pytest.raises(RunError, match="is being written by another process"):
         execute(todo(experiment, out), out, Listener())
+
+
+def test_an_arm_with_settings_of_its_own_is_told_from_others(tmp_path: Path) -> None:
+    own = {"name": "mine", "rule": "drop", "set": {"pruning": {"sparsity": 0.5}}}
+    out, experiment = tmp_path / "out", tiny(tmp_path, arms=["drop", own], seeds=1, rounds=2)
+    execute(todo(experiment, out), out, Listener())
+    results = done(experiment, out)
+    case = experiment.cases[0]
+    plain, mine = (results.arm(case, arm)[0] for arm in case.config.arms)
+    assert mine["rule"] == {"name": "drop", "set": {"pruning": {"sparsity": 0.5}}}
+    assert plain["loss"] != mine["loss"]
+    # Another setting under the same name is not taken for it, neither from the results nor from the folder.
+    other = tiny(tmp_path, arms=["drop", {**own, "set": {"pruning": {"sparsity": 0.6}}}], seeds=1, rounds=2)
+    assert [sorted(u.done) for u in todo(other, tmp_path / "new", results)] == [["mine"], ["mine"]]
+    assert [sorted(u.done) for u in todo(other, out)] == [["mine"], ["mine"]]

@@ -98,6 +98,13 @@ def framed(frame: bytes, stype: str = FRAME_TYPE) -> ArrayRecord:
     return ArrayRecord({"frame": Array("uint8", (len(frame),), stype, frame)})
 
 
+def restated(frame: bytes, at: int) -> bytes:
+    """A frame with another byte in the identity that it states, and the right checksum."""
+    head = 18 + 8 * bool(frame[4] & 64) + 8 * (frame[4] >> 4 & 3 != 2) + at
+    changed = frame[:head] + bytes([frame[head] ^ 1]) + frame[head + 1 :]
+    return changed[:14] + zlib.crc32(changed[:14] + changed[18:]).to_bytes(4, "little") + changed[18:]
+
+
 def flipped(seed: int) -> Callable[[bytes], bytes]:
     def change(frame: bytes) -> bytes:
         rng, data = random.Random(seed), bytearray(frame)
@@ -246,6 +253,9 @@ def attacks() -> dict[str, Attack]:
         "backwards": lambda frame: frame[::-1],
         "an npy": lambda frame: npy(np.zeros(3)),
         "a megabyte": lambda frame: frame + bytes(1 << 20),
+        "another client": lambda frame: restated(frame, 0),
+        "another round": lambda frame: restated(frame, 8),
+        "another model": lambda frame: restated(frame, 12),
     }
     frames |= {f"cut at {k}/8": lambda frame, k=k: frame[: len(frame) * k // 8] for k in range(1, 8)}
     frames |= {f"flipped {seed}": flipped(seed) for seed in range(24)}

@@ -43,7 +43,7 @@ def walk(seed: int, steps: int, values: str) -> tuple[list[Chain], list[torch.Te
     return chains, targets
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(st.integers(0, 999), st.sampled_from(["step", "qsgd", "int8", "bf16"]), st.integers(1, LONGEST))
 def test_whoever_follows_comes_to_the_same_model(seed, values, age):
     chains, _ = walk(seed, LONGEST + 1, values)
@@ -65,7 +65,7 @@ def test_what_a_frame_leaves_out_goes_into_the_next():
         assert bool((now.model[PRUNABLE & ~kept] == 0).all())
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(st.integers(0, 999), st.sampled_from(["step", "qsgd", "int8", "bf16", "fp16"]))
 def test_variances_that_fall_to_zero_go_no_further(seed, values):
     g = torch.Generator().manual_seed(seed)

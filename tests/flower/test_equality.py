@@ -104,7 +104,9 @@ def test_flower_and_the_engine_give_the_same_bits(rule, pruner, values, tmp_path
         assert len(lines[t]["trained"]) == len(record["trained"])
         assert lines[t]["bytes"]["down"] == record["bytes"]["down"]
         # Beyond the first round both ends expect the same mask in both engines.
-        assert lines[t]["bytes"]["up"] == record["bytes"]["up"] or t == 0
+        # On Flower a frame states its client, round and model, in 20 bytes; in a simulation nothing goes astray.
+        up = record["bytes"]["up"]
+        assert lines[t]["bytes"]["up"] == (up if up is None else up + 20) or t == 0
     assert state.server.state.keys() == strategy.server.state.keys()
     for name, tensor in state.server.state.items():
         assert torch.equal(strategy.server.state[name].nan_to_num(), tensor.nan_to_num())

@@ -48,19 +48,19 @@ NAMES = {10: "a", 20: "b", 30: "c", 40: "d"}
 def test_a_restart_with_new_ids_goes_on_with_its_cohort(tmp_path):
     config = {"cohort": 2}
     start(tmp_path, NAMES, 4, config=config)
-    start(tmp_path, {node + 1000: name for node, name in NAMES.items()}, 12, config=config)
+    start(tmp_path, {node + 1000: name for node, name in NAMES.items()}, 9, config=config)
     lines = lines_of(tmp_path)
-    assert [len(line["arrived"]) for line in lines] == [2] * 12
+    assert [len(line["arrived"]) for line in lines] == [2] * 9
     assert all(not line["missing"] and not line["lost"] for line in lines)
     assert {seat for line in lines[4:] for seat in line["arrived"]} == {0, 1, 2, 3}
 
 
 def test_a_client_that_comes_back_with_another_id_is_drawn_again(tmp_path):
     config = {"cohort": 2}
-    first = start(tmp_path, NAMES, 8, config=config)
+    first = start(tmp_path, NAMES, 4, config=config)
     seat = first.roster.names["d"]
-    start(tmp_path, {10: "a", 20: "b", 30: "c", 77: "d"}, 24, config=config)
-    later = lines_of(tmp_path)[8:]
+    start(tmp_path, {10: "a", 20: "b", 30: "c", 77: "d"}, 10, config=config)
+    later = lines_of(tmp_path)[4:]
     assert any(line["nodes"].get(str(seat)) == "77" and seat in line["arrived"] for line in later)
     assert all(len(line["arrived"]) == 2 for line in later)
 

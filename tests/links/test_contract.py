@@ -27,6 +27,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gilbert-elliott": {"p": [0.9, 0.3, 0.3, 0.3, 0.3], "burst": 4, "good": 0.95, "bad": 0.05},
     "silence": {"p": P, "who": [0, 1, 2], "start": 5, "stop": 9, "every": 20},
     "come-and-go": {"p": P, "stay": 20.0, "away": 10.0},
+    "fedawe": {"dynamics": "interleaved"},
     "trace": {"after": "repeat"},
 }
 

@@ -7,7 +7,8 @@ import pytest
 
 from safari.errors import ConfigError
 from safari.links.link import Setting
-from safari.links.packets import lost_packets, packets, queue_delays, recovered
+from safari.links.packets import lossy as packets
+from safari.links.packets import lost_packets, queue_delays, recovered
 
 
 def setting(clients: int) -> Setting:
@@ -119,7 +120,7 @@ def test_five_percent_of_packets_lose_nearly_every_model_of_160():
         ({"recover": "block"}, "recover must be one of blocks, fec, whole; got 'block'"),
         ({"repair": 0.5}, "repair must be at least 0, and 0 unless recover is fec; got 0.5"),
         ({"deadline": float("nan")}, "deadline must be at least 0, got nan"),
-        ({"size": 0}, "size must be at least 1, got 0"),
+        ({"size": 0}, "size must lie between 100 and 65000, got 0"),
     ],
 )
 def test_wrong_options_are_refused(options, problem):

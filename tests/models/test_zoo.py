@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from safari.errors import ConfigError
-from safari.models import MODELS, Layout, cnn, mlp, pfl_cnn, resnet18, resnet20
+from safari.models import MODELS, Layout, cnn, fedawe_cnn, mlp, pfl_cnn, resnet18, resnet20
 
 
 def count(module: nn.Module) -> int:
@@ -50,6 +50,20 @@ def test_pfl_cnn_by_hand() -> None:
         bound = (6 / ((weight.shape[0] + weight.shape[1]) * field)) ** 0.5
         assert 0.95 * bound < float(weight.detach().abs().max()) <= bound
     assert module(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_fedawe_cnn_by_hand() -> None:
+    """Padded convolutions and two poolings leave 8x8 of 32 channels of 32x32."""
+    convolutions = (3 * 9 + 1) * 32 + (32 * 9 + 1) * 32
+    dense = (32 * 8 * 8 + 1) * 256 + (256 + 1) * 64 + (64 + 1) * 10
+    module = fedawe_cnn((3, 32, 32), 10)
+    assert count(module) == convolutions + dense == 551_786
+    layers = [layer for layer in module if isinstance(layer, nn.Conv2d | nn.Linear)]
+    for layer in layers[:-1]:  # He's standard deviation for ReLU, and no bias
+        wanted = (2 / layer.weight[0].numel()) ** 0.5
+        assert float(layer.weight.detach().std()) == pytest.approx(wanted, rel=0.15)
+        assert not layer.bias.detach().any()
+    assert layers[-1].bias.detach().any()
 
 
 def test_the_shortcuts_subsample_and_pad_with_zeros() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pruning import oracle
 from pruning.samples import BATCH, never, small
-from safari.errors import PruneError
+from safari.errors import PruneError, SafariError
 from safari.models import Layout
 from safari.pruning import PRUNERS, Pruner, compute_mask, density, kept_count, prune, top_k
 
@@ -93,15 +93,18 @@ def test_a_sparsity_that_cannot_be(pruner: str, sparsity: float, text: str) -> N
 
 
 @pytest.mark.parametrize("pruner", PRUNERS)
-@pytest.mark.parametrize(
-    "module", [nn.BatchNorm1d(4), nn.Embedding(3, 4), nn.Linear(4, 3).requires_grad_(False)]
-)
+@pytest.mark.parametrize("module", [nn.BatchNorm1d(4), nn.Embedding(3, 4)])
 def test_a_module_with_nothing_to_prune(pruner: str, module: nn.Module) -> None:
     with pytest.raises(PruneError) as error:
         prune(module, pruner=pruner, sparsity=0.5, batch=BATCH)
     assert str(error.value) == (
         "there is nothing to prune: the module has no weights in convolution or linear layers"
     )
+
+
+def test_a_module_that_is_frozen_has_nothing_that_travels() -> None:
+    with pytest.raises(SafariError, match="Linear has no parameters that are trained: all are frozen"):
+        prune(nn.Linear(4, 3).requires_grad_(False), sparsity=0.5)
 
 
 @given(total=st.integers(1, 10**9))

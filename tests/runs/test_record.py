@@ -99,6 +99,13 @@ def test_the_page_has_the_same_codes():
     assert words == [code.label for code in ClientStatus]
 
 
+def test_parts_of_models_are_by_client_and_left_out_where_there_are_none():
+    found = RoundRecord.from_json(record(1, parts={"1": 0.25}))
+    assert found.parts == {1: 0.25}
+    assert found["parts"] == {"1": 0.25}
+    assert "parts" not in RoundRecord.from_json(record(1))
+
+
 def test_refused_clients_have_no_stand_in():
     found = RoundRecord.from_json(record(1, refused={"2": "NaN"}))
     assert (found.stand_ins, found.stood_in) == ({2: (0,)}, {})
@@ -114,6 +121,8 @@ def test_refused_clients_have_no_stand_in():
         ({"arrived": [0.0]}, "arrived must be a list of client numbers, got list"),
         ({"missing": [-1]}, "missing: a client must lie between 0 and 999999999, got -1"),
         ({"lost": 1}, "lost must be true or false, got 1"),
+        ({"parts": {"0": 1.5}}, "parts.0 must lie between 0 and 1, got 1.5"),
+        ({"parts": {"all": 0.5}}, "parts must be by client, got 'all'"),
         ({"average": [1]}, "average must be a table, got list"),
         ({"average": {"top1": "x"}}, "average.top1 must be a number, got 'x'"),
         ({"ignored": "x"}, "ignored must be a list of texts, got 'x'"),

@@ -12,6 +12,7 @@ from safari.wire import (
     encode,
     merge,
     packets,
+    roundtrip,
     settle,
     with_residual,
 )
@@ -79,12 +80,10 @@ def test_what_waits_stays_bounded(arriving, ratio, power):
     rng = np.random.default_rng(5)
     always = 0.3 * rng.normal(size=layout.d)
     residual, largest, sent, got = zeros, 0.0, np.zeros(layout.d), np.zeros(layout.d)
-    for _ in range(150):
+    for _ in range(100):
         change = (always + rng.normal(size=layout.d) ** power).astype(np.float32)
         target = with_residual(change, mask, residual)
-        received = decode(
-            encode(target, mask, shared, values="step", lossy=Lossy(ratio=ratio)), shared
-        ).vector
+        received = roundtrip(target, mask, shared, "step", Lossy(ratio=ratio))
         arrived = bool(rng.random() < arriving)
         residual = settle(residual, target, received, mask, arrived)
         sent, got = sent + change * arrived, got + received * arrived

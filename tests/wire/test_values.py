@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from safari.errors import SafariError, WireError
+from safari.wire import roundtrip
 from safari.wire.bits import Reader
 from safari.wire.kept import Kept
 from safari.wire.rounding import Lossy, plans
@@ -24,7 +25,7 @@ from safari.wire.symbols import (
     zigzag,
 )
 from safari.wire.values import ValueReader, encode_plan, ordered, unordered
-from wire.samples import EXTREMES, lossy
+from wire.samples import EXTREMES, layout_of, lossy
 
 ONE = b"\x80\x3f"
 WORDS = st.lists(st.integers(0, 2**32 - 1), max_size=50).map(lambda x: np.array(x, np.uint32))
@@ -201,7 +202,8 @@ def test_qsgd_is_unbiased_and_within_one_level():
     rng = np.random.default_rng(3)
     values = rng.normal(size=64).astype(np.float32)
     step = np.abs(values).max() / 3
-    drawn = np.stack([round_trip("qsgd", values, choices=lossy(seed, bits=3)) for seed in range(600)])
+    layout, mask = layout_of([64], [True]), np.ones(64, bool)
+    drawn = np.stack([roundtrip(values, mask, layout, "qsgd", lossy(seed, bits=3)) for seed in range(600)])
     assert np.abs(drawn - values).max() <= step * 1.0001
     # The spread of one draw is at most half a step; of the mean of 600, a 24th of that.
     assert np.abs(drawn.mean(axis=0) - values).max() < 5 * step / 2 / np.sqrt(600)

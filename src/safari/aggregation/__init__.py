@@ -1,6 +1,7 @@
 """The server's side (Algorithm 3): similarity, compensation, the weighted sum."""
 
 from safari.aggregation.compensation import Compensation, Decision, Round, combine
+from safari.aggregation.gates import GATES, Gate, Ruling, gate_defaults, gate_of, is_known_gate
 from safari.aggregation.registry import RULES, is_known, rule_defaults, rule_of
 from safari.aggregation.rules import stand_in
 from safari.aggregation.server import Outcome, Server
@@ -18,18 +19,24 @@ from safari.aggregation.steps import (
 from safari.aggregation.store import to_tensors, with_tensors
 
 __all__ = [
+    "GATES",
     "RULES",
     "STEPS",
     "Compensation",
     "Decision",
+    "Gate",
     "Outcome",
     "Round",
+    "Ruling",
     "Server",
     "ServerStep",
     "average",
     "chain",
     "combine",
+    "gate_defaults",
+    "gate_of",
     "is_known",
+    "is_known_gate",
     "is_known_step",
     "kept_share",
     "observe",

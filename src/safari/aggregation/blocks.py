@@ -123,6 +123,7 @@ class _Arranged:
             models=whole.models[:, part][block.arrived],
             masks=whole.masks[:, part][block.arrived],
             weights=whole.weights,
+            same_mask=whole.same_mask,
             parameters=int(self.parameters[part.stop] - self.parameters[part.start]),
         )
 

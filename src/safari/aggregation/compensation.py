@@ -83,12 +83,16 @@ class Round:
 
 @dataclass(frozen=True)
 class Decision:
-    """A rule's answer: the weights of the arrivals, of the models it recalls, and who stood in for whom."""
+    """A rule's answer: the weights of the arrivals, of the models it recalls, and who stood in for whom.
+
+    `shares`: what the arrivals count for in sums of what they sent beside their models; `a` by default.
+    """
 
     a: Tensor
     b: Tensor | None = None
     recalled: Tensor | None = None
     stand_ins: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    shares: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -128,8 +132,12 @@ def learning(
     return Compensation(init, apply, columns=columns, learn=learn, respond=respond)
 
 
+class NotFiniteError(ConfigError):
+    """The next model would hold NaN or infinite numbers."""
+
+
 def combine(round: Round, decision: Decision, name: str = "the rule") -> Tensor:
-    """The weighted sum that every rule ends in; for buffers a mean. ConfigError where it would not be finite.
+    """The weighted sum that every rule ends in; for buffers a mean. NotFiniteError where it is not finite.
 
     >>> view = Round(
     ...     number=0, global_model=torch.tensor([1.0, 1.0]), cohort=torch.arange(2), arrived=torch.arange(2),
@@ -150,14 +158,14 @@ def combine(round: Round, decision: Decision, name: str = "the rule") -> Tensor:
     out = with_rest(out, round, rest)
     negative = sum(looks[1::2]) + min(rest, 0.0)
     if not negative or round.parameters == len(out):
-        return out
+        return _finite(out, round, decision, name) if rest else out
     positive = replace(
         decision, a=decision.a.clamp(min=0), b=None if decision.b is None else decision.b.clamp(min=0)
     )
     # With the negative ones the weights sum to 1.
     part = slice(round.parameters, None)
     buffers = with_rest(_weighted_sum(round, positive, part), round, max(rest, 0.0), part) / (1 - negative)
-    return torch.cat([out[: round.parameters], buffers])
+    return _finite(torch.cat([out[: round.parameters], buffers]), round, decision, name)
 
 
 def _weighted_sum(round: Round, decision: Decision, part: slice) -> Tensor:
@@ -177,18 +185,25 @@ def with_rest(out: Tensor, round: Round, rest: float, part: slice = slice(None))
     return out + rest * (round.global_model[part] * round.kept[part])
 
 
+def _finite(out: Tensor, round: Round, decision: Decision, name: str) -> Tensor:
+    """The model, when it is finite also with what was left to the old one."""
+    if not bool(torch.isfinite(out.sum())):
+        _refuse_infinite(round, decision, out, name)
+    return out
+
+
 def _refuse_infinite(round: Round, decision: Decision, out: Tensor, name: str) -> None:
     """Says which part of a decision is NaN or infinite, if any is: a sum may be too large by itself."""
     parts = {"weights a": decision.a, "weights b": decision.b, "models recalled": decision.recalled}
     for part, found in parts.items():
         count = 0 if found is None else int((~torch.isfinite(found)).sum())
         if count:
-            raise ConfigError(
+            raise NotFiniteError(
                 f"{name}: {part} must be finite, got {count} numbers NaN or infinite in round {round.number}"
             )
     count = int((~torch.isfinite(out)).sum())
     if count:
-        raise ConfigError(
+        raise NotFiniteError(
             f"{name}: the new model must be finite, got {count} numbers NaN or infinite in round "
             f"{round.number}: its weights are too large"
         )

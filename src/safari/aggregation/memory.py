@@ -12,6 +12,8 @@ from safari.errors import ConfigError
 COLUMNS = ("updates", "kept")
 # Five bytes a number of every client: 10 GB.
 MOST_REMEMBERED = 2_000_000_000
+# Differences and sums of finite numbers may be infinite; what is remembered stays finite.
+LARGEST = torch.finfo(torch.float32).max
 
 
 def blank(clients: int, size: int, device: torch.device) -> State:
@@ -43,7 +45,7 @@ def remember(state: State, round: Round) -> State:
     fresh = round.models.clone()
     fresh[:, :parameters] -= round.global_model[:parameters]
     age = torch.where(state["age"] >= 0, state["age"] + 1, state["age"])
-    updates = fresh * kept
+    updates = (fresh * kept).clamp_(-LARGEST, LARGEST)
     if round.came is not None:
         x = round.global_model
         nothing = torch.cat([torch.zeros_like(x[:parameters]), x[parameters:]])
@@ -71,6 +73,7 @@ def recall(state: State, round: Round, clients: Tensor) -> Tensor:
     # Where all have one mask, the missing have it too: what came back since they were heard is unchanged.
     inside = alive if round.same_mask else state["kept"][clients] & alive
     recalled = (base + state["updates"][clients]) * inside
+    recalled.clamp_(-LARGEST, LARGEST)
     never = (state["age"][clients] < 0)[:, None]
     if not bool(never.any()):
         return recalled

@@ -154,7 +154,20 @@ def _cosines(held: State, round: Round) -> Tensor:
     products = torch.cat([fresh @ fresh.T, fresh @ old.T], 1)
     cosines = products / lengths.clamp(min=1e-30) / lengths[: len(fresh), None].clamp(min=1e-30)
     # The one look at the device.
-    return cosines.clamp(-1, 1).double().cpu()
+    cosines = cosines.double().cpu()
+    if not bool(cosines.isfinite().all()):
+        cosines = _wide_cosines(held, round)
+    return cosines.clamp(-1, 1)
+
+
+def _wide_cosines(held: State, round: Round) -> Tensor:
+    """The same where squares of updates are beyond float32."""
+    x, masks = round.global_model[: round.parameters].double(), round.masks[:, : round.parameters]
+    fresh = torch.where(masks, round.models[:, : round.parameters].double() - x, 0.0)
+    everybody = torch.cat([fresh, held["updates"][:, : round.parameters].double()])
+    lengths = torch.linalg.vector_norm(everybody, dim=1).clamp(min=1e-30)
+    cosines: Tensor = fresh @ everybody.T / lengths / lengths[: len(fresh), None]
+    return cosines.cpu()
 
 
 def _learn(known: State, cosines: Tensor, ids: Tensor, age: Tensor, options: Options) -> State:

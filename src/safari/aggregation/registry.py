@@ -9,6 +9,7 @@ from typing import Any
 from safari.aggregation.compensation import Compensation, Decision, Round, State
 from safari.aggregation.plus import safari_plus
 from safari.aggregation.rivals import cluster_fedvarp, fdms, fedau, fedvarp, few, known_p, mifa, stale
+from safari.aggregation.robust import geometric_median, trimmed_mean
 from safari.aggregation.rules import drop, perfect, safari
 from safari.hosting import build, hosted
 from safari.plugins import defaults_of, known
@@ -26,6 +27,8 @@ RULES: dict[str, Callable[..., Compensation]] = {
     "fedau": fedau,
     "known-p": known_p,
     "few": few,
+    "trimmed-mean": trimmed_mean,
+    "geometric-median": geometric_median,
 }
 
 

@@ -15,14 +15,18 @@ import torch
 from torch import Tensor
 
 from safari.aggregation.blocks import aggregate
-from safari.aggregation.checks import describe, first_state, whole, whole_ids
-from safari.aggregation.compensation import Compensation, Round, State
+from safari.aggregation.checks import check_state, describe, first_state, whole, whole_ids
+from safari.aggregation.compensation import Compensation, Decision, NotFiniteError, Round, State
+from safari.aggregation.gates import GATES, Gate, admitted, judge, without
 from safari.aggregation.registry import RULES
 from safari.aggregation.steps import STEPS, ServerStep, advance, chain
 from safari.aggregation.steps.average import AVERAGE
 from safari.errors import SafariError, one_of
 
 Vector = Tensor | np.ndarray
+
+# Numbers of this size have squares that are infinite in float32, and are no weights of a model.
+_GIANT = 1e25
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,11 @@ class Outcome:
     missing: tuple[int, ...]
     refused: Mapping[int, str]
     stand_ins: Mapping[int, tuple[int, ...]]
-    # The share of a model that came, of those of whom a part did.
+    # Of those of whom a part came: its share of their model, and who spoke for the rest, whoever did most first.
     parts: Mapping[int, float] = field(default_factory=dict)
+    part_stand_ins: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    # Whose update arrived and was made smaller by the gate, and why.
+    clipped: Mapping[int, str] = field(default_factory=dict)
     shares: Tensor | None = field(default=None, compare=False, repr=False)
     own: Tensor | None = field(default=None, compare=False, repr=False)
 
@@ -71,6 +78,8 @@ class Server:
     state: State
     steps: ServerStep | None = None
     step_state: State = field(default_factory=dict)
+    gate: Gate = field(default_factory=GATES["off"])
+    gate_state: State = field(default_factory=dict)
 
     @property
     def average(self) -> Tensor | None:
@@ -88,6 +97,7 @@ class Server:
         weights: Sequence[float] | None = None,
         parameters: int | None = None,
         steps: Sequence[str | ServerStep] = (),
+        gate: str | Gate = "norm",
     ) -> Server:
         """A server before its first round.
 
@@ -95,7 +105,8 @@ class Server:
         a name or a Compensation. `weights`: one positive number a client (say, its sample count); equal by
         default. `parameters`: how many numbers, from the front, are parameters (all by default): similarity
         looks at them alone. `steps`: what is done with the change that the weighted sum gave, in this order:
-        names or ServerSteps.
+        names or ServerSteps. `gate`: which updates the rule gets to see, a name or a Gate; by default all but
+        absurdly large ones.
         """
         vector = _start_vector(model)
         if vector.ndim != 1 or not len(vector) or not bool(torch.isfinite(vector).all()):
@@ -114,6 +125,7 @@ class Server:
         rule = _rule(rule)
         links = _steps(steps)
         following = chain(*links) if links else None
+        gate = _gate(gate)
         return cls(
             model=vector,
             round=0,
@@ -123,6 +135,8 @@ class Server:
             state=first_state(rule, clients, len(vector), vector.device),
             steps=following,
             step_state=following.init(vector) if following else {},
+            gate=gate,
+            gate_state=check_state(gate.name, "init", gate.init(clients, len(vector), vector.device)),
         )
 
     def step(
@@ -131,16 +145,19 @@ class Server:
         cohort: Sequence[int] | None = None,
         masks: Mapping[int, Vector] | None = None,
         came: Mapping[int, Vector] | None = None,
+        most_kept: int | None = None,
     ) -> tuple[Server, Outcome]:
         """One round: the next server, and what happened.
 
         `received`: the models that arrived, by client id. `cohort`: who was asked (all by default). `masks`:
         the mask that a client trained with, by client id: bools, True where a number is kept. A client
         without one cut nothing. `came`: which numbers of a model arrived, by client id: bools; a model
-        without an entry arrived whole. Numbers that did not arrive are not looked at.
+        without an entry arrived whole. Numbers that did not arrive are not looked at. `most_kept`: how many
+        numbers a mask may keep, those that are never pruned included.
 
         A model of the wrong length, with a NaN or infinity in it, or not of numbers at all is refused, and so
-        is one whose mask does not fit or that is not 0 where its mask cuts. Its client is then missing.
+        is one whose mask does not fit or keeps too much, that is not 0 where its mask cuts, or that the gate
+        does not let through. Its client is then missing.
         """
         if not isinstance(received, Mapping):
             raise SafariError(f"received must map client ids to models, got {describe(received)}")
@@ -171,7 +188,7 @@ class Server:
         models = torch.stack([fitting[i] for i in ids]) if ids else self.model.new_empty((0, len(self.model)))
         stacked = self._stack_masks([given.get(i) for i in ids])
         arrived = self._stack_masks([parts.get(i) for i in ids])
-        server, outcome = self.step_stacked(ids, models, cohort, stacked, arrived)
+        server, outcome = self.step_stacked(ids, models, cohort, stacked, arrived, most_kept=most_kept)
         return server, replace(outcome, refused=refused | dict(outcome.refused))
 
     def step_stacked(
@@ -184,13 +201,14 @@ class Server:
         *,
         same_mask: bool = False,
         up: Mapping[str, Tensor] | None = None,
+        most_kept: int | None = None,
     ) -> tuple[Server, Outcome]:
         """The same for models in one matrix: row i is the model of client `ids[i]`; ids ascend.
 
         `masks`: `bool[len(ids), size]`, or one row for all; None: nothing was cut. `came`: `bool[len(ids),
         size]`, True where a number arrived; None: all of them did. A client of whom nothing came is missing.
         `same_mask`: every client has the same mask, those who are missing included. `up`: what clients sent
-        beside their models, by name, a row for each id.
+        beside their models, by name, a row for each id. `most_kept`: how many numbers a mask may keep.
         """
         asked = self._cohort(cohort)
         ids = whole_ids("ids", ids)
@@ -201,7 +219,7 @@ class Server:
             came = None
         if came is not None:
             models = torch.where(came, models, 0.0)
-        refused = _unusable(ids, models, masks)
+        refused = _unusable(ids, models, masks, most_kept) | _unusable_beside(ids, up)
         empty = {client for client, share in shares.items() if not share}
         if refused or empty:
             good = [i for i, client in enumerate(ids) if client not in refused and client not in empty]
@@ -227,23 +245,52 @@ class Server:
             up=up or {},
             came=came,
         )
+        ruling, gate_state = judge(self.gate, self.gate_state, view)
+        following, view, decision, more = replace(self, gate_state=gate_state)._follow(admitted(view, ruling))
+        arrived = tuple(view.arrived.tolist())
+        outcome = Outcome(
+            arrived=arrived,
+            missing=tuple(client for client in asked if client not in set(arrived)),
+            refused=refused | dict(ruling.refused) | more,
+            stand_ins={client: who for client, who in decision.stand_ins.items() if client not in arrived},
+            part_stand_ins={client: who for client, who in decision.stand_ins.items() if client in arrived},
+            shares=decision.a if decision.shares is None else decision.shares,
+            own=view.weights[view.present],
+            parts={client: share for client, share in shares.items() if client in arrived and share < 1},
+            clipped=dict(ruling.clipped),
+        )
+        return following, outcome
+
+    def _follow(self, view: Round) -> tuple[Server, Round, Decision, dict[int, str]]:
+        """The next server, the round as it was aggregated, the decision, and who was refused on the way.
+
+        Finite numbers may have an infinite sum. Then those that are to blame are left out: what a gate that
+        is off lets through must not end a training either.
+        """
+        try:
+            return *self._next(view), {}
+        except NotFiniteError:
+            giants = _giants(view)
+            if giants:
+                server, view, decision, more = self._follow(without(view, giants))
+                return server, view, decision, giants | more
+            largest = max((_largest(t) for t in (self.model, *self.state.values())), default=0.0)
+            if largest < _GIANT:
+                # Then it is the rule's or the step's own doing.
+                raise
+            reason = f"its sum with what the server holds, numbers up to {largest:.0e}, is not finite"
+            refused = dict.fromkeys(view.arrived.tolist(), reason)
+            lost = without(view, refused)
+            return replace(self, round=self.round + 1), lost, Decision(lost.weights[:0]), refused
+
+    def _next(self, view: Round) -> tuple[Server, Round, Decision]:
         decision, model, state = aggregate(self.rule, self.state, view)
         step_state = self.step_state
         if self.steps is not None:
-            updated = len(ids) > 0 or decision.b is not None
+            updated = len(view.arrived) > 0 or decision.b is not None
             model, step_state = advance(self.steps, step_state, view, model, updated=updated)
         following = replace(self, model=model, round=self.round + 1, state=state, step_state=step_state)
-        arrived = set(ids)
-        outcome = Outcome(
-            arrived=tuple(ids),
-            missing=tuple(client for client in asked if client not in arrived),
-            refused=refused,
-            stand_ins=dict(decision.stand_ins),
-            shares=decision.a,
-            own=view.weights[view.present],
-            parts={client: share for client, share in shares.items() if client in arrived and share < 1},
-        )
-        return following, outcome
+        return following, view, decision
 
     def _cohort(self, cohort: Sequence[int] | None) -> list[int]:
         clients = len(self.weights)
@@ -329,6 +376,17 @@ def _step(step: object) -> ServerStep:
     return step
 
 
+def _gate(gate: object) -> Gate:
+    if isinstance(gate, str):
+        if gate not in GATES:
+            raise SafariError(one_of("gate", gate, GATES))
+        return replace(GATES[gate](), name=f"gate {gate}")
+    if not isinstance(gate, Gate):
+        hint = f"; call it: gate={gate.__name__}()" if isfunction(gate) else ""
+        raise SafariError(f"gate must be a name or a Gate, got {describe(gate)}{hint}")
+    return gate
+
+
 def _shares(weights: Sequence[float] | None, clients: int) -> Tensor:
     expected = f"weights must hold a positive, finite number for each of the {clients} clients"
     try:
@@ -358,8 +416,24 @@ def _form(thing: object) -> str:
     return describe(thing)
 
 
-def _unusable(ids: Sequence[int], models: Tensor, masks: Tensor | None) -> dict[int, str]:
+def _giants(view: Round) -> dict[int, str]:
+    """Whose numbers are too large to be averaged."""
+    found = {}
+    for client, model in zip(view.arrived.tolist(), view.models, strict=True):
+        if (largest := _largest(model)) >= _GIANT:
+            found[client] = f"its numbers, up to {largest:.0e}, are too large to be averaged"
+    return found
+
+
+def _largest(numbers: Tensor) -> float:
+    return float(numbers.abs().max()) if numbers.is_floating_point() and numbers.numel() else 0.0
+
+
+def _unusable(
+    ids: Sequence[int], models: Tensor, masks: Tensor | None, most_kept: int | None
+) -> dict[int, str]:
     """Whose model cannot be averaged, and why."""
+    refused = {} if most_kept is None else _too_dense(ids, models.shape[1], masks, most_kept)
     # A sum is finite only if all that is in it is; the numbers are looked at one by one only where not.
     fine = torch.isfinite(models.sum(1)).all()
     if masks is not None:
@@ -368,16 +442,39 @@ def _unusable(ids: Sequence[int], models: Tensor, masks: Tensor | None) -> dict[
         fine = fine & ~stray.any()
     # The one look at the device.
     if bool(fine):
-        return {}
+        return refused
     infinite = (~torch.isfinite(models)).sum(1).tolist()
     grown = [0] * len(ids) if masks is None else stray.sum(1).tolist()
-    refused = {}
     for client, bad, beyond in zip(ids, infinite, grown, strict=True):
         if bad:
             refused[client] = f"{bad} numbers are NaN or infinite"
         elif beyond:
             refused[client] = f"{beyond} numbers that its mask cuts are not 0"
     return refused
+
+
+def _unusable_beside(ids: Sequence[int], up: Mapping[str, Tensor] | None) -> dict[int, str]:
+    """Whose vectors beside the model are not finite."""
+    refused: dict[int, str] = {}
+    for name, rows in (up or {}).items():
+        if not bool(torch.isfinite(rows).all()):
+            bad = (~torch.isfinite(rows)).flatten(1).sum(1).tolist()
+            refused |= {
+                client: f"{count} numbers of {name}, beside its model, are NaN or infinite"
+                for client, count in zip(ids, bad, strict=True)
+                if count
+            }
+    return refused
+
+
+def _too_dense(ids: Sequence[int], size: int, masks: Tensor | None, most: int) -> dict[int, str]:
+    kept = [size] if masks is None else masks.sum(1).tolist()
+    counts = kept * len(ids) if len(kept) == 1 else kept
+    return {
+        client: f"its mask keeps {count} numbers, at most {most} were asked for"
+        for client, count in zip(ids, counts, strict=True)
+        if count > most
+    }
 
 
 def _real_vector(raw: Vector) -> Tensor | None:

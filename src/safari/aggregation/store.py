@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from operator import gt
 
 from torch import Tensor
 
@@ -12,27 +13,29 @@ from safari.aggregation.server import Server
 from safari.aggregation.steps.average import AVERAGE
 from safari.errors import SafariError
 
-_RULE, _STEP = "rule.", "step."
+_RULE, _STEP, _GATE = "rule.", "step.", "gate."
 
 
 def to_tensors(server: Server) -> dict[str, Tensor]:
-    """The model, the rule's state and that of the steps, by name; the round is a number and goes beside them.
+    """The model and the states of rule, steps and gate, by name; the round is a number and goes beside them.
 
     The running average of the models is `average`, whichever step keeps it.
 
     >>> import torch
     >>> server = Server.start(torch.zeros(2), clients=3, rule="safari", steps=["fedavgm"])
     >>> {name: tuple(tensor.shape) for name, tensor in to_tensors(server).items()}
-    {'model': (2,), 'rule.similarity': (3, 3), 'step.0.velocity': (2,)}
+    {'model': (2,), 'rule.similarity': (3, 3), 'step.0.velocity': (2,), 'gate.norms': (3, 2)}
     """
     tensors = {"model": server.model} | {f"{_RULE}{name}": tensor for name, tensor in server.state.items()}
-    return tensors | {_step_name(name): tensor for name, tensor in server.step_state.items()}
+    tensors |= {_step_name(name): tensor for name, tensor in server.step_state.items()}
+    return tensors | {f"{_GATE}{name}": tensor for name, tensor in server.gate_state.items()}
 
 
 def with_tensors(server: Server, round: int, tensors: Mapping[str, Tensor]) -> Server:
     """The server after `round` rounds, from what `to_tensors` gave; other names are ignored.
 
-    SafariError where the state of a step is not there, or of another shape.
+    SafariError where the state of a step is not there, or of another shape. A gate starts anew where its
+    state is not there: older checkpoints have none.
     """
     device = server.model.device
     state = {
@@ -47,7 +50,24 @@ def with_tensors(server: Server, round: int, tensors: Mapping[str, Tensor]) -> S
             got = "nothing" if found is None else f"shape {[*found.shape]}"
             raise SafariError(f"{_step_name(name)} must be a tensor of shape {[*first.shape]}, got {got}")
         steps[name] = found.to(device)
-    return replace(server, model=tensors["model"].to(device), round=round, state=state, step_state=steps)
+    gate = {name: _inside(first, tensors.get(f"{_GATE}{name}")) for name, first in server.gate_state.items()}
+    return replace(
+        server,
+        model=tensors["model"].to(device),
+        round=round,
+        state=state,
+        step_state=steps,
+        gate_state=gate,
+    )
+
+
+def _inside(first: Tensor, found: Tensor | None) -> Tensor:
+    """A gate's first state with what is known, perhaps of fewer clients, in its corner."""
+    if found is None or found.ndim != first.ndim or any(map(gt, found.shape, first.shape)):
+        return first
+    out = first.clone()
+    out[tuple(slice(size) for size in found.shape)] = found.to(first.device)
+    return out
 
 
 def _step_name(name: str) -> str:

@@ -20,8 +20,11 @@ from safari.cli.validate import validate
 from safari.cli.view import view
 from safari.cli.wire import wire
 from safari.errors import SafariError
+from safari.text import visible
 from safari.version import __version__
 
+# Letters of an error's line: paths are long, and nobody reads more.
+_LONGEST = 2000
 _FIRST_STEPS = """
 \b
 First steps:
@@ -80,7 +83,8 @@ def main() -> None:
 def _say(text: str) -> None:
     for line in text.splitlines():
         click.secho("error: ", fg="red", nl=False, err=True)
-        click.echo(line, err=True)
+        # A file's name, or what a file or a client says, may hold what a terminal would act on.
+        click.echo(visible(line, _LONGEST), err=True)
 
 
 def _out_of_memory(error: Exception) -> bool:

@@ -9,10 +9,19 @@ import click
 from safari.cli.approval import approved_config, trust_option
 from safari.cli.options import json_option, quiet_option, read_config, set_option
 from safari.errors import RunError
+from safari.presets import preset
 
 
 @click.command(short_help="Run an experiment: every arm and seed, then a report.")
 @click.argument("config", type=click.Path(path_type=Path, dir_okay=False), required=False)
+@click.option(
+    "--preset",
+    "presets",
+    metavar="NAME",
+    multiple=True,
+    help="Settings that belong together: demo (the defaults), paper (the paper's own), or best: the recipe for "
+    "the best model over bad links. They come before --set.",
+)
 @set_option
 @click.option("--seeds", type=click.IntRange(min=1), help="How many seeds to run.  [default: the config's]")
 @click.option(
@@ -26,6 +35,7 @@ from safari.errors import RunError
 @quiet_option
 def run(
     config: Path | None,
+    presets: tuple[str, ...],
     settings: tuple[str, ...],
     seeds: int | None,
     out: Path | None,
@@ -44,9 +54,11 @@ def run(
     Examples:
       safari run
       safari run --seeds 5 --set pruning.pruner=synflow
+      safari run my.toml --preset best
       safari run --set uplink.name=gilbert-elliott --set uplink.p=0.3 --set uplink.burst=8
       safari init my.toml && safari run my.toml --out runs/mine
     """
+    settings = (*(line for name in presets for line in preset(name)), *settings)
     with approved_config(config, settings, trust, seeds):
         wanted = read_config(config, settings, seeds)
         from safari import engine

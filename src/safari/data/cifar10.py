@@ -142,7 +142,7 @@ def _bytes(path: Path, most: int) -> tuple[bytes, int]:
     """Up to `most` bytes of a plain file, and how many it has."""
     try:
         status = path.stat()
-        # Opening a pipe would wait for somebody to write into it, and a device has no end.
+        # Opening a pipe would wait for a writer, and a device has no end.
         if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
             raise DataError(f"{path}: expected a plain file, found a pipe or a device")
         with path.open("rb") as file:

@@ -107,11 +107,21 @@ def shards(labels: Labels, clients: int, rng: np.random.Generator, *, shards_per
 
 
 def dirichlet(
-    labels: Labels, clients: int, rng: np.random.Generator, *, alpha: float = 0.3, minimum: int = 1
+    labels: Labels,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    alpha: float = 0.3,
+    minimum: int = 1,
+    by: Literal["labels", "clients"] = "labels",
+    balanced: bool = False,
 ) -> Parts:
     """Each label divided among the clients in Dirichlet(alpha) shares: the smaller alpha, the more skewed.
 
     A client left with fewer than `minimum` samples is filled up with random ones of the largest clients.
+    `by = "clients"`: each client draws its own shares of the labels instead, and a label is divided in their
+    proportion (Hsu et al., 2019, as FedAU and FedAWE have it). `balanced`: a client that has its equal share
+    of all samples gets none of the labels that follow (as FedML and NIID-Bench divide).
 
     >>> labels = np.arange(1000) % 10
     >>> parts = dirichlet(labels, 5, np.random.default_rng(0), alpha=0.1, minimum=20)
@@ -128,11 +138,20 @@ def dirichlet(
             f"minimum must be at most samples / clients ({len(labels)} / {clients} = {most}), got {minimum}"
         )
     owner = np.empty(len(labels), np.int64)
+    own = rng.dirichlet(np.full(len(present), float(alpha)), clients) if by == "clients" else None
+    sizes = np.zeros(clients, np.int64)
     for label in range(len(present)):
         samples = rng.permutation(np.flatnonzero(rank == label))
-        edges = np.cumsum(rng.dirichlet(np.full(clients, float(alpha))))
+        shares = rng.dirichlet(np.full(clients, float(alpha))) if own is None else own[:, label]
+        if balanced:
+            shares = np.where(sizes * clients < len(labels), shares, 0.0)
+        # A tiny alpha may leave nobody a share; then all who may have one have the same.
+        if not shares.any():
+            shares = (sizes * clients < len(labels)).astype(np.float64)
+        edges = np.cumsum(shares)
         # Edges are scaled by the last one, as rounding may leave it below 1 and a sample without an owner.
         owner[samples] = np.searchsorted(edges / edges[-1], (np.arange(len(samples)) + 0.5) / len(samples))
+        sizes += np.bincount(owner[samples], minlength=clients)
     return _by_owner(_filled_up(owner, clients, minimum, rng), clients)
 
 

@@ -22,6 +22,7 @@ from safari.engine.checks import (
     shared_samples,
 )
 from safari.engine.device import device_of, placed
+from safari.engine.packets import check_packets
 from safari.engine.parts import Parts, Problems, call_own, is_own, parts_of
 from safari.engine.rehearsal import rehearse
 from safari.engine.world import World
@@ -69,9 +70,11 @@ def assemble(config: Config, seed: int, data: Data, parts: Parts | None = None) 
     )
     if not problems.lines:
         problems.attempt(lambda: _try_masks(world))
+    problems.attempt(lambda: check_packets(world))
     for arm in config.arms:
         problems.attempt(partial(_start_rule, arm, world))
-    if any(is_own("step", plug.name) for plug in config.aggregation.steps):
+    own_steps = any(is_own("step", plug.name) for plug in config.aggregation.steps)
+    if own_steps or is_own("gate", config.aggregation.gate.name):
         problems.attempt(lambda: rehearse(world, RULES["drop"]()))
     problems.raise_if_any()
     return world
@@ -131,8 +134,10 @@ def _world(built: Parts, seed: int, data: Data, shares: list[np.ndarray], module
         augmentation=AUGMENTATIONS[config.local.augment],
         uplink=built.uplink,
         downlink=built.downlink,
+        packets=built.packets,
         rules=built.rules,
         server_steps=tuple(built.steps),
+        gate=built.gate,
     )
 
 

@@ -35,15 +35,16 @@ def close_round(
     policy: dict[str, Tensor],
     clients: dict[str, Tensor],
     mask: Tensor | None,
+    packets: Link,
     test: Callable[[Tensor], Mapping[str, float] | None],
     everyone: Everyone,
 ) -> tuple[State, RoundRecord, dict[str, float]]:
     """The next state, the round's record, and the seconds each part took.
 
     `state` is the one before the round, `server` the one after it; `links` are the next states of uplink and
-    downlink, `policy` and `clients` those of the mask policy and of the client algorithm. `mask` is the one that the
-    server announced for this round; None where clients work theirs out. `test` and `everyone` are the engine's ways
-    to test a model and to train whoever was missing.
+    downlink, `policy` and `clients` those of the mask policy and of the client algorithm, `packets` that of the
+    packets. `mask` is the one that the server announced for this round; None where clients work theirs out. `test`
+    and `everyone` are the engine's ways to test a model and to train whoever was missing.
     """
     t, x = state.round, state.server.model
     watch.lap("aggregate")
@@ -71,7 +72,7 @@ def close_round(
         kept=_kept(state, mask),
     )
     uplink, downlink = links
-    after = State(server, uplink, downlink, policy, clients, mask, codec.residual)
+    after = State(server, uplink, downlink, policy, clients, mask, codec.residual, packets)
     return after, record_of(world.layout, facts), watch.seconds
 
 

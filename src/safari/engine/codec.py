@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from safari.config import Wire
 from safari.engine.lossy import encodable, seen
 from safari.engine.world import World
 from safari.models import Layout
@@ -34,19 +33,26 @@ class RoundCodec:
     Messages are encoded in the rounds in which bytes are counted. Lossy modes are felt in every round: the
     server gets what it would have decoded. `residual` (`float32[clients, parameters]`) is what earlier
     uploads left out, where clients keep that for later; after the round it is the next round's. Buffers
-    have none: they are statistics that renew themselves.
+    have none: they are statistics that renew themselves. `held` is the mask that was announced in the round
+    before: a new one travels as what changed, where everybody is sure to hold that.
     """
 
     def __init__(
-        self, world: World, x: Tensor, t: int, masks: Masks | None = None, residual: Tensor | None = None
+        self,
+        world: World,
+        x: Tensor,
+        t: int,
+        masks: Masks | None = None,
+        residual: Tensor | None = None,
+        held: Tensor | None = None,
     ):
-        self._world, self._x, self._t = world, x, t
+        self._world, self._x, self._t, self._held = world, x, t, held
         self._masks = world.first_masks(x, t) if masks is None else masks
         every = world.config.wire.every
         self.counts = every > 0 and (t % every == 0 or t + 1 == world.config.rounds)
         self.lossy = not ValueMode(world.config.wire.values).exact
         self.residual = residual if residual is None else residual.clone()
-        self._up: list[int] = []
+        self._up: list[float] = []
         self._beside = 0
         self._beside_down = 0
         self._modes: Counter[str] = Counter()
@@ -71,7 +77,7 @@ class RoundCodec:
             sent = torch.where(fit[:, None], sent, models)
         got = sent
         if self.lossy:
-            choices = [self._choices(wire, client) for client in clients]
+            choices = [self.choices(client) for client in clients]
             decoded = seen(sent, masks, self._x, self.layout, wire.values, choices, self._expected(masks))
             got = torch.where(fit[:, None], decoded, sent)
         if self.residual is not None:
@@ -85,9 +91,10 @@ class RoundCodec:
         wire = self._world.config.wire
         for client, vector, mask, fits in zip(clients, sent, kept, fit.tolist(), strict=True):
             if fits:
-                lossy = self._choices(wire, client)
+                lossy = self.choices(client)
                 arrays = vector.cpu().numpy(), mask.cpu().numpy()
-                frame = encode(*arrays, self.shared, values=wire.values, lossy=lossy)
+                mask_mode = "auto" if self._masks.own is None else "best"
+                frame = encode(*arrays, self.shared, values=wire.values, mask_mode=mask_mode, lossy=lossy)
                 self._up.append(len(frame))
                 modes = inspect(frame).modes
                 self._modes[f"{modes.values}, mask {modes.mask}"] += 1
@@ -130,20 +137,27 @@ class RoundCodec:
         """
         if not self.counts:
             return {"up": None, "down": None}
-        model = self._x
+        model, known = self._x, Shared(self.layout)
         if self._masks.announced and self._masks.base is not None:
             kept = self._masks.base
             model = model.masked_fill(~kept, 0.0)
+            if self._held is not None and self._all_hear_every_round:
+                known = Shared(self.layout, None, self._held.cpu().numpy())
         else:
             # Clients work the mask out from the model; zeros need not be sent.
             kept = (model != 0) | ~self._world.layout.prunable.to(model.device)
-        frame = encode(model.cpu().numpy(), kept.cpu().numpy(), self.layout, values="absolute")
+        frame = encode(model.cpu().numpy(), kept.cpu().numpy(), known, values="absolute", mask_mode="best")
         up = (sum(self._up) + self._beside) / len(self._up) if self._up else None
         return {"up": up, "down": float(len(frame) + self._beside_down)}
 
     def modes(self) -> dict[str, int] | None:
         """How many uploads were encoded in which mode; None: not counted."""
         return dict(sorted(self._modes.items())) if self.counts else None
+
+    @property
+    def _all_hear_every_round(self) -> bool:
+        config = self._world.config
+        return config.downlink.name == "perfect" and config.cohort in (0, config.clients)
 
     @cached_property
     def layout(self) -> WireLayout:
@@ -169,5 +183,11 @@ class RoundCodec:
             return masks.support
         return self._world.score_mask(self._x, self._t, masks.support, pruner=PRUNERS["mag"])
 
-    def _choices(self, wire: Wire, client: int) -> Lossy:
-        return Lossy.of(wire, generator(self._world.seed, "wire", client, self._t))
+    def choices(self, client: int) -> Lossy:
+        """A client's options of lossy modes, with its own draws."""
+        return Lossy.of(self._world.config.wire, generator(self._world.seed, "wire", client, self._t))
+
+    def in_packets(self, sizes: Sequence[float]) -> None:
+        """Count uploads as they travel in packets: the bytes that each client sent, whatever arrived."""
+        if self.counts:
+            self._up = list(sizes)

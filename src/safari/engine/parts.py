@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 from torch import nn
 
 from safari import aggregation
-from safari.aggregation import RULES, STEPS, Compensation, ServerStep
+from safari.aggregation import GATES, RULES, STEPS, Compensation, Gate, ServerStep, gate_of
 from safari.aggregation.steps import steps_of
 from safari.config import Config, Plug
 from safari.data import DATASETS, PARTITIONS, Data, as_data
 from safari.engine.device import device_of
 from safari.errors import ConfigError, PruneError, SafariError
 from safari.hosting import build, factory_of, made
-from safari.links import LINKS, Link, link_of
+from safari.links import LINKS, PACKET_LINKS, Link, PacketLink, link_of
 from safari.models import MODELS
 from safari.plugins import resolve
 from safari.pruning import POLICIES, PRUNERS, MaskPolicy, Pruner, as_pruner, for_task
@@ -36,8 +36,10 @@ KINDS: dict[str, tuple[Mapping[str, Any], str]] = {
     "policy": (POLICIES, "policy.name"),
     "client": (CLIENTS, "client.name"),
     "link": (LINKS, "uplink.name, downlink.name"),
+    "packets": (PACKET_LINKS, "packets.name"),
     "rule": (RULES, "arms"),
     "step": (STEPS, "aggregation.steps"),
+    "gate": (GATES, "aggregation.gate"),
 }
 # What a factory is given by position; all else are its options.
 POSITIONAL = {"partition": ("labels", "clients", "rng"), "model": ("shape", "classes")}
@@ -58,8 +60,10 @@ class Parts:
     client: ClientAlgorithm
     uplink: Link
     downlink: Link
+    packets: PacketLink
     rules: Mapping[str, Compensation]
     steps: Sequence[ServerStep]
+    gate: Gate
 
 
 class Problems:
@@ -97,6 +101,7 @@ def parts_of(config: Config) -> Parts:
         "pruner": attempt(partial(_pruner, config, task)),
         "policy": attempt(partial(_built, "policy", config.policy, MaskPolicy)),
         "client": attempt(partial(_built, "client", config.client, ClientAlgorithm)),
+        "packets": attempt(partial(_built, "packets", config.packets, PacketLink)),
     }
     for direction in ("uplink", "downlink"):
         plug: Plug = getattr(config, direction)
@@ -104,6 +109,8 @@ def parts_of(config: Config) -> Parts:
     rules = {arm.name: attempt(partial(rule_of, arm.rule)) for arm in config.arms}
     plugs = [(plug.name, plug.options) for plug in config.aggregation.steps]
     found["steps"] = attempt(lambda: steps_of(plugs, config.aggregation.average))
+    gate = config.aggregation.gate
+    found["gate"] = attempt(lambda: gate_of(gate.name, gate.options))
     attempt(lambda: device_of(config))
     if found["client"] is not None and task is not None:
         attempt(lambda: found["client"].check(task))

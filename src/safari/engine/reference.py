@@ -12,6 +12,7 @@ from torch import Tensor
 from safari.engine.clients import Uploads, learned, put_rows, sent_mask, side_of
 from safari.engine.closing import close_round
 from safari.engine.codec import RoundCodec
+from safari.engine.packets import deliver
 from safari.engine.state import State
 from safari.engine.world import World
 from safari.pruning import Masks
@@ -33,7 +34,7 @@ def run_round(world: World, state: State) -> tuple[State, RoundRecord, dict[str,
 
     # 1. The server broadcasts x; the network decides whom that reaches, and whose answer will arrive.
     masks, policy = world.masks(state.policy, x, t)
-    codec, down = RoundCodec(world, x, t, masks, state.residual), world.down(state.server)
+    codec, down = RoundCodec(world, x, t, masks, state.residual, state.mask), world.down(state.server)
     codec.beside_down(down)
     cohort = world.cohort(t)
     heard, answered, uplink, downlink = network(world, state)
@@ -56,13 +57,21 @@ def run_round(world: World, state: State) -> tuple[State, RoundRecord, dict[str,
             model = codec.up([client], trained.model[None], sent[None])
             uploads.add(client, model[0], sent, trained.loss, trained.up, votes)
             watch.lap("wire")
-            count.add(sent)
 
     # 4. The server lets arrivals stand in for the missing, and averages (Algorithm 3).
     arrived = uploads.stacked(x, None if masks.shared is None else sent_mask(world, masks.shared))
     codec.beside(arrived.up, arrived.masks, arrived.votes)
+    arrived, came, packets = deliver(world, state, arrived, codec)
+    for mask in arrived.masks.expand(len(arrived.ids), -1):
+        count.add(mask)
     server, outcome = state.server.step_stacked(
-        arrived.ids, arrived.models, cohort, arrived.masks, same_mask=masks.shared is not None, up=arrived.up
+        arrived.ids,
+        arrived.models,
+        cohort,
+        arrived.masks,
+        came,
+        same_mask=masks.shared is not None,
+        up=arrived.up,
     )
     return close_round(
         world,
@@ -78,6 +87,7 @@ def run_round(world: World, state: State) -> tuple[State, RoundRecord, dict[str,
         policy=learned(world, policy, server, outcome, arrived),
         clients=clients,
         mask=masks.base if masks.announced else None,
+        packets=packets,
         test=partial(world.scores, t=t),
         everyone=partial(everyone, world, masks, state, x, t),
     )

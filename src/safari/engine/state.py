@@ -12,7 +12,9 @@ import torch
 from safari.aggregation import (
     Compensation,
     Server,
+    gate_defaults,
     is_known,
+    is_known_gate,
     is_known_step,
     rule_defaults,
     step_defaults,
@@ -40,6 +42,7 @@ _MEANINGFUL = (
     "client",
     "uplink",
     "downlink",
+    "packets",
     "aggregation",
 )
 
@@ -59,6 +62,8 @@ class State:
     mask: torch.Tensor | None = None
     # What each client's lossy uploads left out of its parameters so far, where clients keep that for later.
     residual: torch.Tensor | None = None
+    # What lasts of the packets in which uploads travel, where they do.
+    packets: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def average(self) -> torch.Tensor | None:
@@ -82,13 +87,15 @@ def initial(world: World, rule: Compensation) -> State:
         residual=world.start.new_zeros(len(world.parts), world.layout.parameters)
         if world.config.wire.feeds_back
         else None,
+        packets={} if world.packets.whole else world.packets.init(world.setting("packets")),
     )
 
 
 def to_saved(state: State, world: World, trial: Trial) -> Saved:
     """The state as a checkpoint."""
     tensors = to_tensors(state.server)
-    for direction, link in (("uplink", state.uplink), ("downlink", state.downlink)):
+    links = {"uplink": state.uplink, "downlink": state.downlink, "packets": state.packets}
+    for direction, link in links.items():
         # Copies: torch takes no array that runs backwards, and warns of one that is read-only.
         tensors |= {f"{direction}.{name}": torch.from_numpy(array.copy()) for name, array in link.items()}
     tensors |= {f"policy.{name}": tensor for name, tensor in state.policy.items()}
@@ -137,6 +144,7 @@ def from_saved(saved: Saved, world: World, rule: Compensation, trial: Trial) -> 
         clients={n: part("client.")[n].to(old.device) for n, old in state.clients.items()},
         mask=None if "mask" not in saved.tensors else saved.tensors["mask"].to(world.device),
         residual=residual,
+        packets={name: tensor.numpy() for name, tensor in part("packets.").items()},
     )
 
 
@@ -165,11 +173,16 @@ def refuse_changes(saved: Saved | About, config: Config, trial: Trial) -> None:
         # What another rule, or other options, leave to defaults is no news; nor can it be told of a user's
         # rule that is not loaded, because a run is only looked at.
         before.pop("defaults", None)
+    arm = next(a for a in config.arms if a.name == trial.arm)
+    config = config.for_arm(arm)
     steps = config.aggregation.steps
     table = before.get("aggregation")
     same = isinstance(table, Mapping) and table.get("steps") == now["aggregation"]["steps"]
     if not same or not all(is_known_step(plug.name) for plug in steps):
         before.pop("step_defaults", None)
+    same = isinstance(table, Mapping) and table.get("gate") == now["aggregation"]["gate"]
+    if not same or not is_known_gate(config.aggregation.gate.name):
+        before.pop("gate_defaults", None)
     changes = _changes(before, now)
     if changes:
         raise RunError(
@@ -182,14 +195,15 @@ def meaning(config: Config, arm: str) -> dict[str, Any]:
     """What a trial's numbers follow from. How long it runs, how often it is tested and where is left out:
     that may change between two processes."""
     own = next(a for a in config.arms if a.name == arm)
-    table, rule = config.for_arm(own).to_dict(), own.rule
+    rule, config = own.rule, config.for_arm(own)
+    table, gate = config.to_dict(), config.aggregation.gate
     # How often bytes are counted changes nothing else.
     wire = {name: value for name, value in table["wire"].items() if name != "every"}
     wire["feedback"] = config.wire.feeds_back
     # With its name, so that an option that a rule did not have then counts as a change.
     defaults = {"name": rule.name, **rule_defaults(rule.name, rule.options)}
     validation = {"validation": config.evaluation.validation}
-    named = {
+    named: dict[str, Any] = {
         "evaluation": validation,
         "wire": wire,
         "rule": {"name": rule.name, **rule.options},
@@ -197,7 +211,11 @@ def meaning(config: Config, arm: str) -> dict[str, Any]:
         "step_defaults": [
             {"name": plug.name, **step_defaults(plug.name, plug.options)} for plug in config.aggregation.steps
         ],
+        "gate_defaults": {"name": gate.name, **gate_defaults(gate.name, gate.options)},
     }
+    if config.policy.name != "static" or config.local.schedule != "constant":
+        # Masks that come to rest and rates that fall do so by the part of the run that is over.
+        named["rounds"] = config.rounds
     return {name: table[name] for name in _MEANINGFUL} | named
 
 

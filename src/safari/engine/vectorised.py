@@ -22,6 +22,7 @@ from torch import Tensor
 from safari.engine.clients import Arrived, learned, put_rows, rounded, sent_mask, side_of
 from safari.engine.closing import close_round
 from safari.engine.codec import RoundCodec
+from safari.engine.packets import deliver
 from safari.engine.reference import network, train
 from safari.engine.stack.compile_policy import FORECAST, compiles
 from safari.engine.stack.cpu import TURNS, Tester, keep_freed_memory, pool_for, stacked_at_once
@@ -141,7 +142,7 @@ class Vectorised:
         world, t, x = self.world, state.round, state.server.model
         watch, count = Stopwatch(world.device), MaskCount(world.layout)
         masks, policy = world.masks(state.policy, x, t)
-        codec, down = RoundCodec(world, x, t, masks, state.residual), world.down(state.server)
+        codec, down = RoundCodec(world, x, t, masks, state.residual, state.mask), world.down(state.server)
         codec.beside_down(down)
         cohort = world.cohort(t)
         heard, answered, uplink, downlink = network(world, state)
@@ -149,8 +150,6 @@ class Vectorised:
         arriving = [client for client in trained if answered[client]]
         # Of an upload that is lost nobody sees anything, unless its client remembers what it did.
         training = trained if world.client.keeps_state else arriving
-        if arriving and masks.shared is not None:
-            count.add(sent_mask(world, masks.shared), len(arriving))
         watch.lap("mask")
 
         def work(group: Sequence[int]) -> tuple[Tensor, Tensor | None, Training]:
@@ -167,15 +166,24 @@ class Vectorised:
             arrives = [row for row, client in enumerate(group) if answered[client]]
             ids, own = [group[row] for row in arrives], kept if len(kept) == 1 else kept[arrives]
             sent = sent_mask(world, own)
-            if masks.shared is None and ids:
-                count.add_rows(sent)
             uploads.add(ids, codec.up(ids, found.models[arrives], sent), sent, found, votes, arrives)
             watch.lap("wire")
 
         arrived = uploads.stacked()
         codec.beside(arrived.up, arrived.masks, arrived.votes)
+        arrived, came, packets = deliver(world, state, arrived, codec)
+        if arrived.ids and masks.shared is not None:
+            count.add(arrived.masks[0], len(arrived.ids))
+        elif arrived.ids:
+            count.add_rows(arrived.masks)
         server, outcome = state.server.step_stacked(
-            arriving, arrived.models, cohort, arrived.masks, same_mask=masks.shared is not None, up=arrived.up
+            arrived.ids,
+            arrived.models,
+            cohort,
+            arrived.masks,
+            came,
+            same_mask=masks.shared is not None,
+            up=arrived.up,
         )
         return close_round(
             world,
@@ -191,6 +199,7 @@ class Vectorised:
             policy=learned(world, policy, server, outcome, arrived),
             clients=clients,
             mask=masks.base if masks.announced else None,
+            packets=packets,
             test=partial(world.scores, t=t, memory_format=self._test_format, tester=self._tester),
             everyone=partial(self._everyone, masks, state, x, t),
         )

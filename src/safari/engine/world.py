@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from safari.aggregation import Compensation, Server, ServerStep
+from safari.aggregation import Compensation, Gate, Server, ServerStep
 from safari.config import Config
 from safari.data import Augmentation, Data
 from safari.engine.checks import checked_masks
 from safari.engine.half import half_state, half_step
 from safari.hosting import hosted
-from safari.links import Link, Setting
+from safari.links import Link, PacketLink, Setting
 from safari.models import Layout, prunable_parameters
 from safari.pruning import (
     POLICIES,
@@ -60,8 +60,10 @@ class World:
     augmentation: Augmentation
     uplink: Link
     downlink: Link
+    packets: PacketLink
     rules: Mapping[str, Compensation]
     server_steps: Sequence[ServerStep] = ()
+    gate: Gate | str = "norm"
 
     def setting(self, direction: str) -> Setting:
         """What a link may know."""
@@ -168,6 +170,7 @@ class World:
             weights=self.client_weights,
             parameters=self.layout.parameters,
             steps=[*self._server_half, *self.server_steps],
+            gate=self.gate,
         )
 
     @cached_property
@@ -205,6 +208,7 @@ class World:
             end=local.final,
             milestones=local.milestones,
             factor=local.factor,
+            horizon=local.horizon,
         )
 
     def steps(self, client: int) -> int:

@@ -58,8 +58,8 @@ def is_share(column: str) -> bool:
 
 def write_numbers(trial: Trial, config: Config) -> Numbers:
     """Put a finished trial's numbers beside its records."""
-    numbers = trial_numbers(trial.records(config.clients), config, group_of(config))
     arm = next(arm for arm in config.arms if arm.name == trial.arm)
+    numbers = trial_numbers(trial.records(config.clients), config, group_of(config))
     numbers |= maker_of(arm)
     numbers["code"] = versions_of(trial)
     numbers["seconds"] = round(_seconds(trial), 3)
@@ -71,7 +71,7 @@ def write_numbers(trial: Trial, config: Config) -> Numbers:
 
 
 def read_numbers(path: Path, arm: Arm) -> Numbers | None:
-    """The numbers in a trial's folder, if it is finished and was made by the rule that the arm has now."""
+    """The numbers in a trial's folder, if it is finished and was made by the arm as it is now."""
     file = path / NUMBERS
     if not file.exists():
         return None
@@ -83,8 +83,10 @@ def read_numbers(path: Path, arm: Arm) -> Numbers | None:
 
 
 def maker_of(arm: Arm) -> dict[str, dict[str, Any]]:
-    """A rule with its options, the settings that the arm has of its own, and the rule's present defaults: a later
-    version may have others."""
+    """A rule with its options, the settings that the arm has of its own, and the rule's present defaults.
+
+    A later version may have other defaults.
+    """
     rule, own = arm.rule, {"set": dict(arm.set)} if arm.set else {}
     return {
         "rule": {"name": rule.name, **rule.options, **own},

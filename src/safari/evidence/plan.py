@@ -77,7 +77,7 @@ class Case:
 
     @cached_property
     def setting(self) -> str:
-        """A short hash of the setting; see `digest`."""
+        """A short hash of the setting, without what arms have of their own; see `digest`."""
         return digest(self.config)[:12]
 
     @property

@@ -72,8 +72,11 @@ def verdict_table(experiments: Sequence[Experiment], results: Results) -> Table 
     return Table(header, rows, note, numbers=False) if rows else None
 
 
-def main_table(experiment: Experiment, results: Results, *, folded: bool = False) -> Table:
-    """All columns that have numbers, a row for each case and arm."""
+def main_table(
+    experiment: Experiment, results: Results, columns: Sequence[str] = (), *, folded: bool = False
+) -> Table:
+    """These columns, or all, as far as they have numbers; a row for each case and arm."""
+    names = [name for name in _TITLES if not columns or name in columns]
     rows = []
     several = len(made_by([experiment], results)) > 1
     for case in experiment.cases:
@@ -82,18 +85,20 @@ def main_table(experiment: Experiment, results: Results, *, folded: bool = False
             trials = results.arm(case, arm)
             other = results.arm(case, reference) if reference and arm != reference else {}
             row = [case.name, arm.name]
-            for name in _TITLES:
+            for name in names:
                 row += [_mean(trials, name), *([_gap(trials, other, name)] if name in _GAPS else [])]
             code = [", ".join(sorted(versions(trials))) or NOTHING] if several else []
             rows.append([*row, f"{len(trials)} of {case.config.seeds}", *code])
-    titles = [t for name, title in _TITLES.items() for t in (title, *([MINUS] if name in _GAPS else []))]
+    titles = [t for name in names for t in (_TITLES[name], *([MINUS] if name in _GAPS else []))]
     header = ["case", "arm", *titles, "seeds", *(["code"] if several else [])]
     kept = [k for k in range(len(header)) if k < 3 or any(row[k] != NOTHING for row in rows)]
+    wobble = (
+        " Wobble: standard deviation within those rounds, of top-1 in points, without its trend and without "
+        "the difference between even and odd rounds, which has a column of its own."
+    )
     note = (
-        f"{_lengths(experiment.cases)} Scores are means over the evaluations of those last rounds, then "
-        f"over seeds; {PLUS_MINUS} Wobble: standard deviation of top-1 within those rounds, in points, "
-        "without its trend and without the difference between even and odd rounds, which has a column of "
-        "its own. Minus perfect: points."
+        f"{_lengths(experiment.cases)} Scores are means over the evaluations of those last rounds, then over "
+        f"seeds; {PLUS_MINUS}{wobble if 'top1_wobble' in names else ''} Minus perfect: points."
     )
     return Table(
         [header[k] for k in kept], [[row[k] for k in kept] for row in rows], note, folded=folded, names=2

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from safari.errors import SafariError
 from safari.flower.npy import read_npy
-from safari.flower.text import visible
 from safari.models import Layout
+from safari.text import visible
 
 FRAME_TYPE = "safari.frame.1"
 CHAIN_TYPE = "safari.chain.1"

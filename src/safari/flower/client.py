@@ -143,11 +143,12 @@ class Job:
     def _encode(self, vector: Tensor) -> bytes:
         lossy = self._lossy
         model, mask, values = vector.numpy(), self.mask.numpy(), self.instructions.values
+        whose = Identity(self.client, self.instructions.round, self.shared.reference_digest)
         if not self.instructions.feedback:
-            return encode(model, mask, self.shared, values=values, lossy=lossy)
+            return encode(model, mask, self.shared, values=values, lossy=lossy, identity=whose)
         before = read_residual(self.state, self.layout.parameters, self.instructions.heard)
         target = with_residual(model, mask, before)
-        frame = encode(target, mask, self.shared, values=values, lossy=lossy)
+        frame = encode(target, mask, self.shared, values=values, lossy=lossy, identity=whose)
         after = settle(before, target, decode(frame, self.shared).vector, mask, True)
         write_residual(self.state, before, after, self.instructions.round)
         return frame

@@ -14,7 +14,8 @@ from safari.flower.broadcast import Broadcast
 from safari.flower.protocol import DOWNLINK_LOST, UNREADABLE, UPLINK_LOST
 from safari.flower.reply import NothingCameError, Reply, read_parts, read_reply
 from safari.flower.roster import NoSeatError, Roster
-from safari.flower.text import last_line, visible, visible_traceback
+from safari.flower.text import last_line, visible_traceback
+from safari.text import visible
 
 if TYPE_CHECKING:
     from safari.net.blocks import Delivery

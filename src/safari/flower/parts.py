@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from safari.flower.datagrams import Datagrams
     from safari.net.blocks import Delivery
 
+_MOST_RANGES = 5_000
+
 
 def reply_without_words(message: Message, name: str) -> Message:
     """A reply in the place of one that did not come, of a node of whose model packets did."""
@@ -37,8 +39,12 @@ def check_datagrams(datagrams: Datagrams | None, config: Config, download: str, 
 
 
 def blocks_record(deliveries: Mapping[int, Delivery], nodes: Mapping[int, int]) -> dict[str, Any]:
-    """What came of each client, for a round's record: packets, and coordinates as ranges in wire order."""
-    out = {}
+    """What came of each client, for a round's record: packets, and coordinates as ranges in wire order.
+
+    Of many clients ranges would make lines too long, and are left out.
+    """
+    out: dict[str, Any] = {}
+    brief = sum(len(found.ranges) for found in deliveries.values()) > _MOST_RANGES
     for seat, node in sorted(nodes.items()):
         found = deliveries.get(node)
         if found is not None:
@@ -47,6 +53,6 @@ def blocks_record(deliveries: Mapping[int, Delivery], nodes: Mapping[int, int]) 
                 "of": found.total,
                 "refused": found.refused,
                 "share": float(found.arrived.mean()),
-                "ranges": [list(pair) for pair in found.ranges],
+                **({} if brief else {"ranges": [list(pair) for pair in found.ranges]}),
             }
     return out

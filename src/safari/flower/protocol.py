@@ -9,8 +9,8 @@ from typing import Any
 from flwr.app import ConfigRecord, Context
 
 from safari.errors import SafariError, one_of
-from safari.flower.text import visible
 from safari.pruning import PRUNERS
+from safari.text import visible
 from safari.wire import ValueMode
 
 PROTOCOL = 2

@@ -15,9 +15,9 @@ from safari.errors import SafariError
 from safari.flower.arrays import dense_vector, frame_of
 from safari.flower.broadcast import ARRAYS, Broadcast
 from safari.flower.protocol import PARTITION_ID, SAFARI, ClientInfo, node_name
-from safari.flower.text import visible
 from safari.models import Layout
-from safari.wire import decode
+from safari.text import visible
+from safari.wire import Identity, decode
 
 if TYPE_CHECKING:
     from safari.net.blocks import Delivery
@@ -92,7 +92,10 @@ def read_reply(
         vector, size, mode = dense_vector(arrays, sent.layout), _size(arrays), "dense"
         mask = _dense_mask(vector, info, sent.layout)
     else:
-        found = decode(frame, sent.shared)
+        if info is None:
+            raise SafariError("the reply holds a frame and does not say whose")
+        whose = Identity(info.client, sent.instructions.round, sent.shared.reference_digest)
+        found = decode(frame, sent.shared, expect=whose)
         vector, mask, size = torch.from_numpy(found.vector), torch.from_numpy(found.mask), len(frame)
         mode = f"{found.info.modes.values}, mask {found.info.modes.mask}"
     _check_size(vector)

@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor, nn
 
-from safari.aggregation import Compensation, Server, rule_of
+from safari.aggregation import Compensation, Server, gate_of, rule_of
 from safari.aggregation.steps import steps_of
 from safari.config import Config
 from safari.errors import ConfigError, RunError, SafariError
@@ -375,6 +375,7 @@ class SafariStrategy(Strategy):
         if initial is not None and len(initial):
             vector = dense_vector(initial, self.layout)
             self._others |= others_of(initial, self._names)
+        gate = self.config.aggregation.gate
         self._server = Server.start(
             vector,
             self.config.clients,
@@ -384,6 +385,7 @@ class SafariStrategy(Strategy):
                 [(plug.name, plug.options) for plug in self.config.aggregation.steps],
                 self.config.aggregation.average,
             ),
+            gate=gate_of(gate.name, gate.options),
         )
 
     def _take_over(self, arrays: ArrayRecord) -> None:

@@ -34,9 +34,9 @@ class Setting:
 class Link:
     """`init(setting) -> state`; `apply(state, round, rng) -> (delivered, state)`.
 
-    `delivered` holds a bool a client. `rng` is fresh every round; draw one number a client, in order,
-    and adding a client will not change what the others draw. `rounds(state)`, for a link that ends, says how
-    many rounds it has: a longer run is refused before it begins.
+    `delivered` holds a bool a client. `rng` is fresh every round; draw as many numbers for each client, in
+    order, so that adding a client does not change what the others draw. `rounds(state)`, for a link that ends,
+    says how many rounds it has: a longer run is refused before it begins.
     """
 
     init: Callable[[Setting], State]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from safari.errors import ConfigError
+from safari.links.fedawe import fedawe
 from safari.links.link import Bools, Floats, Link, Setting, State, from_probability, probabilities, spread
 from safari.links.trace import trace
 
@@ -116,11 +117,11 @@ def gilbert_elliott(
 
     def apply(state: State, t: int, rng: np.random.Generator) -> tuple[Bools, State]:
         share, up = state["share"], state["up"]
-        luck = rng.random((len(share), 2))
+        draws = rng.random((len(share), 2))
         leave_bad = np.where(share >= 1, 1.0, np.where(share <= 0, 0.0, 1 / burst))
         leave_good = np.where(share <= 0, 1.0, (1 - share) / np.maximum(share, 1e-300) / burst)
-        up = np.where(up, luck[:, 0] >= leave_good, luck[:, 0] < leave_bad)
-        return luck[:, 1] < np.where(up, good, bad), {"share": share, "up": up}
+        up = np.where(up, draws[:, 0] >= leave_good, draws[:, 0] < leave_bad)
+        return draws[:, 1] < np.where(up, good, bad), {"share": share, "up": up}
 
     return Link(init, apply)
 
@@ -177,9 +178,9 @@ def come_and_go(*, p: float | Sequence[float] = 0.6, stay: float = 50.0, away: f
         return {"p": spread("p", p, setting.clients), "here": here}
 
     def apply(state: State, t: int, rng: np.random.Generator) -> tuple[Bools, State]:
-        luck = rng.random((len(state["p"]), 2))
-        here = np.where(state["here"], luck[:, 0] >= 1 / stay, luck[:, 0] < 1 / away)
-        return here & (luck[:, 1] < state["p"]), {"p": state["p"], "here": here}
+        draws = rng.random((len(state["p"]), 2))
+        here = np.where(state["here"], draws[:, 0] >= 1 / stay, draws[:, 0] < 1 / away)
+        return here & (draws[:, 1] < state["p"]), {"p": state["p"], "here": here}
 
     return Link(init, apply)
 
@@ -195,6 +196,7 @@ LINKS: dict[str, Callable[..., Link]] = {
     "gilbert-elliott": gilbert_elliott,
     "silence": silence,
     "come-and-go": come_and_go,
+    "fedawe": fedawe,
     "trace": trace,
 }
 

@@ -32,15 +32,26 @@ class PacketLink:
 
     `counts` says how many packets each client's model has. `delivered` holds for each client a bool for
     each of them; `rng` is fresh every round. `sent(count)` is how many packets go out for a model of
-    `count`.
+    `count`. `limit` is the most bytes of a packet. `whole`: models are not cut at all, and none of this is asked.
     """
 
     init: Callable[[Setting], State]
     apply: Callable[[State, int, Ints, np.random.Generator], tuple[list[Bools], State]]
     sent: Callable[[int], int]
+    limit: int = 1155
+    whole: bool = False
 
 
-def packets(
+def none() -> PacketLink:
+    """Uploads arrive whole, where the uplink lets them through."""
+
+    def apply(state: State, t: int, counts: Ints, rng: np.random.Generator) -> tuple[list[Bools], State]:
+        return [np.ones(count, np.bool_) for count in counts.tolist()], state
+
+    return PacketLink(lambda setting: {}, apply, lambda count: count, whole=True)
+
+
+def lossy(
     *,
     loss: float | Sequence[float] = 0.05,
     burst: float = 1.0,
@@ -50,7 +61,7 @@ def packets(
     pace: float = 0.0,
     latency: float = 0.0,
     deadline: float = 0.0,
-    size: int = 1200,
+    size: int = 1155,
     recover: str = BLOCKS,
     repair: float = 0.0,
 ) -> PacketLink:
@@ -65,7 +76,7 @@ def packets(
         pace: Bytes a second at which a client sends into the queue; 0: as fast as it empties.
         latency: Seconds on the way behind the queue.
         deadline: Seconds after which packets are too late; 0: none is.
-        size: Bytes of a packet.
+        size: The most bytes of a packet, without the headers of the datagram.
         recover: What counts: `whole`, `fec` or `blocks`.
         repair: With `fec`, how many packets are sent beyond those of the model, as a share of them.
     """
@@ -75,8 +86,8 @@ def packets(
     named = {"spread_of_rates": spread_of_rates, "queue": queue, "pace": pace}
     named |= {"latency": latency, "deadline": deadline}
     problems = [f"{name} must be at least 0, got {value}" for name, value in named.items() if not value >= 0]
-    if size < 1:
-        problems.append(f"size must be at least 1, got {size}")
+    if not 100 <= size <= 65_000:
+        problems.append(f"size must lie between 100 and 65000, got {size}")
     if problems:
         raise ConfigError(problems)
 
@@ -114,7 +125,7 @@ def packets(
             out.append(recovered(through, count, recover))
         return out, state
 
-    return PacketLink(init, apply, sent)
+    return PacketLink(init, apply, sent, limit=size)
 
 
 def lost_packets(count: int, loss: float, burst: float, rng: np.random.Generator) -> Bools:
@@ -171,3 +182,6 @@ def _check(burst: float, rates: Floats, loss: float | Sequence[float], recover: 
         raise ConfigError(one_of("recover", recover, RECOVER))
     if not repair >= 0 or (repair and recover != FEC):
         raise ConfigError(f"repair must be at least 0, and 0 unless recover is fec; got {repair}")
+
+
+PACKET_LINKS: dict[str, Callable[..., PacketLink]] = {"none": none, "lossy": lossy}

@@ -11,13 +11,16 @@ from collections.abc import Callable
 
 from torch import nn
 
+from safari.models.huggingface import transformers
 from safari.models.layout import Entry, Layout, frozen_tensors, prunable_parameters
+from safari.models.lora import LoRALinear, add_lora, load_weights, lora
 from safari.models.resnet import resnet18, resnet20
 from safari.models.text import gru, lstm, transformer
-from safari.models.zoo import cnn, mlp, pfl_cnn
+from safari.models.zoo import cnn, fedawe_cnn, mlp, pfl_cnn
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn": cnn,
+    "fedawe_cnn": fedawe_cnn,
     "mlp": mlp,
     "pfl_cnn": pfl_cnn,
     "resnet20": resnet20,
@@ -25,6 +28,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "gru": gru,
     "lstm": lstm,
     "transformer": transformer,
+    "transformers": transformers,
+    "lora": lora,
 }
 """Models by name; the keyword-only parameters of each are its options."""
 
@@ -32,9 +37,14 @@ __all__ = [
     "MODELS",
     "Entry",
     "Layout",
+    "LoRALinear",
+    "add_lora",
     "cnn",
+    "fedawe_cnn",
     "frozen_tensors",
     "gru",
+    "load_weights",
+    "lora",
     "lstm",
     "mlp",
     "pfl_cnn",
@@ -42,4 +52,5 @@ __all__ = [
     "resnet18",
     "resnet20",
     "transformer",
+    "transformers",
 ]

@@ -204,6 +204,12 @@ def frozen_tensors(module: nn.Module) -> dict[str, Tensor]:
     return found
 
 
+def _is_conv1d(layer: nn.Module) -> bool:
+    """The linear layer of GPT-2 and others in the library transformers, which is not there everywhere."""
+    kind = type(layer)
+    return kind.__name__ == "Conv1D" and kind.__module__.partition(".")[0] == "transformers"
+
+
 def _digest(tensors: Mapping[str, Tensor]) -> str:
     """A hash of tensors by name, empty for none."""
     if not tensors:
@@ -220,7 +226,7 @@ def _prunable_ids(module: nn.Module) -> set[int]:
     found = set()
     for layer in module.modules():
         names: tuple[str, ...] = ()
-        if isinstance(layer, _PRUNABLE_LAYERS):
+        if isinstance(layer, _PRUNABLE_LAYERS) or _is_conv1d(layer):
             names = ("weight",)
         elif isinstance(layer, nn.MultiheadAttention):
             names = _ATTENTION_WEIGHTS

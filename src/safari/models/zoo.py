@@ -61,6 +61,37 @@ def pfl_cnn(shape: tuple[int, ...], classes: int, *, hidden: int = 128) -> nn.Mo
     return module
 
 
+def fedawe_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The CNN of FedAWE's CIFAR-10 experiments: two 3x3 convolutions with pooling, two hidden layers.
+
+    >>> sum(p.numel() for p in fedawe_cnn((3, 32, 32), 10).parameters())
+    551786
+    """
+    need_images("fedawe_cnn", shape, smallest=4)
+    channels, height, wide = shape
+    module = nn.Sequential(
+        nn.Conv2d(channels, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * (height // 4) * (wide // 4), 256),
+        nn.ReLU(),
+        nn.Linear(256, 64),
+        nn.ReLU(),
+        nn.Linear(64, classes),
+    )
+    # As published: all layers but the last are initialised for ReLU.
+    for layer in list(module)[:-1]:
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+    return module
+
+
 def mlp(shape: tuple[int, ...], classes: int, *, hidden: Sequence[int] = (64,)) -> nn.Module:
     """A multi-layer perceptron on the flattened input.
 

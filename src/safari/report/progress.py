@@ -18,6 +18,7 @@ from rich.progress import Progress as Bars
 
 from safari.runs import RoundRecord, RunFolder, RunMetrics, Trial
 from safari.runs.metrics import read_metrics
+from safari.text import visible
 
 
 class Progress:
@@ -63,7 +64,7 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Print a line about the run."""
-        self._console.print(f"note: {text}", highlight=False, markup=False, soft_wrap=True)
+        self._console.print(f"note: {visible(text, 2000)}", highlight=False, markup=False, soft_wrap=True)
 
     def round(self, trial: Trial, record: RoundRecord) -> None:
         """Move an arm's bar by a round."""

@@ -17,7 +17,7 @@ EFFECTIVE: Mapping[str, tuple[str, ...]] = {
     "cohort": (),
     "pruning": ("pruner", "sparsity"),
     "wire": ("values", "bits", "step", "ratio", "fraction", "threshold", "feedback"),
-    "aggregation": ("weights", "average", "steps"),
+    "aggregation": ("weights", "average", "steps", "gate"),
     "evaluation": ("last", "target"),
     "checkpoint": ("every", "keep"),
 }

@@ -122,6 +122,7 @@ def record_of(layout: Layout, facts: Facts) -> RoundRecord:
         refused=outcome.refused,
         stand_ins=outcome.stand_ins,
         lost=outcome.lost,
+        parts=outcome.parts or None,
         density=masks.density,
         agreement=masks.agreement,
         support=sum(counts) / layout.prunable_count,

@@ -99,7 +99,7 @@ class RunMetrics:
 
 # What a record, or a table made of records, has beside its metrics.
 RESERVED = frozenset({
-    "round", "average", "train_loss", "trained", "arrived", "missing", "refused", "stand_ins", "stood_in",
+    "round", "average", "train_loss", "trained", "arrived", "missing", "parts", "refused", "stand_ins", "stood_in",
     "lost", "density", "agreement", "support", "churn", "layers", "layer_churn", "mask_age", "bytes",
     "bytes_up", "bytes_down", "modes", "diagnosis", "reasons", "nodes", "ignored", "resumed", "seed", "arm",
 })  # fmt: skip

@@ -26,7 +26,7 @@ LAST_ROUND = 10**9
 MOST_CLIENTS = 10**9
 
 # In the order in which a line has them; the metrics stand after the round.
-_OPTIONAL = ("mask_age", "reasons", "nodes", "ignored", "resumed")
+_OPTIONAL = ("parts", "mask_age", "reasons", "nodes", "ignored", "resumed")
 
 
 class ClientStatus(IntEnum):
@@ -80,6 +80,8 @@ class RoundRecord(Mapping[str, Any]):
     refused: those of the missing whose update arrived and could not be used, with the reason.
     stand_ins: for each missing client whose place others took, these others, the most important first.
     lost: nobody arrived, so that the model stayed as it was.
+    parts: for each client of whom only some packets came, the share of its model that did; None where models
+        arrive whole or not at all.
     density: mean fraction of the prunable weights that a client's mask kept.
     agreement: weights kept by all clients over weights kept by any.
     support: fraction of the prunable weights that are kept: by the server's mask where it chooses one, or else
@@ -109,6 +111,7 @@ class RoundRecord(Mapping[str, Any]):
     refused: Mapping[int, str] = field(default_factory=dict)
     stand_ins: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     lost: bool = False
+    parts: Mapping[int, Number] | None = None
     density: Number | None = None
     agreement: Number | None = None
     support: Number | None = None
@@ -368,6 +371,17 @@ class _Reader:
     def optional_texts(self, name: str) -> dict[int, str] | None:
         return None if self._value.get(name) is None else self.texts(name)
 
+    def optional_shares(self, name: str) -> dict[int, Number] | None:
+        if self._value.get(name) is None:
+            return None
+        found: dict[int, Number] = {}
+        for key, value in self._table(name).items():
+            share = _number(value, f"{name}.{key}")
+            if share is None or not 0 <= share <= 1:
+                raise RecordError(f"{name}.{key} must lie between 0 and 1, got {_short(value)}")
+            found[self._inside(self._client(key, name), name)] = share
+        return found
+
     def optional_list(self, name: str) -> tuple[str, ...] | None:
         value = self._value.get(name)
         if value is None:
@@ -416,6 +430,7 @@ _KINDS = {
     "refused": "texts",
     "stand_ins": "groups",
     "lost": "flag",
+    "parts": "optional_shares",
     "density": "number",
     "agreement": "number",
     "support": "number",

@@ -11,6 +11,7 @@ from safari.aggregation.steps.fedavgm import fedavgm
 from safari.aggregation.steps.fedopt import fedadagrad, fedadam, fedyogi
 from safari.aggregation.steps.lr import lr
 from safari.aggregation.steps.step import ServerStep
+from safari.errors import ConfigError
 from safari.hosting import build, hosted
 from safari.plugins import defaults_of, known
 
@@ -29,12 +30,21 @@ def steps_of(named: Sequence[tuple[str, Mapping[str, Any]]], most: float = 0.0) 
     >>> [step.name for step in steps_of([("lr", {"lr": 0.5})], most=0.9)]
     ['aggregation.steps[0]: lr', 'the running average']
     """
-    links = []
+    links: list[ServerStep] = []
+    problems: list[str] = []
     for k, (name, options) in enumerate(named):
-        field = f"aggregation.steps[{k}]"
-        where, step = f"{field}: {name}", build("step", field, name, options, STEPS, ServerStep)
-        links.append(replace(step, name=where) if name in STEPS else _checked(step, where))
+        try:
+            links.append(_step_of(f"aggregation.steps[{k}]", name, options))
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
     return [*links, average(most=most)] if most else links
+
+
+def _step_of(field: str, name: str, options: Mapping[str, Any]) -> ServerStep:
+    where, step = f"{field}: {name}", build("step", field, name, options, STEPS, ServerStep)
+    return replace(step, name=where) if name in STEPS else _checked(step, where)
 
 
 def _checked(step: ServerStep, where: str) -> ServerStep:

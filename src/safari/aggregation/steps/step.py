@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from safari.aggregation.checks import check_state, describe
-from safari.aggregation.compensation import Round, State
+from safari.aggregation.compensation import NotFiniteError, Round, State
 from safari.errors import ConfigError
 
 
@@ -121,7 +121,7 @@ def _check_finite(step: ServerStep, model: Tensor, round: Round) -> None:
         return
     count = int((~torch.isfinite(model)).sum())
     if count:
-        raise ConfigError(
+        raise NotFiniteError(
             f"{step.name}: the new model must be finite, got {count} numbers NaN or infinite in round "
             f"{round.number}"
         )

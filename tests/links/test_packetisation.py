@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from safari.errors import SafariError
-from safari.links.coverage import Packetisation, coverage
+from safari.links.packetisation import Packetisation, coverage
 from safari.wire import Lossy, Shared, WireLayout, covered, packets
 
 LAYOUT = WireLayout(["a", "a.bias", "b", "bn", "fc"], [30_000, 64, 40_000, 900, 5_000], [1, 0, 1, 0, 1])

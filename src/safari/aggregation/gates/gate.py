@@ -1,0 +1,82 @@
+"""What stands in front of every rule: which of the arrivals are let through, and which are made smaller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from safari.aggregation.checks import check_state, describe
+from safari.aggregation.compensation import Round, State
+from safari.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """What a gate says about a round's arrivals.
+
+    `refused`: why an arrival is not let through, by client id; its client then counts as missing. `clipped`:
+    why an arrival was made smaller, by client id. `models`: the models to go on with, a row for each arrival,
+    where some were clipped; None: as they arrived.
+    """
+
+    refused: Mapping[int, str] = field(default_factory=dict)
+    clipped: Mapping[int, str] = field(default_factory=dict)
+    models: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Gate:
+    """`init(clients, size, device) -> state`; `apply(state, round) -> (ruling, state)`.
+
+    The state is a dict of named tensors, as that of rules. A gate that lets everything through as it is
+    changes no bit of a round. `name` is what messages about the gate begin with.
+    """
+
+    init: Callable[[int, int, torch.device], State]
+    apply: Callable[[State, Round], tuple[Ruling, State]]
+    name: str = "the gate"
+
+
+def judge(gate: Gate, state: State, round: Round) -> tuple[Ruling, State]:
+    """A gate's ruling, of which every part has the form that the server needs, and its next state."""
+    found: Any = gate.apply(state, round)
+    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Ruling):
+        raise ConfigError(f"{gate.name}: apply must return (Ruling, state), got {describe(found)}")
+    ruling, following = found
+    models = ruling.models
+    if models is not None:
+        fits = isinstance(models, Tensor) and models.shape == round.models.shape
+        if not fits or models.dtype != round.models.dtype or models.device != round.models.device:
+            raise ConfigError(
+                f"{gate.name}: models must be a tensor of shape {[*round.models.shape]}, "
+                f"{round.models.dtype} on {round.models.device}, got {describe(models)}"
+            )
+    return ruling, check_state(gate.name, "apply", following)
+
+
+def admitted(round: Round, ruling: Ruling) -> Round:
+    """The round as the rule sees it: without those that were refused, with what was clipped."""
+    if ruling.models is not None:
+        round = replace(round, models=ruling.models)
+    return without(round, ruling.refused) if ruling.refused else round
+
+
+def without(round: Round, clients: Mapping[int, str]) -> Round:
+    """The round in which these clients did not arrive."""
+    good = [row for row, client in enumerate(round.arrived.tolist()) if client not in clients]
+    rows = torch.tensor(good, dtype=torch.int64, device=round.models.device)
+    # An expanded view is one mask and stays one.
+    shared = len(round.masks) > 0 and round.masks.stride(0) == 0
+    masks = round.masks[:1].expand(len(good), -1) if shared else round.masks[rows]
+    return replace(
+        round,
+        arrived=round.arrived[rows],
+        models=round.models[rows],
+        masks=masks,
+        came=None if round.came is None else round.came[rows],
+        up={name: found[rows] for name, found in round.up.items()},
+    )

@@ -1,0 +1,146 @@
+"""A bound on the norm of updates, learned from what is usual.
+
+The gate remembers the norm of every client's latest update, refused or not. Their median m is what is usual:
+it is that of honest clients as long as fewer than half of the clients heard so far are hostile, however often
+these arrive, and it follows when the updates of most clients grow. An update Δ = x_i - x, inside its client's
+mask, passes while
+
+    ‖Δ‖ ≤ factor · max(m, floor · ‖x‖)
+
+and is refused otherwise, or scaled down to that norm (clipping, as in Sun et al., "Can You Really Backdoor
+Federated Learning?", 2019). Parameters and buffers are on different scales and have a bound each. Updates of
+0 say nothing about what is usual and are left out of the median.
+
+In the first round the median is that of the arrivals themselves. Until three clients were heard there is no
+majority that could say what is usual, and updates are compared with the model alone: one passes unless it is
+a million times as large as the model (and as a model of ones).
+
+By default (factor 100, floor 0.01) only absurd updates are refused: a hundred times as long as usual, and
+longer than the model itself. That costs an honest run nothing, and stops the giants with which a single
+client ends a training. It does not stop a hostile client that sends updates of the usual length in a wrong
+direction: nothing that looks at norms alone can.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from safari.aggregation.compensation import Round, State
+from safari.aggregation.gates.gate import Gate, Ruling
+from safari.errors import ConfigError
+
+# Numbers whose differences are made at once: 256 MB.
+_AT_ONCE = 64_000_000
+# How many times as large as the model an update may be before there is a majority.
+_BEYOND_THE_MODEL = 1e6
+_MAJORITY = 3
+
+
+def norm(*, factor: float = 100.0, action: Literal["refuse", "clip"] = "refuse", floor: float = 0.01) -> Gate:
+    """Refuse or clip updates that are much longer than usual: ‖Δ‖ > factor · max(median, floor · ‖x‖).
+
+    `factor`: how many times as long as the median over all clients' latest updates one may be. `action`:
+    refuse what is longer, or clip it to that length. `floor`: no update is compared with less than this part
+    of the model's own norm.
+    """
+    if not (math.isfinite(factor) and factor >= 1):
+        raise ConfigError(f"factor must be a finite number of at least 1, got {factor}")
+    if action not in ("refuse", "clip"):
+        raise ConfigError(f"action must be one of clip, refuse; got {action!r}")
+    if not (math.isfinite(floor) and floor >= 0):
+        raise ConfigError(f"floor must be a finite number of at least 0, got {floor}")
+
+    def init(clients: int, size: int, device: torch.device) -> State:
+        # Of parameters and of buffers; NaN: never heard. Small, and so always on the host.
+        return {"norms": torch.full((clients, 2), math.nan, dtype=torch.float64)}
+
+    def apply(state: State, round: Round) -> tuple[Ruling, State]:
+        known = state["norms"].cpu()
+        if not len(round.arrived):
+            return Ruling(), {"norms": known}
+        found = _norms(round).cpu()
+        if not bool(found.isfinite().all()):
+            # Squares of large numbers are beyond float32.
+            found = _norms(replace(round, models=round.models.double())).cpu()
+        known = known.index_copy(0, round.arrived.cpu(), found)
+        bounds = [
+            _bound(known[:, group], float(x), count, factor, floor)
+            for group, (x, count) in enumerate(_model_norms(round))
+        ]
+        over = found > torch.tensor(bounds, dtype=torch.float64)
+        if not bool(over.any()):
+            return Ruling(), {"norms": known}
+        return _ruling(round, found, over, bounds, action), {"norms": known}
+
+    return Gate(init, apply)
+
+
+def _norms(round: Round) -> Tensor:
+    """`float64[arrived, 2]`: the norm of each update inside its mask, of parameters and of buffers."""
+    x, models, masks, split = round.global_model, round.models, round.masks, round.parameters
+    rows = max(1, _AT_ONCE // max(1, len(x)))
+    parts = []
+    for start in range(0, len(models), rows):
+        some = slice(start, start + rows)
+        # A model is 0 where its mask cuts. An expanded view is one mask.
+        kept = masks[:1] if masks.stride(0) == 0 else masks[some]
+        update = models[some] - x * kept
+        if round.came is not None:
+            update = torch.where(round.came[some], update, 0.0)
+        both = [
+            torch.linalg.vector_norm(update[:, part], dim=1) for part in (slice(split), slice(split, None))
+        ]
+        parts.append(torch.stack(both, 1).double())
+    return torch.cat(parts)
+
+
+def _model_norms(round: Round) -> list[tuple[Tensor, int]]:
+    """The norms of the global model's parameters and buffers, and how many there are."""
+    x, split = round.global_model, round.parameters
+    norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in (x[:split], x[split:])]
+    return [(norms[0], split), (norms[1], len(x) - split)]
+
+
+def _bound(norms: Tensor, model: float, count: int, factor: float, floor: float) -> float:
+    # NaN is not above 0.
+    heard = norms[norms > 0]
+    if len(heard) < _MAJORITY:
+        return _BEYOND_THE_MODEL * max(model, math.sqrt(count))
+    # The lower of the two in the middle.
+    return factor * max(float(heard.median()), floor * model)
+
+
+def _ruling(round: Round, found: Tensor, over: Tensor, bounds: list[float], action: str) -> Ruling:
+    refused: dict[int, str] = {}
+    clipped: dict[int, str] = {}
+    for row, client in enumerate(round.arrived.tolist()):
+        reasons = [
+            f"its update of the {kind} has a norm of {found[row, k]:.3g}, and {bounds[k]:.3g} is the most"
+            for k, kind in enumerate(("parameters", "buffers"))
+            if over[row, k]
+        ]
+        if reasons:
+            (clipped if action == "clip" else refused)[client] = "; ".join(reasons)
+    if not clipped:
+        return Ruling(refused=refused)
+    scales = (torch.tensor(bounds, dtype=torch.float64) / found).clamp(max=1.0)
+    return Ruling(refused=refused, clipped=clipped, models=_scaled(round, scales, list(clipped)))
+
+
+def _scaled(round: Round, scales: Tensor, clients: list[int]) -> Tensor:
+    """The models with the updates of these clients times their scales."""
+    models, x = round.models.clone(), round.global_model
+    ids = round.arrived.tolist()
+    for client in clients:
+        row = ids.index(client)
+        # In float64: the difference of two large numbers may be beyond float32.
+        step = models[row].double() - x
+        for k, part in enumerate((slice(round.parameters), slice(round.parameters, None))):
+            step[part] *= float(scales[row, k])
+        models[row] = torch.where(round.masks[row], (x + step).to(x.dtype), 0.0)
+    return models

@@ -1,0 +1,97 @@
+"""Uploads in packets: of the models that the uplink lets through, the parts that arrive.
+
+The state that lasts from round to round holds the packet link's own and, under the names below, what the last
+measured upload has shown about how models are cut into packets.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from safari.engine.clients import Arrived
+from safari.engine.codec import RoundCodec
+from safari.engine.state import State
+from safari.engine.world import World
+from safari.errors import ConfigError
+from safari.links import Packetisation, coverage
+from safari.seeds import generator
+
+# The fields of a Packetisation, as one array.
+_MEASURED = "measured"
+
+
+def deliver(
+    world: World, state: State, arrived: Arrived, codec: RoundCodec
+) -> tuple[Arrived, Tensor | None, dict[str, np.ndarray]]:
+    """What arrives in the end, which numbers of it came (None: all), and the next state.
+
+    Clients of whom nothing came are left out. What did not come is the global model's in `Arrived.models`, so that
+    nobody learns from it.
+    """
+    link, x, t = world.packets, state.server.model, state.round
+    if link.whole or state.server.rule.overrides_network:
+        return arrived, None, state.packets
+    if arrived.up or arrived.votes is not None:
+        raise ConfigError(
+            "packets.name must be 'none' where clients send something beside their model, got "
+            f"{world.config.packets.name!r}: client {world.config.client.name}, policy {world.config.policy.name}"
+        )
+    if not arrived.ids:
+        return arrived, None, state.packets
+    cut, known = _packetisation(world, state, arrived, codec)
+    masks = arrived.masks.cpu().numpy()
+    edges = [cut.edges(mask) for mask in masks]
+    edges = edges * len(arrived.ids) if len(edges) == 1 else edges
+    counts = np.zeros(len(world.parts), np.int64)
+    counts[arrived.ids] = [len(own) - 1 for own in edges]
+    inner = {name: array for name, array in state.packets.items() if name != _MEASURED}
+    delivered, after = link.apply(inner, t, counts, generator(world.seed, "packets", t))
+    codec.in_packets([link.sent(int(counts[client])) * cut.packet for client in arrived.ids])
+    rows = [coverage(cut.layout, own, delivered[i]) for i, own in zip(arrived.ids, edges, strict=True)]
+    came = torch.from_numpy(np.stack(rows)).to(x.device)
+    some = [row for row, own in enumerate(rows) if own.any()]
+    came = came[some]
+    found = Arrived(
+        [arrived.ids[row] for row in some],
+        torch.where(came, arrived.models[some], x),
+        arrived.masks if len(arrived.masks) == 1 else arrived.masks[some],
+        arrived.losses[some],
+        {},
+        None,
+    )
+    return found, came, {**after, _MEASURED: known}
+
+
+def _packetisation(
+    world: World, state: State, arrived: Arrived, codec: RoundCodec
+) -> tuple[Packetisation, np.ndarray]:
+    """How models are cut, measured on the first upload in the rounds in which bytes are counted."""
+    known = state.packets.get(_MEASURED)
+    model, mask = arrived.models[0], arrived.masks[0]
+    if (known is None or codec.counts) and bool(torch.isfinite(model).all()):
+        found = Packetisation.measure(
+            model.masked_fill(~mask, 0.0).cpu().numpy(),
+            mask.cpu().numpy(),
+            codec.shared,
+            limit=world.packets.limit,
+            values=world.config.wire.values,
+            lossy=codec.choices(arrived.ids[0]),
+        )
+        known = np.array([found.prunable, found.kept, found.dense, found.packet])
+        return found, known
+    if known is None:
+        # A model that is not finite will be refused, whatever came of it.
+        dense = 4.0 / world.packets.limit
+        known = np.array([0.0, dense, dense, float(world.packets.limit)])
+    return Packetisation(codec.layout, *known.tolist()), known
+
+
+def check_packets(world: World) -> None:
+    """ConfigError for what does not go together with packets."""
+    if not world.packets.whole and world.config.wire.feeds_back:
+        raise ConfigError(
+            "wire.feedback must be false with packets, got true: a client does not learn which packets of its upload "
+            "have arrived"
+        )

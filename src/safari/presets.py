@@ -1,0 +1,45 @@
+"""Settings that belong together, by name: `safari run --preset NAME` puts them under your own `--set`."""
+
+from __future__ import annotations
+
+from safari.errors import ConfigError, one_of
+
+PRESETS: dict[str, tuple[str, ...]] = {
+    # The defaults of every field.
+    "demo": (),
+    # The setting of the paper's experiments, apart from its data and model.
+    "paper": (
+        'arms = ["perfect", "drop", "safari"]',
+        'pruning.pruner = "synflow"',
+        "pruning.sparsity = 0.8",
+        "local.steps = 5",
+        "local.batch = 64",
+        'local.optimiser = "adam"',
+        "local.lr = 0.001",
+    ),
+    # The recipe: what to take for the best model over bad links. Chosen on validation data split off CIFAR-10's
+    # training set (experiments/tuning*.toml); docs/evidence.md has what it is worth.
+    "best": (
+        'arms = [{name = "recipe", rule = "safari+"}]',
+        'pruning.pruner = "rand"',
+        'pruning.scope = "erk"',
+        "local.lr = 0.01",
+        'local.schedule = "cosine"',
+        "local.final = 0.05",
+        'client.name = "calibrated"',
+        "aggregation.average = 0.9",
+        'wire.values = "step"',
+        "wire.ratio = 80.0",
+    ),
+}
+
+
+def preset(name: str) -> tuple[str, ...]:
+    """The settings of a preset, as `--set` takes them.
+
+    >>> preset("paper")[1]
+    'pruning.pruner = "synflow"'
+    """
+    if name not in PRESETS:
+        raise ConfigError(one_of("preset", name, PRESETS))
+    return PRESETS[name]

@@ -1,0 +1,121 @@
+"""Uploads in packets in the engines: the same parts in both, nothing changed where nothing is lost, resumable."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import safari
+from engine.kit import SMALL, StopAfter, play, records, world_of
+from safari.errors import ConfigError
+
+BIG = {**SMALL, "model": {"name": "mlp", "hidden": [64]}, "rounds": 4, "uplink": {"name": "perfect"}}
+LOSSY = {"name": "lossy", "loss": 0.3, "size": 200}
+
+
+def both(config):
+    return [
+        records({**config, "engine": {**config["engine"], "name": name}})
+        for name in ("reference", "vectorised")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rule", "pruner"), [("drop", "mag"), ("safari", "snip"), ("safari+", "mag"), ("mifa", "snip")]
+)
+def test_both_engines_see_the_same_parts(rule, pruner):
+    reference, vectorised = both({**BIG, "packets": LOSSY, "arms": [rule], "pruning": {"pruner": pruner}})
+    for one, other in zip(reference, vectorised, strict=True):
+        assert one["parts"] == other["parts"]
+        assert len(one["parts"]) == 5
+        assert one["arrived"] == other["arrived"] == [0, 1, 2, 3, 4]
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-3)
+        assert one["bytes"] == other["bytes"]
+        assert one["density"] == other["density"]
+    shares = [share for record in reference for share in record["parts"].values()]
+    assert np.mean(shares) == pytest.approx(0.7, abs=0.08)
+
+
+@pytest.mark.parametrize("engine", ["reference", "vectorised"])
+def test_where_no_packet_is_lost_everything_is_as_without_packets(engine):
+    config = {**BIG, "engine": {**BIG["engine"], "name": engine}, "uplink": {"name": "bernoulli", "p": 0.5}}
+    plain = [after.server.model for _, after, _ in play(config)]
+    packets = [
+        after.server.model for _, after, _ in play({**config, "packets": {"name": "lossy", "loss": 0.0}})
+    ]
+    assert all(torch.equal(a, b) for a, b in zip(plain, packets, strict=True))
+
+
+def test_whole_models_blocks_and_erasure_codes():
+    def run(**options):
+        return records({**BIG, "packets": {**LOSSY, **options}, "wire": {"every": 1}})
+
+    whole, blocks = run(recover="whole"), run(recover="blocks")
+    # About 30 packets: 0.7 to the power of 30.
+    assert all(record["lost"] and record["arrived"] == [] for record in whole)
+    assert all("parts" not in record for record in whole)
+    assert all(not record["lost"] for record in blocks)
+    fec = run(recover="fec", repair=0.8)
+    assert all(record["arrived"] == [0, 1, 2, 3, 4] and "parts" not in record for record in fec)
+    # Bytes that are sent count, whatever arrives.
+    assert fec[0]["bytes"]["up"] == pytest.approx(1.8 * blocks[0]["bytes"]["up"], rel=0.05)
+    assert whole[0]["bytes"]["up"] == blocks[0]["bytes"]["up"] > 0
+
+
+def test_what_does_not_come_is_not_seen_and_the_perfect_arm_loses_nothing():
+    config = {**BIG, "packets": {"name": "lossy", "loss": 1.0}}
+    assert all(record["lost"] for record in records(config))
+    assert all(
+        not record["lost"] and "parts" not in record for record in records({**config, "arms": ["perfect"]})
+    )
+
+
+def test_a_client_that_the_uplink_stops_sends_no_packets():
+    config = {**BIG, "packets": LOSSY, "uplink": {"name": "bernoulli", "p": [1, 0, 1, 1, 1]}}
+    for record in records(config):
+        assert record["missing"] == [1]
+        assert set(record["parts"]) == {"0", "2", "3", "4"}
+        assert "1" in record["stand_ins"]
+
+
+@pytest.mark.parametrize("engine", ["reference", "vectorised"])
+def test_a_run_that_was_stopped_goes_on_with_the_same_bits(tmp_path, engine):
+    config = {
+        **BIG, "rounds": 6, "packets": {**LOSSY, "burst": 3}, "wire": {"every": 4},
+        "checkpoint": {"every": 1}, "engine": {**BIG["engine"], "name": engine},
+    }  # fmt: skip
+    safari.run(config, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        safari.run(config, tmp_path / "stopped", [StopAfter(3)])
+    safari.resume(tmp_path / "stopped")
+    rounds = "trials/safari/seed-0/rounds.jsonl"
+    lines = [(tmp_path / name / rounds).read_text() for name in ("whole", "stopped")]
+    assert lines[0] == lines[1]
+    assert json.loads(lines[0].splitlines()[-1])["parts"]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"packets": {"name": "lossy", "loss": 2}}, "packets: loss must lie between 0 and 1, got 2"),
+        (
+            {"packets": {"name": "lossi"}},
+            r"packets.name must be one of lossy, none; got 'lossi' \(did you mean",
+        ),
+        (
+            {"packets": LOSSY, "wire": {"values": "step"}},
+            "wire.feedback must be false with packets, got true",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(change, problem):
+    with pytest.raises(ConfigError, match=problem):
+        world_of({**BIG, **change})
+
+
+def test_algorithms_that_send_more_than_a_model_are_refused():
+    with pytest.raises(ConfigError, match=r"packets.name must be 'none' where clients send something beside"):
+        records({**BIG, "packets": LOSSY, "client": {"name": "scaffold"}})

@@ -149,8 +149,9 @@ LIMITS = [
     (
         "local.schedule",
         "step",
-        "local.schedule must be one of constant, cosine, steps; got 'step' (did you mean 'steps'?)",
+        "local.schedule must be one of constant, cosine, inverse-sqrt, steps; got 'step' (did you mean 'steps'?)",
     ),
+    ("local.horizon", 0, "local.horizon must be at least 1, got 0"),
     ("local.final", 2, "local.final must be at most 1.0, got 2"),
     ("local.factor", 0, "local.factor must be above 0.0, got 0"),
     ("checkpoint.keep", 0, "checkpoint.keep must be at least 1, got 0"),

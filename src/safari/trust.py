@@ -34,7 +34,7 @@ def plugin_names(table: Mapping[str, Any]) -> list[str]:
     """The code that a config's tables name, wherever in them: `file.py` and `package.module`, each once.
 
     >>> plugin_names({"arms": ["drop", {"rule": "my_rule.py:stale"}], "model": {"name": "lab.nets:wide"}})
-    ['my_rule.py', 'lab.nets']
+    ['lab.nets', 'my_rule.py']
     """
     found: dict[str, None] = {}
     todo: list[Any] = [table]

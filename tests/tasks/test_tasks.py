@@ -211,7 +211,7 @@ def test_a_task_that_contradicts_itself_is_refused() -> None:
     with pytest.raises(ConfigError, match="a metric's name must be an identifier, got 'top 1'"):
         Metric("top 1", "top 1")
     assert Metric("mae", "error", higher=False).to_dict() == {
-        "name": "mae", "label": "error", "percent": False, "higher": False
+        "name": "mae", "label": "error", "percent": False, "higher": False, "short": ""
     }  # fmt: skip
 
 

@@ -28,7 +28,7 @@ def steps_of(named: Sequence[tuple[str, Mapping[str, Any]]], most: float = 0.0) 
     """The server steps with these names and options, and the running average where `most` asks for one.
 
     >>> [step.name for step in steps_of([("lr", {"lr": 0.5})], most=0.9)]
-    ['aggregation.steps[0]: lr', 'the running average']
+    ['aggregation.steps[0]: lr', 'the step']
     """
     links: list[ServerStep] = []
     problems: list[str] = []

@@ -232,7 +232,7 @@ class Evaluation:
         below=1.0,
     )
     last: int = _f(20, "final accuracy is the mean over the evaluations of so many last rounds", least=1)
-    target: float = _f(0.85, "top-1 accuracy for 'rounds to target'", above=0.0, most=1.0)
+    target: float = _f(0.85, "the task's score for 'rounds to target'; an accuracy is a fraction", above=0.0)
 
     def is_due(self, done: int, rounds: int) -> bool:
         """Whether the model is tested after `done` of `rounds` rounds.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from safari.errors import MissingExtraError
 from safari.report import figures
-from safari.report.gather import Series
+from safari.report.gather import LayerData, Series
 from safari.report.style import PALETTE, render, spread_out, thin
 from safari.runs import ClientStatus
 
@@ -259,3 +259,52 @@ def test_thinning_keeps_the_ends(count, most):
     assert (kept[0], kept[-1]) == (0, count - 1)
     assert len(kept) <= max(most, 1)
     assert (np.diff(kept) > 0).all()
+
+
+def layer_data(density, churn, names=None):
+    density, churn = np.array(density, dtype=float), np.array(churn, dtype=float)
+    names = names or tuple(f"{k}.weight" for k in range(density.shape[1]))
+    return LayerData(names, np.arange(1.0, len(density) + 1), density, churn)
+
+
+def test_a_dead_layer_is_not_an_unknown_one():
+    density = [[0.5, 0.2, np.nan]] * 2 + [[0.5, 0.0, np.nan]] * 2
+    data = layer_data(density, [[0.5, 0.8, np.nan], [0.0] * 3, [0.0, 0.2, np.nan], [0.0] * 3])
+    assert data.dead == ("1.weight",)
+    figure = drawn(figures.layers(data))
+    kept, dead = figure.axes[0].images
+    assert kept.get_array().mask.tolist() == [[False] * 4, [False, False, True, True], [True] * 4]
+    # Painted where the layer is dead alone: not where nothing is known of one.
+    assert (dead.get_array()[..., 3] > 0).tolist() == [[False] * 4, [False, False, True, True], [False] * 4]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "dead: nothing of the layer is left"
+    ]
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == [
+        "0.weight",
+        "1.weight",
+        "2.weight",
+    ]
+
+
+def test_how_long_weights_live():
+    # Half of the layer is kept; a tenth of the layer is cut and regrown every round: five rounds on average.
+    regrown = layer_data([[0.5, 0.5, 0.9, np.nan]] * 9, [[0.5] * 4] + [[0.2, 0.0, 0.0, np.nan]] * 8)
+    assert regrown.life.tolist()[:3] == [5.0, np.inf, np.inf]
+    assert np.isnan(regrown.life[3])
+    # Cut without regrowth: 0.4 + 0.3 + 0.2 were kept before 0.1 was cut three times.
+    assert layer_data([[0.4], [0.3], [0.2], [0.1]], [[0.6], [0.1], [0.1], [0.1]]).life == pytest.approx([3.0])
+    assert np.isnan(layer_data([[0.4]], [[0.6]]).life).all()
+    drawn(figures.layers(regrown))
+
+
+@pytest.mark.parametrize(("rounds", "count"), [(2, 1), (700, 60)])
+def test_layers_of_all_sizes(rounds, count):
+    figure = drawn(figures.layers(layer_data(np.full((rounds, count), 0.5), np.zeros((rounds, count)))))
+    assert len(figure.axes[0].get_yticklabels()) <= 24
+    assert texts(figure.axes[2]) == ["longer than\nthe run"]
+
+
+def test_bytes_are_points():
+    figure = drawn(figures.traffic([line("a", [10.0, 20.0])], [line("a", [5.0, 5.0])], [40.0]))
+    (points,) = [found for found in figure.axes[0].lines if found.get_marker() == "o"]
+    assert (points.get_linestyle(), points.get_ydata().tolist()) == ("None", [10.0, 20.0])

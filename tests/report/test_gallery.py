@@ -14,7 +14,8 @@ from safari.report.gather import read_run, series
 
 def test_figures_as_files(tiny, tmp_path):
     names = ["top1", "top5", "loss", "bytes", "masks", "arrivals-drop", "arrivals-safari"]
-    names += ["similarity-safari", "labels"]
+    # Masks by magnitude: those of all arms are the same, whoever arrives.
+    names += ["layers-perfect", "similarity-safari", "labels"]
     paths = write_figures(tiny, tmp_path / "figures")
     assert [path.name for path in paths] == [f"{name}.{kind}" for name in names for kind in ("png", "svg")]
     assert sorted(tmp_path.glob("figures/*")) == sorted(paths)

@@ -124,7 +124,9 @@ def browse(chromium: Any) -> Iterator[Callable[..., Any]]:
     """Open an address as a new visitor. At the end: no error on the console, no request to elsewhere."""
     contexts, problems, requests = [], [], []
 
-    def open_page(address: str, width: int = 1280, height: int = 900, **options: Any) -> Any:
+    def open_page(
+        address: str, width: int = 1280, height: int = 900, first: str = "top1", **options: Any
+    ) -> Any:
         context = chromium.new_context(viewport={"width": width, "height": height}, **options)
         contexts.append(context)
         page = context.new_page()
@@ -132,7 +134,7 @@ def browse(chromium: Any) -> Iterator[Callable[..., Any]]:
         page.on("console", lambda m: m.type in ("error", "warning") and problems.append(m.text))
         page.on("request", lambda request: requests.append(request.url))
         page.goto(address)
-        drawn(page, "top1")
+        drawn(page, first)
         return page
 
     yield open_page

@@ -368,3 +368,30 @@ def test_a_chart_that_fails_leaves_the_others_alone(chromium, address):
     page.get_by_text("This chart cannot be drawn: TypeError").first.wait_for()
     drawn(page, "churn")
     context.close()
+
+
+def test_metrics_of_another_task_and_a_dead_layer(browse, tmp_path):
+    from report.test_metrics import run_of, spoken
+    from safari.tasks import tokens
+
+    layers = {"layers": {"0.weight": 0.5, "1.weight": 0.0}, "layer_churn": {"0.weight": 0.8}}
+    lines = [{**scores, **layers} for scores in spoken(400.0, 60.0, 30.0, 25.5)]
+    run = run_of(tmp_path, tokens(), *lines, name="letters")
+    page = browse(write_report([run], tmp_path / "report.html").as_uri(), first="perplexity")
+    assert page.locator("#card-perplexity h3").inner_text() == "Perplexity"
+    assert page.locator(".tile .big").inner_text() == "25.5"
+    assert "loss 3.239" in page.locator(".tile .small").inner_text()
+    assert page.locator("#scores h3:visible").all_inner_texts() == ["Perplexity", "Token accuracy", "Loss"]
+    assert (
+        page.get_by_text("letters, drop, seed 0: layer 1.weight is dead, all of its weights are cut").count()
+        == 1
+    )
+    drawn(page, "layer-density")
+    assert page.locator("#card-layer-density .legend").inner_text() == "dead: nothing of the layer is left"
+    label = page.locator("#card-layer-density .stage").get_attribute("aria-label")
+    assert "0.weight 50 %; 1.weight 0 %: dead, nothing of it is left" in label
+    # Of the half that is kept, four fifths are cut and grown elsewhere in a round: 0.5 / 0.4.
+    drawn(page, "layer-life")
+    assert "0.weight 1.25 rounds; 1.weight –" in page.locator("#card-layer-life .stage").get_attribute(
+        "aria-label"
+    )

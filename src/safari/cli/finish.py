@@ -7,6 +7,7 @@ import json
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -20,6 +21,9 @@ from safari.report.gather import run_names
 from safari.report.progress import Progress
 from safari.runs import RunFolder, summarise
 from safari.view import write_report
+
+# Damaged lines that are named one by one.
+MOST_NAMED = 20
 
 
 def watchers(config: Config, quiet: bool) -> list[Watcher]:
@@ -46,7 +50,7 @@ def finish(folder: Path, *, as_json: bool, quiet: bool) -> None:
     run = RunFolder.open(folder)
     page = draw([run], folder)
     if as_json:
-        click.echo(json.dumps(summarise(run), indent=2))
+        click.echo(json.dumps(summary_of(run), indent=2))
         return
     print_table([run])
     if not quiet:
@@ -62,9 +66,20 @@ def draw(runs: Sequence[RunFolder], place: Path) -> Path:
     return write_report(runs, place / "report.html", rules=rule_lines(runs))
 
 
+def summary_of(run: RunFolder) -> dict[str, Any]:
+    """A run's summary; lines of its records that are damaged are left out and named on standard error."""
+    skipped: list[str] = []
+    summary = summarise(run, skipped)
+    for problem in skipped[:MOST_NAMED]:
+        click.echo(f"note: {run.path}: left out: {problem}", err=True)
+    if len(skipped) > MOST_NAMED:
+        click.echo(f"note: {run.path}: {len(skipped) - MOST_NAMED} more lines were left out", err=True)
+    return summary
+
+
 def print_table(runs: Sequence[RunFolder]) -> None:
     """The table on standard output: as wide as the terminal, or whole where there is none."""
-    rows = rows_of(dict(zip(run_names(runs), map(summarise, runs), strict=True)))
+    rows = rows_of(dict(zip(run_names(runs), map(summary_of, runs), strict=True)))
     console = Console()
     if console.is_terminal:
         console.print(to_rich(rows, width=console.width))

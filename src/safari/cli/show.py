@@ -31,13 +31,13 @@ def show(folders: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
 
     Works on runs that are still going, too.
     """
-    from safari.cli.finish import draw, print_table
-    from safari.runs import RunFolder, summarise
+    from safari.cli.finish import draw, print_table, summary_of
+    from safari.runs import RunFolder
     from safari.runs.files import making
 
     runs = [RunFolder.open(folder) for folder in folders]
     if as_json:
-        click.echo(json.dumps({str(run.path): summarise(run) for run in runs}, indent=2))
+        click.echo(json.dumps({str(run.path): summary_of(run) for run in runs}, indent=2))
         return
     with making(out or (folders[0] if len(runs) == 1 else Path("runs/overlay"))) as place:
         page = draw(runs, place)

@@ -16,7 +16,7 @@ from safari.config import Arm, Config
 from safari.errors import RunError
 from safari.runs import Trial, read_checkpoint, read_lines, summarise_trial
 from safari.runs.files import write_atomically
-from safari.runs.summary import AVERAGE_COLUMNS, WOBBLES
+from safari.runs.summary import average_columns, wobbles
 from safari.runs.versions import versions_of
 from safari.stats import steadiness
 
@@ -59,7 +59,7 @@ def is_share(column: str) -> bool:
 def write_numbers(trial: Trial, config: Config) -> Numbers:
     """Put a finished trial's numbers beside its records."""
     arm = next(arm for arm in config.arms if arm.name == trial.arm)
-    numbers = trial_numbers(trial.records(), config, group_of(config))
+    numbers = trial_numbers(trial.records(config.clients), config, group_of(config))
     numbers |= maker_of(arm)
     numbers["code"] = versions_of(trial)
     numbers["seconds"] = round(_seconds(trial), 3)
@@ -112,7 +112,7 @@ def trial_numbers(
         for key in ("top1", "top5", "loss"):
             curve[f"average_{key}"] = [_rounded((r.get("average") or {}).get(key)) for r in evaluated]
     else:
-        summary = {key: value for key, value in summary.items() if key not in AVERAGE_COLUMNS}
+        summary = {key: value for key, value in summary.items() if key not in average_columns()}
     sent = _sent(records)
     if sent is not None:
         curve["megabytes_up"] = [_rounded(sent[r["round"]]) for r in evaluated]
@@ -147,7 +147,7 @@ def steadiness_numbers(curve: Mapping[str, Sequence[Any]], rounds: int, last: in
     """
     numbers: Numbers = {}
     for prefix in ("", "average_"):
-        for name in WOBBLES:
+        for name in wobbles():
             if f"{prefix}{name}" not in curve:
                 continue
             window = [

@@ -30,8 +30,9 @@ from safari.errors import RunError, SafariError
 from safari.evidence.numbers import read_numbers, write_numbers
 from safari.evidence.plan import Case, digest
 from safari.evidence.results import Results, identity
-from safari.runs import RunFolder, Trial, seeds_of, summarise
+from safari.runs import RoundRecord, RunFolder, RunMetrics, Trial, seeds_of, summarise
 from safari.runs.files import write_atomically
+from safari.runs.metrics import read_metrics
 from safari.toml import to_toml
 
 # Seconds between two progress reports of a process.
@@ -206,17 +207,18 @@ class _Progress:
     def __init__(self, unit: Unit, report: Callable[[int, str], None], stop: Callable[[], bool]):
         self._unit, self._report, self._stop = unit, report, stop
         self._rounds, self._last, self._score = 0, 0.0, ""
+        self._metrics: RunMetrics | None = None
 
     def start(self, run: RunFolder) -> None:
         """Nothing to prepare."""
 
-    def round(self, trial: Trial, record: Mapping[str, Any]) -> None:
+    def round(self, trial: Trial, record: RoundRecord) -> None:
         """Count a round that an earlier process had not done."""
         if record["round"] <= self._unit.done[trial.arm]:
             return
         self._rounds += 1
-        if record["top1"] is not None:
-            self._score = f"top-1 {record['top1']:.1%}"
+        self._metrics = self._metrics or read_metrics(trial.root)
+        self._score = self._metrics.tell(record.metrics) or self._score
         now = time.monotonic()
         if now - self._last >= _REPORT_EVERY or self._rounds == self._unit.rounds:
             self._last = now

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from safari.report.gather import Codes, Flags, Floats, Series
+from safari.report.gather import Codes, Flags, Floats, LayerData, Series
 from safari.report.style import (
+    PALETTE,
     SOFT,
     End,
     colour,
@@ -33,6 +34,7 @@ MOST_CELLS_WITH_NUMBERS = 12
 # More than this cannot be told apart on a page: rounds are then taken together in blocks.
 MOST_ROUNDS_ONE_BY_ONE = 300
 MOST_BLOCKS = 100
+MOST_NAMED_LAYERS = 24
 FEW_POINTS = 25
 
 # Off by one from the palette: lines may change their colour on a dark page, pixels cannot.
@@ -45,6 +47,7 @@ _STATUS = {
     ClientStatus.NOT_ASKED: "#ffffff",
 }
 _STOOD_IN = "#f5d08a"
+_DEAD = "#d55e01"
 
 _UNKNOWN: dict[str, Any] = {"facecolor": "#ffffff", "edgecolor": "#a8a8a8", "hatch": "/////"}
 
@@ -115,7 +118,10 @@ def masks(density: Sequence[Series], support: Sequence[Series], churn: Sequence[
 
 
 def traffic(up: Sequence[Series], down: Sequence[Series], dense: Sequence[float]) -> Figure:
-    """Bytes of a message, up and down, beside those of a dense float32 model."""
+    """Bytes of a message, up and down, beside those of a dense float32 model.
+
+    Points, not lines: they are counted now and then, and what lies between is not known.
+    """
     with styled():
         figure = new_figure(9.0, 3.1)
         panels: Any = figure.subplots(1, 2)
@@ -124,13 +130,49 @@ def traffic(up: Sequence[Series], down: Sequence[Series], dense: Sequence[float]
             factor, unit = _unit(max([*dense, *(float(s.mean.max()) for s in lines)], default=0.0))
             for size in dense:
                 axes.axhline(factor * size, color=SOFT, lw=1.2, ls=(0, (4, 2)))
-            _draw_exact(axes, lines, factor)
+            _draw_points(axes, lines, factor)
             _finish(axes, lines, f"{unit} a message")
             axes.set_title(title)
             axes.set_ylim(bottom=0.0)
             ends = [_end(k, line, factor * line.mean) for k, line in enumerate(lines)]
             ends += [End("dense", factor * size, SOFT) for size in dense[:1]]
             _name_lines(figure, axes, lines, ends)
+        return figure
+
+
+def layers(data: LayerData) -> Figure:
+    """Where weights live: the density of each layer over the rounds, its churn, and how long weights stay.
+
+    A layer at 0 is dead and has a colour of its own; what the records do not say is hatched.
+    """
+    with styled():
+        from matplotlib.patches import Patch
+
+        figure = new_figure(9.0, min(5.2, 1.7 + 0.2 * len(data.names)))
+        panels: Any = figure.subplots(1, 3, width_ratios=(3, 3, 1.4), sharey=True)
+        density, churn, life = panels
+        dead = data.density == 0
+        cells = np.where(dead, np.nan, data.density)
+        _layer_cells(figure, density, data.rounds, 100 * cells, "kept (%)", (0.0, 100.0), dead)
+        most = float(np.nanmax(data.churn[1:], initial=0.0)) if len(data.churn) > 1 else 0.0
+        shown = np.where(data.churn > 0, data.churn, np.where(np.isnan(data.churn), np.nan, 0.0))
+        _layer_cells(figure, churn, data.rounds, 100 * shown, "changed (%)", (0.0, 100 * most or 1.0))
+        for axes, title in ((density, "density"), (churn, "churn")):
+            axes.set_title(title)
+            axes.set_xlabel("round")
+            _whole_rounds(axes)
+        _lives(life, data.life)
+        count = len(data.names)
+        density.set_ylim(count - 0.5, -0.5)
+        few = count <= MOST_NAMED_LAYERS
+        density.set_yticks(range(count) if few else range(0, count, max(1, count // 10)))
+        density.set_yticklabels([data.names[k] if few else str(k + 1) for k in density.get_yticks()])
+        for axes in panels:
+            axes.spines[:].set_visible(False)
+            axes.tick_params(length=0)
+        if dead.any():
+            handle = Patch(facecolor=_DEAD)
+            figure.legend([handle], ["dead: nothing of the layer is left"], loc="outside lower center")
         return figure
 
 
@@ -239,6 +281,15 @@ def _draw_exact(axes: Axes, lines: Sequence[Series], factor: float) -> None:
         _plot(axes, _look(k, line), line.rounds[at], factor * line.mean[at], width)
 
 
+def _draw_points(axes: Axes, lines: Sequence[Series], factor: float) -> None:
+    """The same as points; those of the first lines are larger."""
+    step = min(1.5, 5.0 / max(1, len(lines) - 1))
+    for k, line in enumerate(lines):
+        at, size = thin(len(line.rounds), MOST_ROUNDS_ONE_BY_ONE), 3.0 + step * (len(lines) - 1 - k)
+        shade = colour(_look(k, line))
+        axes.plot(line.rounds[at], factor * line.mean[at], color=shade, ls="", marker="o", ms=size, mew=0)
+
+
 def _from_zero(axes: Axes, lines: Sequence[Series], factor: float) -> None:
     """The y axis from 0 to a little above the lines; a first round that towers over the rest is written."""
     first = max((float(np.nan_to_num(s.mean[0])) for s in lines if len(s.rounds)), default=0.0)
@@ -335,6 +386,50 @@ def _client_ticks(axis: Any, count: int) -> None:
     axis.set_major_locator(
         FixedLocator(range(count)) if count <= 20 else MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10])
     )
+
+
+def _layer_cells(
+    figure: Figure,
+    axes: Axes,
+    rounds: Floats,
+    values: Floats,
+    label: str,
+    limits: tuple[float, float],
+    dead: Flags | None = None,
+) -> None:
+    """`values[k, l]` as a picture, a row a layer; many rounds are taken together in blocks."""
+    from matplotlib.colors import to_rgba
+    from matplotlib.patches import Rectangle
+
+    starts = starts_of(len(rounds), MOST_ROUNDS_ONE_BY_ONE)
+    sizes = np.diff(np.append(starts, len(rounds)))[:, None]
+    means = np.add.reduceat(values, starts, axis=0) / sizes
+    extent = (rounds[0] - 0.5, rounds[-1] + 0.5, values.shape[1] - 0.5, -0.5)
+    corner, wide = (extent[0], -0.5), extent[1] - extent[0]
+    axes.add_patch(Rectangle(corner, wide, values.shape[1], zorder=0, linewidth=0, **_UNKNOWN))
+    image = axes.imshow(
+        np.ma.masked_invalid(means.T), cmap="cividis", vmin=limits[0], vmax=limits[1], aspect="auto",
+        interpolation="none", extent=extent,
+    )  # fmt: skip
+    if dead is not None and dead.any():
+        cells = np.zeros((values.shape[1], len(starts), 4))
+        cells[np.logical_and.reduceat(dead, starts, axis=0).T] = to_rgba(_DEAD)
+        axes.imshow(cells, aspect="auto", interpolation="none", extent=extent)
+    bar = figure.colorbar(image, ax=axes, pad=0.02)
+    bar.set_label(label)
+    bar.outline.set_visible(False)
+
+
+def _lives(axes: Axes, lives: Floats) -> None:
+    """Mean lives as bars; those that are longer than the run cannot be told."""
+    axes.set_title("life of weights")
+    known = np.isfinite(lives)
+    axes.barh(np.flatnonzero(known), lives[known], color=PALETTE[2], height=0.7)
+    if known.any():
+        axes.set_xlabel("rounds")
+    else:
+        axes.set_xticks([])
+        axes.text(0.5, 0.5, "longer than\nthe run", transform=axes.transAxes, ha="center", color=SOFT)
 
 
 def _status_cells(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -25,6 +25,7 @@ from safari.report.gather import (
 from safari.report.style import render, styled
 from safari.runs import ClientStatus, RunFolder
 from safari.runs.files import making, write_atomically
+from safari.tasks import Metric
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,23 +83,35 @@ def _stem(name: str, taken: Set[str]) -> str:
 
 
 def _scores(runs: Sequence[RunData]) -> Iterator[Drawn]:
-    targets = {run.config.evaluation.target for run in runs}
-    charts = (
-        ("top1", "Test accuracy, top-1", "top-1 accuracy (%)", True),
-        ("average_top1", "Test accuracy of the running average, top-1", "top-1 accuracy (%)", True),
-        ("top5", "Test accuracy, top-5", "top-5 accuracy (%)", True),
-        ("loss", "Test loss", "test loss", False),
-    )
-    for column, title, ylabel, percent in charts:
-        averaged = column.startswith("average_")
-        # Of several runs, some may keep no average: their arms are not drawn.
-        lines = [line for line in series(runs, column) if len(line.rounds) or not averaged]
-        if not any(len(line.rounds) for line in lines):
+    """A figure a metric, and one for the score of the running average; those of all runs that have it."""
+    for metric, averaged in _charts(runs):
+        column = f"average_{metric.name}" if averaged else metric.name
+        # Of several runs, some may keep no average or have no such metric: their arms are not drawn.
+        lines = [line for line in series(runs, column) if np.isfinite(line.values).any()]
+        if not lines:
             continue
-        target = targets.copy().pop() if column.endswith("top1") and len(targets) == 1 else None
-        figure = figures.curves(lines, ylabel, percent=percent, target=target)
+        ylabel = f"{metric.label} (%)" if metric.percent else metric.label
+        figure = figures.curves(lines, ylabel, percent=metric.percent, target=_target(runs, metric))
+        title = f"Test {metric.label}" + (" of the running average" if averaged else "")
         whose = "The running average of the global models" if averaged else "The global model"
         yield Drawn(column.replace("_", "-"), title, _band(lines, whose), figure)
+
+
+def _charts(runs: Sequence[RunData]) -> list[tuple[Metric, bool]]:
+    """Metrics with whether it is the running average's: scores first, then their averages, then the rest."""
+    scores = {run.metrics.main.name: run.metrics.main for run in runs}
+    others = {metric.name: metric for run in runs for metric in run.metrics.metrics}
+    return [
+        *((metric, False) for metric in scores.values()),
+        *((metric, True) for metric in scores.values()),
+        *((metric, False) for name, metric in others.items() if name not in scores),
+    ]
+
+
+def _target(runs: Sequence[RunData], metric: Metric) -> float | None:
+    """The target for the score, where all runs have the same."""
+    targets = {run.config.evaluation.target for run in runs if run.metrics.score == metric.name}
+    return targets.pop() if len(targets) == 1 else None
 
 
 def _band(lines: Sequence[Series], whose: str) -> str:
@@ -137,7 +150,7 @@ def _masks(runs: Sequence[RunData]) -> Iterator[Drawn]:
 
 def _own(run: RunData) -> Iterator[Drawn]:
     """What belongs to one run alone: arrivals and similarities of each arm's first seed, its data."""
-    for names, arm in _distinct_arrivals(run):
+    for names, arm in _grouped(_with_losses(run.arms), _same_arrivals):
         yield Drawn(
             f"arrivals-{arm.name}",
             f"Arrivals: {', '.join(names)}",
@@ -145,6 +158,17 @@ def _own(run: RunData) -> Iterator[Drawn]:
             figures.arrivals(arm.status, arm.stood_in),
             run.name,
         )
+    for names, arm in _grouped(run.arms, _same_layers):
+        if arm.layers.names and len(arm.layers.rounds) > 1:
+            dead = f" Dead: {', '.join(arm.layers.dead)}." if arm.layers.dead else ""
+            yield Drawn(
+                f"layers-{arm.name}",
+                f"Layers: {', '.join(names)}",
+                f"How much of each layer is kept, how much of it changes in a round, and for how many rounds a "
+                f"weight stays, first layer on top, seed {arm.trials[0].seed}.{dead}",
+                figures.layers(arm.layers),
+                run.name,
+            )
     for arm in run.arms:
         if arm.similarity is not None and len(arm.similarity) > 1:
             yield Drawn(
@@ -165,14 +189,20 @@ def _own(run: RunData) -> Iterator[Drawn]:
         )
 
 
-def _distinct_arrivals(run: RunData) -> list[tuple[list[str], ArmData]]:
-    """Arms whose arrivals are the same share a figure; where everything arrived there is none."""
+def _with_losses(arms: Sequence[ArmData]) -> list[ArmData]:
+    """Where everything arrived there is nothing to show."""
+    whole = (ClientStatus.ARRIVED, ClientStatus.NOT_ASKED)
+    return [arm for arm in arms if not np.isin(arm.status, whole).all()]
+
+
+def _grouped(
+    arms: Sequence[ArmData], same: Callable[[ArmData, ArmData], bool]
+) -> list[tuple[list[str], ArmData]]:
+    """Arms that would have the same figure share one: their names, and the first of them."""
     groups: list[tuple[list[str], ArmData]] = []
-    for arm in run.arms:
-        if np.isin(arm.status, (ClientStatus.ARRIVED, ClientStatus.NOT_ASKED)).all():
-            continue
+    for arm in arms:
         for names, other in groups:
-            if _same_arrivals(arm, other):
+            if same(arm, other):
                 names.append(arm.name)
                 break
         else:
@@ -182,6 +212,11 @@ def _distinct_arrivals(run: RunData) -> list[tuple[list[str], ArmData]]:
 
 def _same_arrivals(one: ArmData, other: ArmData) -> bool:
     return np.array_equal(one.status, other.status) and np.array_equal(one.stood_in, other.stood_in)
+
+
+def _same_layers(one: ArmData, other: ArmData) -> bool:
+    pairs = ((getattr(one.layers, name), getattr(other.layers, name)) for name in ("density", "churn"))
+    return all(np.array_equal(mine, theirs, equal_nan=True) for mine, theirs in pairs)
 
 
 def _count(n: int, thing: str) -> str:

@@ -80,6 +80,30 @@ class LayerData:
     density: Floats
     churn: Floats
 
+    @property
+    def dead(self) -> tuple[str, ...]:
+        """The layers of which nothing is left at the end."""
+        return tuple(name for name, left in zip(self.names, self.density[-1], strict=True) if left == 0)
+
+    @property
+    def life(self) -> Floats:
+        """For how many rounds a weight of each layer stays, on average: kept weights over weights cut a round
+        (Little's law), after the first round. Infinite where that is longer than the run so far, NaN where it is
+        not known.
+
+        What changed is what was cut and what was grown, and their difference is the change of the density:
+
+        >>> density = np.array([[0.5], [0.5], [0.5]])
+        >>> LayerData(("a",), np.arange(1.0, 4.0), density, np.array([[0.5], [0.4], [0.4]])).life
+        array([2.5])
+        """
+        if len(self.density) < 2:
+            return np.full(len(self.names), np.nan)
+        cut = (self.churn[1:] - np.diff(self.density, axis=0)).clip(min=0) / 2
+        with np.errstate(divide="ignore", invalid="ignore"):
+            life = self.density[:-1].sum(axis=0) / cut.sum(axis=0)
+        return np.where(life > len(self.rounds), np.inf, life)
+
 
 @dataclass(frozen=True)
 class ArmData:

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar an arm, with the current accuracy."""
+"""What a person sees while a run goes on: a bar an arm, with the newest score."""
 
 from __future__ import annotations
 
@@ -76,10 +76,9 @@ class Progress:
                 f"{trial.arm}, seed {trial.seed}, round {record.round}: {len(record.refused)} updates "
                 f"were refused (client {client}: {reason}); said once an arm, the table counts all"
             )
-        if self._metrics is None:
-            # By now the run's folder says what its task is.
-            self._metrics = read_metrics(trial.root)
-        score = score_text(self._metrics, record.metrics)
+        # Not at the start: the run's folder says what its task finds once the first round begins.
+        self._metrics = self._metrics or read_metrics(trial.root)
+        score = self._metrics.tell(record.metrics)
         if not score:
             self._progress.advance(task)
             return
@@ -109,22 +108,3 @@ def going_on_after(done: Mapping[tuple[str, int], int]) -> list[str]:
     return [
         f"{arm}  seed {seed}  going on after round {number}" for (arm, seed), number in done.items() if number
     ]
-
-
-def score_text(metrics: RunMetrics, found: Mapping[str, float | None]) -> str:
-    """What a test found, in a few words: the metric that ranks models, and the loss; empty without a test.
-
-    >>> from safari.runs import CLASSIFICATION
-    >>> score_text(CLASSIFICATION, {"top1": 0.5, "loss": None}), score_text(CLASSIFICATION, {"top1": None})
-    ('top-1  50.0%  loss   inf', '')
-    """
-    main = metrics.main
-    value = found.get(main.name)
-    if value is None:
-        return ""
-    label = (main.short or main.label).removesuffix("%").strip()
-    parts = [f"{label} {value:6.1%}" if main.percent else f"{label} {value:.4g}"]
-    if main.name != "loss" and "loss" in metrics.names:
-        loss = found.get("loss")
-        parts.append("loss   inf" if loss is None else f"loss {loss:.3f}")
-    return "  ".join(parts)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from safari.runs.metrics import CLASSIFICATION, RunMetrics
+from safari.tasks import Metric
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 NOTHING = "–"
-# What a narrow terminal can do without, the least first.
-_LESSER = ("seeds", "down", "top-5 %", "up", "its wobble", "wobble", "to stay there", "loss", "lost %")
+# What a narrow terminal can do without, the least first; further metrics stand where OTHERS does.
+OTHERS = "*"
+ANY_TARGET = "rounds to target"
+_LESSER = ("seeds", "down", OTHERS, "up", "its wobble", "wobble", "to stay there", "loss", "lost %")
 
 
 @dataclass(frozen=True)
@@ -30,15 +36,18 @@ class Value:
 
 @dataclass(frozen=True)
 class Row:
-    """One arm over its seeds; accuracies and shares are fractions, sizes are bytes of one message."""
+    """One arm over its seeds; shares are fractions, sizes are bytes of one message.
+
+    `scores` has the metrics by name and `metrics` describes them; `wobble`, `average` (of the running average)
+    and `average_wobble` are those of the metric that is the score.
+    """
 
     label: str
-    top1: Value
+    metrics: RunMetrics
+    scores: Mapping[str, Value]
     wobble: Value
     average: Value
     average_wobble: Value
-    top5: Value
-    loss: Value
     rounds_to_target: Value
     reached: str
     rounds_to_stay: Value
@@ -69,16 +78,10 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     >>> header, body
     (['arm'], [])
     """
-    targets = {row.target for row in rows}
-    target = f"rounds to {_percent(targets.pop())} %" if len(targets) == 1 else "rounds to target"
     columns: list[tuple[str, Callable[[Row], str]]] = [
-        ("top-1 %", lambda row: _spread(row.top1, 100, 1)),
-        ("wobble", lambda row: _mean(row.wobble, 100, 1)),
-        ("average %", lambda row: _spread(row.average, 100, 1)),
-        ("its wobble", lambda row: _mean(row.average_wobble, 100, 1)),
-        ("top-5 %", lambda row: _spread(row.top5, 100, 1)),
-        ("loss", lambda row: _spread(row.loss, 1, 3)),
-        (target, lambda row: _to_target(row, spelled=target == "rounds to target")),
+        *_of_scores(rows),
+        *((heading(metric), partial(_score, metric)) for metric in _others(rows)),
+        (_target_heading(rows), partial(_to_target, spelled=_target_heading(rows) == ANY_TARGET)),
         (
             "to stay there",
             lambda row: f"{_spread(row.rounds_to_stay, 1, 0)} ({row.stayed})" if row.seeds else NOTHING,
@@ -96,6 +99,47 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     ]
     body = [[column[i] for _, column in shown] for i in range(len(rows))]
     return [name for name, _ in shown], body
+
+
+def heading(metric: Metric) -> str:
+    """What stands above a column of a metric.
+
+    >>> heading(Metric("top1", "top-1 accuracy", percent=True, short="top-1")), heading(Metric("mae", "error"))
+    ('top-1 %', 'error')
+    """
+    return (metric.short or metric.label) + (" %" if metric.percent else "")
+
+
+def _of_scores(rows: Sequence[Row]) -> list[tuple[str, Callable[[Row], str]]]:
+    """For each metric that is the score of a row: itself, its wobble, the running average's."""
+    scores = list(dict.fromkeys(row.metrics.main for row in rows))
+    columns: list[tuple[str, Callable[[Row], str]]] = []
+    for metric in scores:
+        columns.append((heading(metric), partial(_score, metric)))
+    average = "average %" if all(metric.percent for metric in scores) else "average"
+    wobble = lambda row: _number(row.wobble, row.metrics.main, spread=False)
+    average_wobble = lambda row: _number(row.average_wobble, row.metrics.main, spread=False)
+    mean = lambda row: _number(row.average, row.metrics.main)
+    return [*columns, ("wobble", wobble), (average, mean), ("its wobble", average_wobble)]
+
+
+def _others(rows: Sequence[Row]) -> list[Metric]:
+    """The metrics of any row that are not the score of one."""
+    scores = {row.metrics.main.name for row in rows}
+    found = {metric.name: metric for row in rows for metric in row.metrics.metrics}
+    return [metric for name, metric in found.items() if name not in scores]
+
+
+def _score(metric: Metric, row: Row) -> str:
+    return _number(row.scores.get(metric.name, Value.of(None)), metric)
+
+
+def _number(value: Value, metric: Metric, *, spread: bool = True) -> str:
+    """A metric's value: percentages with one decimal, other numbers with about four figures."""
+    factor = 100 if metric.percent else 1
+    size = abs(value.mean or 0.0)
+    digits = 1 if metric.percent else 3 if size < 10 else 2 if size < 100 else 1
+    return _spread(value, factor, digits) if spread else _mean(value, factor, digits)
 
 
 def to_text(rows: Sequence[Row]) -> str:
@@ -130,7 +174,7 @@ def to_rich(rows: Sequence[Row], title: str | None = None, width: int | None = N
     from rich.table import Table
     from rich.text import Text
 
-    header, body = _fitting(*cells(rows), width)
+    header, body = _fitting(*cells(rows), width, [heading(metric) for metric in _others(rows)])
     # Text, never markup: a name such as "[red]" is to be read, not obeyed.
     table = Table(
         title=Text(title) if title else None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
@@ -151,14 +195,26 @@ deviation over seeds). Wobble is the standard deviation of top-1 within those ro
 without its linear trend and any difference between even and odd rounds.'
     """
     lasts = sorted({summary["last"] for summary in summaries.values()})
-    arms = [arm for summary in summaries.values() for arm in summary.get("arms", {}).values()]
-    averaged = any(Value.of(arm.get("average_top1")).n for arm in arms)
+    metrics = [_metrics_of(summary) for summary in summaries.values()]
+    names = " or ".join(dict.fromkeys(found.main.short or found.main.label for found in metrics))
+    points = ", in points" if all(found.main.percent for found in metrics) else ""
+    averaged = any(
+        Value.of(arm.get(f"average_{found.score}")).n
+        for summary, found in zip(summaries.values(), metrics, strict=True)
+        for arm in summary.get("arms", {}).values()
+    )
     return (
         f"Scores are means over the evaluations of the last {' or '.join(map(str, lasts))} rounds, then over "
-        "the seeds (± standard deviation over seeds). Wobble is the standard deviation of top-1 within "
-        "those rounds of one run, in points, without its linear trend and any difference between even and "
+        f"the seeds (± standard deviation over seeds). Wobble is the standard deviation of {names} within "
+        f"those rounds of one run{points}, without its linear trend and any difference between even and "
         "odd rounds."
-    ) + (" Average: top-1 of the running average of the global models." if averaged else "")
+    ) + (f" Average: {names} of the running average of the global models." if averaged else "")
+
+
+def _metrics_of(summary: Mapping[str, Any]) -> RunMetrics:
+    """Summaries of an earlier version do not say: those of classification."""
+    described = summary.get("metrics")
+    return CLASSIFICATION if described is None else RunMetrics.from_json(described)
 
 
 def human_bytes(count: float) -> str:
@@ -175,10 +231,12 @@ def human_bytes(count: float) -> str:
 
 
 def _fitting(
-    header: list[str], body: list[list[str]], width: int | None
+    header: list[str], body: list[list[str]], width: int | None, others: Sequence[str]
 ) -> tuple[list[str], list[list[str]]]:
+    """The columns that fit; `others` are the headings of metrics that are not the score."""
     lines = [header, *body]
-    for name in _LESSER:
+    further = [name for name in others if name not in _LESSER]
+    for name in (name for lesser in _LESSER for name in (further if lesser == OTHERS else (lesser,))):
         needed = sum(max(map(len, column)) + 3 for column in zip(*lines, strict=True)) - 3
         if width is None or needed <= width:
             break
@@ -190,15 +248,14 @@ def _fitting(
 
 
 def _row(label: str, entry: Mapping[str, Any], summary: Mapping[str, Any]) -> Row:
-    seeds = list(entry["seeds"].values())
+    seeds, metrics = list(entry["seeds"].values()), _metrics_of(summary)
     return Row(
         label=label,
-        top1=Value.of(entry["top1"]),
-        wobble=Value.of(entry.get("top1_wobble")),
-        average=Value.of(entry.get("average_top1")),
-        average_wobble=Value.of(entry.get("average_top1_wobble")),
-        top5=Value.of(entry["top5"]),
-        loss=Value.of(entry["loss"]),
+        metrics=metrics,
+        scores={name: Value.of(entry.get(name)) for name in metrics.names},
+        wobble=Value.of(entry.get(f"{metrics.score}_wobble")),
+        average=Value.of(entry.get(f"average_{metrics.score}")),
+        average_wobble=Value.of(entry.get(f"average_{metrics.score}_wobble")),
         rounds_to_target=Value.of(entry["rounds_to_target"]),
         reached=entry["reached_target"],
         rounds_to_stay=Value.of(entry["rounds_to_stay"]),
@@ -214,8 +271,13 @@ def _row(label: str, entry: Mapping[str, Any], summary: Mapping[str, Any]) -> Ro
     )
 
 
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.4g}"
+def _goal(row: Row) -> str:
+    return f"{100 * row.target:.4g} %" if row.metrics.main.percent else f"{row.target:.4g}"
+
+
+def _target_heading(rows: Sequence[Row]) -> str:
+    goals = {_goal(row) for row in rows}
+    return f"rounds to {goals.pop()}" if len(goals) == 1 else ANY_TARGET
 
 
 def _mean(value: Value, factor: float, digits: int) -> str:
@@ -230,7 +292,7 @@ def _spread(value: Value, factor: float, digits: int) -> str:
 def _to_target(row: Row, *, spelled: bool) -> str:
     if not row.seeds:
         return NOTHING
-    goal = f"{_percent(row.target)} %: " if spelled else ""
+    goal = f"{_goal(row)}: " if spelled else ""
     return f"{goal}{_spread(row.rounds_to_target, 1, 0)} ({row.reached})"
 
 

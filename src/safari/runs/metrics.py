@@ -65,6 +65,17 @@ class RunMetrics:
     def __getitem__(self, name: str) -> Metric:
         return next(metric for metric in self.metrics if metric.name == name)
 
+    def tell(self, found: Mapping[str, float | None]) -> str:
+        """The score and the loss in a line, for progress; empty where there was no test.
+
+        >>> CLASSIFICATION.tell({"top1": 0.8125, "loss": None}), CLASSIFICATION.tell({"top1": None})
+        ('top-1  81.2%  loss inf', '')
+        """
+        if found.get(self.score) is None:
+            return ""
+        names = dict.fromkeys((self.score, *(name for name in ("loss",) if name in self.names)))
+        return "  ".join(_told(self[name], found.get(name)) for name in names)
+
     def to_json(self) -> dict[str, Any]:
         """As `task.json` has it."""
         described = [metric.to_dict() for metric in self.metrics]
@@ -108,6 +119,12 @@ def read_metrics(folder: Path) -> RunMetrics:
 def metrics_text(metrics: RunMetrics) -> str:
     """The text of `task.json`."""
     return json.dumps(metrics.to_json(), indent=2) + "\n"
+
+
+def _told(metric: Metric, value: float | None) -> str:
+    # A number that is not finite is null in a record.
+    text = "inf" if value is None else f"{value:6.1%}" if metric.percent else f"{value:.3f}"
+    return f"{metric.short or metric.label} {text}"
 
 
 def _metric(entry: Any) -> Metric:

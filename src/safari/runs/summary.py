@@ -10,17 +10,26 @@ from typing import Any
 from safari.config import Config
 from safari.errors import RunError
 from safari.runs.folder import RunFolder, Trial
+from safari.runs.metrics import CLASSIFICATION, RunMetrics
 from safari.runs.record import RoundRecord
 from safari.stats import steadiness
 
 Record = Mapping[str, Any]
 
-# What a test of a model finds.
-SCORES = ("loss", "top1", "top5")
-# The scores whose wobble is kept: their standard deviation without trend and alternation (safari.stats).
-WOBBLES = ("top1", "loss")
-# The same for the running average of the models; None where none was kept.
-AVERAGE_COLUMNS = tuple(f"average_{name}" for name in (*SCORES, *(f"{name}_wobble" for name in WOBBLES)))
+
+def wobbles(metrics: RunMetrics = CLASSIFICATION) -> tuple[str, ...]:
+    """The metrics whose wobble is kept: their standard deviation without trend and alternation (safari.stats).
+
+    >>> wobbles()
+    ('top1', 'loss')
+    """
+    return tuple(name for name in dict.fromkeys((metrics.score, "loss")) if name in metrics.names)
+
+
+def average_columns(metrics: RunMetrics = CLASSIFICATION) -> tuple[str, ...]:
+    """The columns of a summary that are about the running average; None in runs that keep none."""
+    names = (*metrics.names, *(f"{name}_wobble" for name in wobbles(metrics)))
+    return tuple(f"average_{name}" for name in names)
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
@@ -38,28 +47,37 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def summarise_trial(records: Sequence[Record], config: Config) -> dict[str, Any]:
+def summarise_trial(
+    records: Sequence[Record], config: Config, metrics: RunMetrics = CLASSIFICATION
+) -> dict[str, Any]:
     """One trial: means over the evaluations in the last rounds so far, and when the target was reached.
 
-    `rounds_to_target` is the first round at the target, `rounds_to_stay` the first after which accuracy
-    never fell below it again: an arm that jumps up and down touches the target long before it stays there.
+    `rounds_to_target` is the first round in which the score is at the target or better, `rounds_to_stay` the first
+    after which it was never worse again: an arm that jumps up and down touches the target long before it stays there.
+
+    Args:
+        records: the trial's records, or objects with the fields of their lines.
+        config: the run's config.
+        metrics: those of the run's task.
     """
-    evaluated = [r for r in records if r["top1"] is not None]
+    score, target = metrics.score, config.evaluation.target
+    evaluated = [r for r in records if r[score] is not None]
     done = records[-1]["round"] if records else 0
     # A run that goes on may have its newest evaluation before the last rounds.
     last = [r for r in evaluated if r["round"] > done - config.evaluation.last] or evaluated[-1:]
-    reached = [r["round"] for r in evaluated if r["top1"] >= config.evaluation.target]
-    below = [r["round"] for r in evaluated if r["top1"] < config.evaluation.target]
-    stays = [t for t in reached if t > max(below, default=0)]
+    good = [r[score] >= target if metrics.main.higher else r[score] <= target for r in evaluated]
+    reached = [r["round"] for r, is_good in zip(evaluated, good, strict=True) if is_good]
+    worse = [r["round"] for r, is_good in zip(evaluated, good, strict=True) if not is_good]
+    stays = [t for t in reached if t > max(worse, default=0)]
     asked = sum(len(r["arrived"]) + len(r["missing"]) for r in records)
     arrived = sum(len(r["arrived"]) for r in records)
     # Records from before there was one do not name it.
     averages = [{"round": r["round"], **r["average"]} for r in last if r.get("average")]
     return {
-        "rounds": len(records),
-        "finished": len(records) >= config.rounds,
-        **final_scores(last),
-        **{f"average_{name}": value for name, value in final_scores(averages).items()},
+        "rounds": done,
+        "finished": done >= config.rounds,
+        **final_scores(last, metrics),
+        **{f"average_{name}": value for name, value in final_scores(averages, metrics).items()},
         "rounds_to_target": reached[0] if reached else None,
         "rounds_to_stay": stays[0] if stays else None,
         "lost_updates": 1 - arrived / asked if asked else None,
@@ -69,39 +87,64 @@ def summarise_trial(records: Sequence[Record], config: Config) -> dict[str, Any]
     }
 
 
-def done_records(trial: Trial, rounds: int) -> list[RoundRecord]:
-    """The records of a trial; RunError where a line is none, or more rounds are done than are asked for."""
-    records = trial.records()
-    if len(records) > rounds:
-        raise RunError(f"rounds must be at least the {len(records)} that {trial.path} has done, got {rounds}")
+def done_records(trial: Trial, rounds: int, skipped: list[str] | None = None) -> list[RoundRecord]:
+    """The records of a trial.
+
+    RunError where more rounds are done than are asked for, or a line is damaged; where there is a list for it
+    (`skipped`), such a line is left out and named there.
+    """
+    records = trial.records(skipped=skipped)
+    done = records[-1].round if records else 0
+    if done > rounds:
+        raise RunError(f"rounds must be at least the {done} that {trial.path} has done, got {rounds}")
     return records
 
 
-def summarise(run: RunFolder) -> dict[str, Any]:
-    """The whole run, as it stands: `summary.json`."""
-    config = run.config
+def summarise(run: RunFolder, skipped: list[str] | None = None) -> dict[str, Any]:
+    """The whole run, as it stands: `summary.json`.
+
+    Args:
+        run: the run.
+        skipped: where damaged lines of its records are named. Without it, the first one raises a RunError.
+    """
+    config, metrics = run.config, run.metrics
     trials: dict[str, dict[str, Any]] = {arm.name: {} for arm in config.arms}
     for trial in run.trials():
-        records = done_records(trial, config.rounds)
-        trials[trial.arm][str(trial.seed)] = summarise_trial(records, config)
+        problems: list[str] | None = None if skipped is None else []
+        records = done_records(trial, config.rounds, problems)
+        trials[trial.arm][str(trial.seed)] = summarise_trial(records, config, metrics)
+        if skipped is not None:
+            skipped += [f"{trial.arm}, seed {trial.seed}: {problem}" for problem in problems or ()]
+    return {"name": config.name, "config": config.digest, **whole(config, metrics, trials)}
+
+
+def whole(
+    config: Config, metrics: RunMetrics, trials: Mapping[str, Mapping[str, Mapping[str, Any]]]
+) -> dict[str, Any]:
+    """What a table needs of a run: its setting and every arm over its seeds.
+
+    Args:
+        config: the run's config.
+        metrics: those of its task.
+        trials: by arm and seed, what `summarise_trial` says.
+    """
     return {
-        "name": config.name,
-        "config": config.digest,
         "rounds": config.rounds,
         "last": config.evaluation.last,
         "target": config.evaluation.target,
-        "arms": {arm: over_seeds(list(seeds.values())) | {"seeds": seeds} for arm, seeds in trials.items()},
+        "metrics": metrics.to_json(),
+        "arms": {
+            arm: over_seeds(list(seeds.values()), metrics) | {"seeds": seeds} for arm, seeds in trials.items()
+        },
     }
 
 
-def over_seeds(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def over_seeds(trials: Sequence[Mapping[str, Any]], metrics: RunMetrics = CLASSIFICATION) -> dict[str, Any]:
     """Mean, spread and n of each number of an arm, over its seeds."""
     names = (
-        "top1",
-        "top5",
-        "loss",
-        *(f"{name}_wobble" for name in WOBBLES),
-        *AVERAGE_COLUMNS,
+        *(metric.name for metric in metrics.metrics),
+        *(f"{name}_wobble" for name in wobbles(metrics)),
+        *average_columns(metrics),
         "rounds_to_target",
         "rounds_to_stay",
         "lost_updates",
@@ -116,10 +159,12 @@ def over_seeds(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def final_scores(evaluations: Sequence[Record]) -> dict[str, float | None]:
-    """Means of the scores over some evaluations, and how far each jumps up and down: its wobble."""
-    return {name: _mean(evaluations, name) for name in SCORES} | {
-        f"{name}_wobble": _wobble(evaluations, name) for name in WOBBLES
+def final_scores(
+    evaluations: Sequence[Record], metrics: RunMetrics = CLASSIFICATION
+) -> dict[str, float | None]:
+    """Means of the metrics over some evaluations, and how far some jump up and down: their wobble."""
+    return {name: _mean(evaluations, name) for name in metrics.names} | {
+        f"{name}_wobble": _wobble(evaluations, name) for name in wobbles(metrics)
     }
 
 

@@ -19,7 +19,7 @@ from safari.report.gather import run_names
 from safari.report.track import shareable
 from safari.runs import CLASSIFICATION, RunFolder, RunMetrics, Trial, model_size, seeds_of, summarise_trial
 from safari.runs.elsewhere import decided
-from safari.runs.summary import over_seeds
+from safari.runs.summary import whole
 from safari.toml import to_toml
 from safari.view.arrays import encode_array
 from safari.view.follow import without_folder
@@ -174,6 +174,7 @@ class Monitor:
             "drawn_clients": drawn_clients(config.clients),
             "seeds": {"first": config.seed, "count": config.seeds},
             "target": _finite(config.evaluation.target),
+            "metrics": self._metrics(number).to_json(),
             "arms": [_arm(arm, self._rules) for arm in config.arms],
             "setting": setting(config),
             "fields": self._attempt(number, "the table of fields", lambda: _flat(decided(config)), []),
@@ -215,21 +216,12 @@ class Monitor:
         }
 
     def _summary(self, number: int) -> dict[str, Any]:
-        config, logs = self._runs[number].config, self._logs_of(number)
-        arms = {}
-        for arm in config.arms:
-            seeds = {
-                str(seed): summarise_trial(_records(log), config)
-                for (name, seed), log in sorted(logs.items(), key=lambda item: item[0][1])
-                if name == arm.name
-            }
-            arms[arm.name] = over_seeds(list(seeds.values())) | {"seeds": seeds}
-        return {
-            "rounds": config.rounds,
-            "last": config.evaluation.last,
-            "target": config.evaluation.target,
-            "arms": arms,
-        }
+        config, metrics, logs = self._runs[number].config, self._metrics(number), self._logs_of(number)
+        by_seed = sorted(logs.items(), key=lambda item: item[0][1])
+        trials: dict[str, dict[str, Any]] = {arm.name: {} for arm in config.arms}
+        for (arm, seed), log in by_seed:
+            trials[arm][str(seed)] = summarise_trial(_records(log), config, log.metrics)
+        return whole(config, metrics, trials)
 
 
 def _run_of(key: str) -> int:

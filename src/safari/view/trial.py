@@ -121,8 +121,14 @@ class TrialLog:
             "snapshots_from": start.snapshots,
             "snapshots_note": self.snapshots.note,
             "problems": self.problems,
+            "dead_layers": self.dead_layers(),
             "detail": None if fresh or start.rounds == self.length else self.detail(start.rounds),
         }
+
+    def dead_layers(self) -> list[str]:
+        """The layers of which nothing is left in the newest round."""
+        newest = self.layer_density[-len(self.layers) :] if self.layers else ()
+        return [name for name, density in zip(self.layers, newest, strict=True) if density == 0]
 
     def detail(self, start: int = 0) -> dict[str, Any]:
         """Every client and every layer from round number `start` (counted from 0) on."""

@@ -63,7 +63,10 @@ export class LineChart extends RoundChart {
         pen.text(label, x.x1 - 4, y.y(value) + 10, soft, { anchor: "end" });
       }
       for (const line of lines) this.drawBand(pen, line, x, y);
-      for (const line of lines) this.drawLine(pen, line, x, y);
+      for (const line of lines) {
+        if (this.points) this.drawPoints(pen, line, x, y);
+        else this.drawLine(pen, line, x, y);
+      }
     });
     if (this.right > 20) this.drawNames(pen, lines, x, y, height);
   }
@@ -86,6 +89,14 @@ export class LineChart extends RoundChart {
     }
   }
 
+  // What is measured now and then says nothing about the rounds between.
+  drawPoints(pen, line, x, y) {
+    const behind = line.behind.map(({ rounds, values }) => thin(rounds, values, values, values, x).middle);
+    const { middle } = this.thinned(line, x);
+    const radius = middle.length > 150 ? 1.5 : 2.5;
+    for (const points of [middle, ...behind]) for (const [px, v] of points) pen.circle(px, y.y(v), radius, lineColour(line.index));
+  }
+
   // The same for the band, the line and the axis of one drawing.
   thinned(line, x) {
     const key = [x.first, x.last, x.x0, x.x1].join();
@@ -101,7 +112,7 @@ export class LineChart extends RoundChart {
 
   values(lines, top, bottom, width) {
     const x = this.scale(width);
-    let [low, high] = [Infinity, -Infinity];
+    let [low, high, lowest] = [Infinity, -Infinity, Infinity];
     for (const line of lines) {
       const { low: below, high: above, middle } = this.thinned(line, x);
       for (const [, v] of below) low = Math.min(low, v);
@@ -111,7 +122,7 @@ export class LineChart extends RoundChart {
           [low, high] = [Math.min(low, v), Math.max(high, v)];
         }
       }
-      for (const [, v] of middle) [low, high] = [Math.min(low, v), Math.max(high, v)];
+      for (const [, v] of middle) [low, high, lowest] = [Math.min(low, v), Math.max(high, v), Math.min(lowest, v)];
     }
     for (const { value, always } of this.references()) if (always) [low, high] = [Math.min(low, value), Math.max(high, value)];
     if (this.floor !== null) low = Math.min(low, this.floor);
@@ -119,7 +130,7 @@ export class LineChart extends RoundChart {
     if (low !== this.floor) low -= room;
     high += room;
     if (this.ceiling !== null) high = Math.min(high, this.ceiling);
-    if (this.bottom !== undefined) low = Math.max(low, this.bottom);
+    if (this.bottom !== undefined && lowest >= this.bottom) low = Math.max(low, this.bottom);
     return new ValueScale(low, high, top, bottom);
   }
 

@@ -4,10 +4,12 @@ import { PageState } from "./address.js";
 import { Card } from "./card.js";
 import { clusterByLabels, clusterBySimilarity } from "./cluster.js";
 import { Controls } from "./controls.js";
-import { LabelMap, LayerMap } from "./heat.js";
+import { LabelMap } from "./heat.js";
+import { ChurnMap, DensityMap, LifeMap } from "./layers.js";
 import { LineChart } from "./lines.js";
 import { asBytes } from "./numbers.js";
 import { drawConfig, drawHead, drawNotes, drawTable, drawTiles } from "./panels.js";
+import { metricsOf, scoreCharts } from "./scores.js";
 import { SimilarityMap, StandIns } from "./similarity.js";
 import { FrozenSource, LiveSource } from "./source.js";
 import { Store } from "./store.js";
@@ -105,6 +107,7 @@ class Page {
     this.waiting = true;
     requestAnimationFrame(() => {
       this.waiting = false;
+      this.updateScores();
       drawHead(this, document.getElementById("runs"));
       drawTiles(this, document.getElementById("tiles"));
       drawTable(this, document.getElementById("results"));
@@ -121,9 +124,16 @@ class Page {
     return [...sizes].map((n) => ({ label: `dense: ${asBytes(FLOAT32 * n)}`, value: FLOAT32 * n, always: true }));
   }
 
-  targets() {
-    const wanted = new Set(this.store.runs.map((run) => run.target));
-    return [...wanted].map((value) => ({ label: `target ${Number((100 * value).toPrecision(4))} %`, value }));
+  // The runs say which metrics there are; charts of others are made when they change.
+  updateScores() {
+    const key = JSON.stringify(metricsOf(this.store.runs));
+    if (!this.store.runs.length || this.scoresKey === key) return;
+    this.scoresKey = key;
+    this.cards = this.cards.filter((card) => !card.isScore);
+    const taken = new Set(this.cards.map((card) => card.chart.id));
+    const made = scoreCharts(this, taken).map((chart) => Object.assign(new Card(this, chart), { isScore: true }));
+    this.cards.unshift(...made);
+    document.getElementById("scores").replaceChildren(...made.map((card) => card.node));
   }
 }
 
@@ -131,22 +141,17 @@ function charts(page) {
   const lines = (options) => new LineChart(page, options);
   const counted = "Not counted in this run (wire.every).";
   return {
-    scores: [
-      lines({ id: "top1", title: "Accuracy, top-1", column: "top1", format: "percent", about: "The global model on the test set.", ceiling: 1.005, bottom: 0, tall: 340, wide: true, references: () => page.targets() }),
-      lines({ id: "average", title: "Accuracy of the running average, top-1", column: "average_top1", format: "percent", about: "The running average of the global models on the test set (aggregation.average).", ceiling: 1.005, bottom: 0, optional: true, references: () => page.targets() }),
-      lines({ id: "top5", title: "Accuracy, top-5", column: "top5", format: "percent", about: "The right label is among the five likeliest.", ceiling: 1.005, bottom: 0 }),
-      lines({ id: "loss", title: "Loss", column: "loss", about: "Cross-entropy on the test set.", bottom: 0 }),
-    ],
     clients: [new ArrivalStrip(page), new SimilarityMap(page), new StandIns(page), new LabelMap(page), new TimeChart(page)],
     bytes: [
-      lines({ id: "bytes-up", title: "Bytes up", column: "bytes_up", format: "bytes", about: "One upload as really encoded, mean over the clients.", floor: 0, references: () => page.dense(), nothing: counted }),
-      lines({ id: "bytes-down", title: "Bytes down", column: "bytes_down", format: "bytes", about: "The broadcast as really encoded.", floor: 0, references: () => page.dense(), nothing: counted }),
+      lines({ id: "bytes-up", title: "Bytes up", column: "bytes_up", format: "bytes", about: "One upload as really encoded, mean over the clients, in the rounds in which it was counted.", points: true, floor: 0, references: () => page.dense(), nothing: counted }),
+      lines({ id: "bytes-down", title: "Bytes down", column: "bytes_down", format: "bytes", about: "The broadcast as really encoded, in the rounds in which it was counted.", points: true, floor: 0, references: () => page.dense(), nothing: counted }),
     ],
     masks: [
-      lines({ id: "density", title: "Mask density", column: "support", format: "percent", about: "Prunable weights of the global model that are not 0.", floor: 0 }),
-      lines({ id: "churn", title: "Mask churn", column: "churn", format: "percent", about: "Prunable weights that became or ceased to be 0 in the round.", floor: 0 }),
-      new LayerMap(page, { id: "layer-density", title: "Density by layer", what: "layer_density", unit: "not 0", about: "Weights of each layer that are not 0, first layer on top." }),
-      new LayerMap(page, { id: "layer-churn", title: "Churn by layer", what: "layer_churn", unit: "changed (root scale)", about: "Weights of each layer that became or ceased to be 0 in the round." }),
+      lines({ id: "density", title: "Mask density", column: "support", format: "percent", about: "Share of the prunable weights that is kept: in the mask that the server chose, or else not 0 in the global model.", floor: 0 }),
+      lines({ id: "churn", title: "Mask churn", column: "churn", format: "percent", about: "Share of the prunable weights that changed between kept and cut in the round.", floor: 0 }),
+      new DensityMap(page),
+      new ChurnMap(page),
+      new LifeMap(page),
     ],
   };
 }

@@ -2,6 +2,7 @@
 
 import { el, fill } from "./dom.js";
 import { NOTHING, asCount, asPercent, asSeconds, mean, plural } from "./numbers.js";
+import { scoreOf, tellMetric } from "./scores.js";
 import { lineDash, lineName } from "./theme.js";
 
 const RECENT = 20;
@@ -52,13 +53,13 @@ export function drawTiles(page, node) {
     fill(node, arms.map((arm) => tile(page, arm)));
   }
   const off = new Set(page.state.get("off"));
-  const scores = new Map(page.store.lines("top1").map((line) => [line.id, line]));
-  const losses = new Map(page.store.lines("loss").map((line) => [line.id, line]));
+  const lineOf = (arm, column) => page.store.lines(column).find((line) => line.id === arm.id);
   arms.forEach((arm, k) => {
+    const metric = scoreOf(page.store.runs[arm.run]);
     const [, big, small] = node.children[k].children;
     node.children[k].setAttribute("aria-pressed", String(!off.has(arm.id)));
-    fill(big, score(scores.get(arm.id)));
-    small.textContent = words(arm, losses.get(arm.id));
+    fill(big, score(metric, lineOf(arm, metric.name)));
+    small.textContent = words(arm, metric.name === "loss" ? null : lineOf(arm, "loss"));
   });
 }
 
@@ -82,10 +83,10 @@ function swatch(index) {
   return el("span", { class: `swatch${dashed ? " dashed" : ""}`, "aria-hidden": "true", style: { "--line": lineName(index) } });
 }
 
-function score(line) {
+function score(metric, line) {
   if (!line?.means.length) return [NOTHING];
-  const spread = line.seeds > 1 ? el("small", {}, ` ± ${(100 * line.spreads.at(-1)).toFixed(1)}`) : null;
-  return [`${(100 * line.means.at(-1)).toFixed(1)} %`, spread];
+  const spread = line.seeds > 1 ? el("small", {}, ` ± ${tellMetric(metric, line.spreads.at(-1)).replace(" %", "")}`) : null;
+  return [tellMetric(metric, line.means.at(-1)), spread];
 }
 
 function words(arm, loss) {
@@ -176,7 +177,9 @@ export function drawNotes(page, node) {
   const lines = runs.flatMap((run) => run.problems.map((problem) => `${run.name}: ${problem}`));
   lines.push(...troubles.map((text) => `This page could not take some news: ${text}`));
   for (const trial of trials.values()) {
-    for (const problem of trial.problems ?? []) lines.push(`${runs[trial.run]?.name}, ${trial.arm}, seed ${trial.seed}: ${problem}`);
+    const whose = `${runs[trial.run]?.name}, ${trial.arm}, seed ${trial.seed}`;
+    for (const problem of trial.problems ?? []) lines.push(`${whose}: ${problem}`);
+    for (const layer of trial.deadLayers ?? []) lines.push(`${whose}: layer ${layer} is dead, all of its weights are cut`);
   }
   const key = JSON.stringify(lines);
   if (node.dataset.shown === key) return;

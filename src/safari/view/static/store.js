@@ -49,6 +49,7 @@ export class Store {
     trial.snapshots.push(...news.snapshots);
     trial.note = news.snapshots_note;
     trial.problems = news.problems;
+    trial.deadLayers = news.dead_layers;
     if (trial.detail && news.detail) trial.detail = joined(trial.detail, news.detail);
   }
 
@@ -102,7 +103,7 @@ export class Store {
         const trials = [...this.trials.values()]
           .filter((t) => t.run === number && t.arm === name && t.seed >= run.seeds.first && t.seed < run.seeds.first + run.seeds.count)
           .sort((a, b) => a.seed - b.seed);
-        out.push({ id: `${number}/${name}`, label: several ? `${run.name}/${name}` : name, own, trials, index: out.length });
+        out.push({ id: `${number}/${name}`, run: number, label: several ? `${run.name}/${name}` : name, own, trials, index: out.length });
       }
     });
     return out;
@@ -125,6 +126,8 @@ function overSeeds(trials, column) {
   const out = { rounds: [], means: [], spreads: [], seeds: ahead.length, behind: [] };
   if (!ahead.length) return out;
   const columns = ahead.map((t) => t.columns[column]);
+  // Not every run has every metric.
+  if (columns.includes(undefined)) return out;
   const rounds = ahead[0].columns.round;
   for (let k = 0; k < length; k += 1) {
     const values = columns.map((c) => c[k]);

@@ -52,3 +52,16 @@ def fedopt(
         w += eta * m / (math.sqrt(v) + tau)
         path.append(w)
     return path
+
+
+def ghbm(start: float, changes: Sequence[float | None], tau: int, beta: float) -> list[float]:
+    """Zaccone et al. 2025: the weight moves on by β/τ of its way over the last τ rounds."""
+    path, since = [start], 0
+    for t, change in enumerate(changes):
+        w = path[-1]
+        if change is None:
+            path.append(0.0)
+            since = t + 1
+        else:
+            path.append(w + change + beta / tau * (w - path[max(since, t - tau)]))
+    return path[1:]

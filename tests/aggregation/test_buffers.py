@@ -18,6 +18,7 @@ from safari.aggregation.compensation import State
 # Rules that never go beyond a mean: for them a buffer is a number like any other.
 MEANS = [
     "perfect",
+    "attainable",
     "drop",
     "safari",
     "safari+",

@@ -31,6 +31,7 @@ from safari.aggregation.similarity import distances
 # name -> options of the rule; a new rule has to be put here.
 OPTIONS: dict[str, dict[str, Any]] = {
     "perfect": {},
+    "attainable": {},
     "drop": {},
     "safari": {},
     "safari+": {},
@@ -46,7 +47,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "geometric-median": {},
 }
 # Rules whose decision is an average of arrivals alone: their weights sum to 1.
-AVERAGING = ["perfect", "drop", "safari", "fdms"]
+AVERAGING = ["perfect", "attainable", "drop", "safari", "fdms"]
 # Rules that are no mean, even when everything arrived.
 ROBUST = ["trimmed-mean", "geometric-median"]
 # Rules for which no client is special: nothing but names depends on names.

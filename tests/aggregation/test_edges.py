@@ -186,7 +186,11 @@ def test_too_many_clients_for_a_matrix_of_pairs() -> None:
 
 
 def test_only_the_reference_and_its_oracle_override_the_network() -> None:
-    assert {name for name, rule in RULES.items() if rule().overrides_network} == {"perfect", "few"}
+    assert {name for name, rule in RULES.items() if rule().overrides_network} == {
+        "perfect",
+        "attainable",
+        "few",
+    }
 
 
 def test_a_users_rule_with_a_memory() -> None:

@@ -146,6 +146,27 @@ def test_a_memory_that_would_not_fit(rule: str) -> None:
         RULES[rule]().init(3, 2 * 10**9, torch.device("meta"))
 
 
+def test_mifa_as_published_steps_from_memory_when_nobody_arrives() -> None:
+    server, _ = begin("mifa", idle=True).step(FIRST)
+    assert server.model.tolist() == [1, 3]
+    for expected in ([1, 5], [1, 7]):
+        server, outcome = server.step({})
+        assert outcome.lost
+        torch.testing.assert_close(server.model, vector(*expected))
+    # Before anybody was heard there is nothing to step from.
+    assert begin("mifa", idle=True).step({})[0].model.tolist() == [1, 1]
+    waiting, _ = after_first("mifa").step({})
+    assert waiting.model.tolist() == [1, 3]
+
+
+def test_mifa_as_published_takes_a_server_step_from_memory() -> None:
+    rule = RULES["mifa"](idle=True)
+    server = Server.start(vector(0), 1, rule, steps=["fedavgm"])
+    server, _ = server.step({0: vector(1)})
+    server, _ = server.step({})
+    assert server.model.item() == pytest.approx(1 + 1.9)
+
+
 def test_a_memory_stays_inside_the_mask_that_the_client_had() -> None:
     """Client 1 cut the second weight; when it is missing, what it is taken to send has it cut as well."""
     server, _ = sparse_step(begin("mifa"), {0: vector(4, 1), 1: vector(4, 0), 2: vector(1, 4)})

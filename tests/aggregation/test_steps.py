@@ -37,6 +37,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fedadagrad": {"lr": 0.1, "beta1": 0.3},
     "fedyogi": {"lr": 0.1},
     "fedadam": {"lr": 0.1},
+    "ghbm": {"tau": 3},
 }
 # All of them, chains, and the average, which leaves the step alone.
 MAKE: dict[str, Callable[[], list[ServerStep]]] = {
@@ -155,7 +156,7 @@ def test_a_weight_that_comes_back_starts_anew(make: Callable[[], list[ServerStep
     # The average remembers what was; training does not.
     for name, t in both[0].step_state.items():
         if not name.endswith("running_average"):
-            assert float(t[1]) == float(both[1].step_state[name][1])
+            assert torch.equal(t[..., 1], both[1].step_state[name][..., 1])
     assert float(both[0].model[1]) == float(both[1].model[1])
 
 
@@ -229,6 +230,14 @@ def test_fedyogi_by_hand() -> None:
     assert found == pytest.approx([first, first + 3 * 1.75 / (8**0.5 + 2)])
 
 
+def test_ghbm_by_hand() -> None:
+    # A quarter of the way since two rounds before: of 5 - 1, then of 10 - 1.
+    assert moves(STEPS["ghbm"](tau=2, momentum=0.5), to=[4, 4, 0]) == [5, 10, 12.25]
+    # With one round it is the classical heavy ball, which is FedAvgM.
+    found = moves(STEPS["ghbm"](tau=1, momentum=0.5), to=[4, 2, 0])
+    assert found == moves(STEPS["fedavgm"](momentum=0.5), to=[4, 2, 0]) == [5, 9, 11]
+
+
 def test_steps_are_taken_in_order() -> None:
     # Half of every change into the velocity; or half of the velocity: with other velocities afterwards.
     half, speed = STEPS["lr"](lr=0.5), STEPS["fedavgm"](momentum=0.5)
@@ -269,6 +278,15 @@ def test_fedavgm_as_the_loop(seed: int, beta: float, eta: float) -> None:
     changes = changes_of(seed)
     expected = step_oracles.fedavgm(1.0, changes, beta, eta)
     found = follow(STEPS["fedavgm"](momentum=beta, lr=eta), 1.0, changes)
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+@settings(max_examples=60)
+@given(SEEDS, st.integers(1, 5), st.sampled_from([0.0, 0.5, 0.9]))
+def test_ghbm_as_the_loop(seed: int, tau: int, beta: float) -> None:
+    changes = changes_of(seed)
+    expected = step_oracles.ghbm(1.0, changes, tau, beta)
+    found = follow(STEPS["ghbm"](tau=tau, momentum=beta), 1.0, changes)
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
@@ -357,6 +375,8 @@ def test_a_checkpoint_without_the_state_of_a_step() -> None:
         ("fedadam", {"beta1": -0.1}, "beta1 must be at least 0 and below 1, got -0.1"),
         ("fedadam", {"beta2": 1.0}, "beta2 must be at least 0 and below 1, got 1.0"),
         ("fedyogi", {"beta2": float("nan")}, "beta2 must be at least 0 and below 1, got nan"),
+        ("ghbm", {"tau": 0}, "tau must lie between 1 and 100, got 0"),
+        ("ghbm", {"momentum": 1.0}, "momentum must be at least 0 and below 1, got 1.0"),
         ("fedadagrad", {"tau": 0.0}, "tau must be a finite number above 0, got 0.0"),
     ],
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Keeps nearly equal vectors from fighting each other with large weights of opposite sign.
+# Ridge penalty: keeps nearly collinear vectors from getting large weights of opposite sign.
 _RIDGE = 1e-3
-# A vector is taken back for a gain of more than rounding.
+# A vector re-enters the active set only for a gain above rounding.
 _WORTH = 1e-9
 
 
@@ -16,8 +16,8 @@ def blend(among: Tensor, to: Tensor, allowed: Tensor, *, whole: bool = False) ->
 
     `among[i, k]` is the expected product of two known vectors (or `among[j, i, k]`, where each row has its
     own), `to[j, i]` of an unknown and a known one.
-    Vectors with negative weights are left out, and those who would help then are taken back, until neither is
-    left. A row that may use nothing is 0.
+    An active-set method: vectors with negative weights leave the set, and vectors that would improve the
+    objective re-enter it, until neither happens. A row with an empty set is 0.
 
     >>> two_alike = torch.tensor([[1.0, 0.8, -0.3], [0.8, 1.0, -0.3], [-0.3, -0.3, 1.0]]).double()
     >>> unknown = torch.tensor([[0.9, 0.9, -0.3], [-0.3, -0.3, 0.6]]).double()
@@ -27,23 +27,23 @@ def blend(among: Tensor, to: Tensor, allowed: Tensor, *, whole: bool = False) ->
     """
     count = among.shape[-1]
     eye = torch.eye(count, dtype=among.dtype, device=among.device)
-    # Products that were estimated pair by pair need not fit together: as much noise as makes them.
+    # A matrix of pairwise estimates need not be positive semidefinite: shift its spectrum until it is.
     least = torch.linalg.eigvalsh(among)[..., :1, None].clamp(max=0.0)
     known = among + (_RIDGE - least) * eye
     inside = allowed
     c = torch.zeros_like(to)
-    # A pass leaves somebody out, takes one back, or is the last; in the second half nobody comes back.
+    # Each pass removes vectors, re-admits one, or is the last; in the second half nothing is re-admitted.
     for tries in range(4 * count + 2):
         part = inside.to(known.dtype)
         matrix = torch.where(inside[:, :, None] & inside[:, None, :], known, eye)
         free, level = torch.linalg.solve(matrix, torch.stack([to * part, part], 2)).unbind(2)
         over = free.sum(1, keepdim=True) - 1
-        # What one more unit of weight costs, where there is no more to give.
+        # The Lagrange multiplier of the constraint on the sum.
         price = over / (level * part).sum(1, keepdim=True).clamp(min=1e-30)
         price = price if whole else price.clamp(min=0.0)
         c = (free - level * price) * part
         worst = c.min(1, keepdim=True).values
-        # Not all negative ones: without the worst, the others may well help.
+        # Not all negative ones at once: without the worst, the others may become useful.
         leave = (c < 0) & (c <= worst / 2)
         gain = to - (known @ c[:, :, None])[:, :, 0] - price
         gain = torch.where(allowed & ~inside & (worst >= 0), gain, -torch.inf)
@@ -54,5 +54,5 @@ def blend(among: Tensor, to: Tensor, allowed: Tensor, *, whole: bool = False) ->
         if not bool((leave | back).any()):
             break
         inside = (inside & ~leave) | back
-    # Also no -0.0.
+    # Clears -0.0, too.
     return torch.where(c > 0, c, 0.0)

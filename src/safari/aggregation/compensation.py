@@ -99,8 +99,9 @@ class Decision:
 class Compensation:
     """`init(clients, size, device) -> state`; `apply(state, round) -> (decision, state)`.
 
-    `overrides_network` marks the reference arm in which nothing is ever lost. `name` is what messages about
-    the rule begin with.
+    `overrides_network` marks reference arms in which nothing is ever lost; with `needs_arrival`, nothing but
+    the rounds in which the network would deliver no update at all. `name` is what messages about the rule begin
+    with.
 
     The rest matters where parts of models arrive, so that a rule decides for each set of clients of whom a
     block came. `columns` names the tensors of the state with a number for each of the model's in their last
@@ -116,6 +117,7 @@ class Compensation:
     columns: tuple[str, ...] = ()
     learn: Callable[[State, Round], State] | None = None
     respond: Callable[[State, Round], tuple[Decision, State]] | None = None
+    needs_arrival: bool = False
 
 
 def learning(

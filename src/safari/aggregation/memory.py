@@ -17,7 +17,7 @@ LARGEST = torch.finfo(torch.float32).max
 
 
 def blank(clients: int, size: int, device: torch.device) -> State:
-    """The memory before anybody was heard; an age of -1 means never."""
+    """The memory before any client was heard; an age of -1 means never."""
     if clients * size > MOST_REMEMBERED:
         raise ConfigError(
             f"clients × model size must be at most {MOST_REMEMBERED} for a rule that remembers "
@@ -33,9 +33,9 @@ def blank(clients: int, size: int, device: torch.device) -> State:
 def remember(state: State, round: Round) -> State:
     """The memory after a round: arrivals replace their rows, the others age.
 
-    An update is taken inside the client's own mask, x_i - x where x_i is kept: a rule that was written for
-    dense models is the same on them, and adds nothing to a weight that its client cut. Buffers are remembered
-    as they were: what changed a running variance, done again and again, would make it negative.
+    An update is taken inside the client's own mask, x_i - x where x_i is kept: on dense models this is the
+    published rule, and it adds nothing to a weight that its client cut. Of buffers the value is stored, not
+    the change: a change of a running variance, applied again and again, would make it negative.
 
     Of a number that did not come with the rest of a client's model the older update stays; where there is
     none, the client is taken to have changed nothing.
@@ -63,8 +63,8 @@ def recall(state: State, round: Round, clients: Tensor) -> Tensor:
     """What these clients would have sent by memory, z_j = x + y_j inside j's last mask.
 
     A weight that all arrivals cut is cut, as in their mean: old masks would hold the support above the
-    budget, so that masks never come to rest, and every round cuts weights that were trained. Somebody never
-    heard is taken to have changed nothing that the arrivals kept.
+    budget, so that masks never settle, and every round would cut trained weights. A client never heard is
+    assumed to have changed nothing that the arrivals kept.
     """
     x = round.global_model
     base = x.clone()

@@ -1,26 +1,25 @@
-"""`safari+`: what a missing client would have sent, predicted from the latest update of everybody.
+"""`safari+`: predict what a missing client would have sent from the latest update of every client.
 
-The server holds the last update of each client it ever heard, some new, some old. It learns two things from
-those that arrive: how alike two clients' updates are (a cosine for each pair), and how quickly updates change
-(the cosine of a client's update with its own last one, by age). From these follows, for each missing client,
-the mixture of all latest updates that is expected to come nearest to the true one:
+The server keeps the last update of each client it has heard from; some are fresh, some are old. From the arrivals
+it estimates two things: how similar the updates of two clients are (a cosine per pair), and how fast updates
+change (the cosine between a client's update and its own previous one, by age). Together these give, for each
+missing client, the mixture of all latest updates that minimises the expected error:
 
-    minimise E ‖Δ_j - Σ_v c_v y_v‖²   with c ≥ 0, Σ c = 1
+    minimise E ‖Δ_j - Σ_v c_v y_v‖²   subject to c ≥ 0, Σ c = 1
 
-- Where clients fall into groups, that is about a mean over the group, new and old; where they do not, its own
-  memory; in between, something in between. Nobody has to say which.
-- An old update fades as old updates have been seen to. What fades and is noisy would make the best guess
-  small; but what all updates have in common, the progress, is a small part of each, and a model that moves by
-  nine tenths in every round is a tenth late in the end. So shares sum to 1.
-- At first all that were heard take part, not those alone who arrived: so the few with a good link do not
-  train the model on their data alone. Once updates are mostly noise, fresh ones go first: who has a close
-  friend among the arrivals is predicted from arrivals alone. An old update looks nearly as good by its
-  cosine and would quieten the noise; but it was made on an older model and asks again for what was done
-  since, and a model that is steered with delay learns less.
+- Where clients form groups, the mixture is roughly a mean over the group, fresh and old; where they do not, it is
+  the client's own memory; in between, a compromise. Nothing has to be configured.
+- Old updates are discounted by the decay that was observed. Least squares alone would then shrink the prediction;
+  but the component that all updates share, the progress, is a small part of each, and a model that takes 90% of
+  every step falls behind by 10%. Hence the constraint Σ c = 1.
+- Early on, every client that was ever heard contributes, so that the few with a good link do not train the model on
+  their data alone. Once updates are mostly noise, fresh ones take precedence: a client with a sufficiently similar
+  arrival is predicted from arrivals only. By its cosine an old update looks nearly as good, and would average out
+  noise; but it was computed on an older model and asks again for what has been done since, and such delayed
+  feedback slows learning.
+- What the first few arrivals cut is held back until every client that was asked has been heard (`waiting`).
 
-- What the first few to arrive cut waits until everybody who was asked was heard (`waiting`).
-
-Nothing here knows a probability, a group, or a label.
+The rule uses no link probabilities, groups or labels.
 """
 
 from __future__ import annotations
@@ -39,23 +38,23 @@ from safari.aggregation.similarity import common_cosines
 from safari.aggregation.waiting import OVER, hold_back
 from safari.errors import ConfigError
 
-# Ages 1, 2-3, 4-7, ... rounds are looked at together.
+# Ages are binned by powers of two: 1, 2-3, 4-7, ... rounds.
 _BUCKETS = 12
-# One imagined observation at what is usual steadies what has hardly been seen.
+# One pseudo-observation at the prior mean regularises pairs with few observations.
 _PRIOR = 1.0
-# How alike a client's two updates in a row are, before anybody was seen twice.
+# Prior for the cosine of a client's two consecutive updates, before any client was heard twice.
 _SIGNAL = 0.5
-# An observation, or what time has left of it, says more than nothing.
+# An age bin counts as observed from this (decayed) count on.
 _ENOUGH = 0.5
-# An age that was never seen fades by this from the one before.
+# Assumed decay from one age bin to the next where nothing was observed.
 _FADE = 0.7
-# What an update shares with the next one is at least this.
+# Lower bound on the cosine of consecutive updates.
 _LEAST_SIGNAL = 0.02
-# More than so many updates are not mixed for one client: the next would hardly be noticed.
+# At most this many updates are mixed for one client; further ones would contribute next to nothing.
 _MOST_FRIENDS = 32
-# Rounds; longer than any run.
+# In rounds; longer than any run.
 _LONGEST_WAIT = 1_000_000
-# The matrices of pairs and what is made of them in a round: about 1 GB.
+# Pair matrices and the temporaries of a round then take about 1 GB.
 _MOST_CLIENTS = 5_000
 
 
@@ -88,14 +87,14 @@ def safari_plus(
 ) -> Compensation:
     """Predict each missing client from the latest update of everybody, as alike and as old as they are.
 
-    The options take the rule apart: without `friends` only its own last update speaks for a client, without
-    `memory` only arrivals do; without `fade` old updates count as new ones; with `stay` shares may sum to
-    less than 1, and the rest of the client stays where the model is. `calm`: memory is mixed in everywhere as
-    long as a client's two updates in a row have at least this cosine (0: always); below it, only for those
-    who have no friend among the arrivals that is this `close`, as a part of that cosine. `patience`: over how
-    many rounds noise may average out, so that it counts that much less than being wrong for good. `keep`:
-    what an observation is worth after another one. `wait`: for how many rounds, at most, nothing is cut for
-    good while masks differ and somebody who was asked was never heard (0: cut as the arrivals do).
+    The options serve ablations. `friends`: use other clients' updates; without it, only the client's own last
+    one. `memory`: use remembered updates; without it, arrivals only. `fade`: discount old updates. `stay`:
+    shares may sum to less than 1, and the remainder stays at the global model. `calm`: memory is used for every
+    missing client while the cosine of a client's consecutive updates is at least this (0: always); below it,
+    only for clients without an arrival whose similarity is at least `close` times that cosine. `patience`: the
+    number of rounds over which noise averages out, so that variance counts that much less than bias. `keep`:
+    the decay of old observations, per new one. `wait`: the most rounds for which cuts are held back while masks
+    differ and a client that was asked has never been heard (0: cut as the arrivals do).
     """
     for name, value in (("close", close), ("calm", calm)):
         if not 0 <= value <= 1:
@@ -134,7 +133,7 @@ def safari_plus(
 
 
 def _nothing_known(clients: int) -> State:
-    """What is learned about clients: small, and so always on the host. Running sums, each with its count."""
+    """What is learned about clients, as decayed sums with their counts; small, so it stays on the host."""
     pairs = torch.zeros(clients, clients, dtype=torch.float64)
     return {"alike": pairs, "met": pairs.clone(), "steady": torch.zeros(_BUCKETS, 2, dtype=torch.float64)}
 
@@ -171,7 +170,7 @@ def _wide_cosines(held: State, round: Round) -> Tensor:
 
 
 def _learn(known: State, cosines: Tensor, ids: Tensor, age: Tensor, options: Options) -> State:
-    """What the arrivals tell: of themselves, of each other, and of those who were heard before."""
+    """Update the estimates with this round's cosines: of arrivals with themselves, each other and memory."""
     count = len(ids)
     heard = age >= 0
     steady = known["steady"].clone()
@@ -181,7 +180,7 @@ def _learn(known: State, cosines: Tensor, ids: Tensor, age: Tensor, options: Opt
     seen = torch.stack([own, torch.ones_like(own)], 1)
     steady = (options.keep * steady).index_add(0, _bucket(age[ids[again]] + 1), seen)
 
-    # A pair's cosine times the fading of its age was seen: the least squares of many such.
+    # We observe a pair's cosine times the decay of its age; the sums accumulate the least-squares estimate.
     fading = torch.where(heard, _fading(steady, options)[_bucket(age + 1)], 0.0).expand(count, -1).clone()
     value = cosines[:, count:].clone()
     value[:, ids] = cosines[:, :count]
@@ -191,7 +190,7 @@ def _learn(known: State, cosines: Tensor, ids: Tensor, age: Tensor, options: Opt
     top, bottom = torch.zeros_like(known["alike"]), torch.zeros_like(known["met"])
     top[ids] = value * fading
     bottom[ids] = fading * fading
-    # Both ways are the same pair; two arrivals saw each other once, not twice.
+    # The matrix is symmetric; two arrivals observe their pair once, not twice.
     both = torch.zeros(len(age), dtype=torch.bool).index_fill(0, ids, True)
     top = (top + top.T) / torch.where(both[:, None] & both[None, :], 2.0, 1.0)
     bottom = torch.maximum(bottom, bottom.T)
@@ -219,9 +218,9 @@ def _decide(held: State, known: State, age: Tensor, round: Round, options: Optio
 
 
 def _mixture(known: State, old: Tensor, missing: Tensor, options: Options) -> Tensor:
-    """How much of everybody's latest update goes into the prediction of each of the missing.
+    """The share of each client's latest update in the prediction of each missing client.
 
-    `old`: how many rounds ago that was; 0 for arrivals, -1 for those never heard.
+    `old`: the age of that update in rounds; 0 for arrivals, -1 for clients never heard.
     """
     clients = len(old)
     fading, signal = _fading(known["steady"], options), _signal(known["steady"])
@@ -231,18 +230,18 @@ def _mixture(known: State, old: Tensor, missing: Tensor, options: Options) -> Te
     allowed = (old >= 0 if options.memory else old == 0).expand(len(missing), -1)
     if not options.friends:
         allowed = allowed & torch.nn.functional.one_hot(missing, clients).bool()
-    # Nobody speaks for one who pulls the other way, not even to quieten a noisy friend; of one never heard
-    # nothing is known, so all may.
+    # Updates with a negative cosine are excluded, even where they would cancel noise. Of a client never heard
+    # nothing is known, so all are allowed.
     allowed = allowed & ((to > 0) | (old[missing] < 0)[:, None])
     if _seen(known["steady"]) is not None and signal < options.calm:
         close = allowed & (old == 0) & (to >= options.close * signal)
         allowed = allowed & ((old == 0) | ~close.any(1, keepdim=True))
-    # Those who promise most; in the order of their ids.
+    # The most similar ones, in the order of their ids.
     promise = to.masked_fill(~allowed, -torch.inf)
     best = promise.topk(min(clients, _MOST_FRIENDS), dim=1).indices.sort(1).values
     apart = (old[best][:, :, None] - old[best][:, None, :]).abs()
     among = alike[best[:, :, None], best[:, None, :]] * torch.where(apart > 0, fading[_bucket(apart)], 1.0)
-    # Noise that averages out over `patience` rounds still decides between equals.
+    # Noise averages out over `patience` rounds, but still breaks ties.
     level = torch.full(best.shape, signal + (1 - signal) / options.patience, dtype=torch.float64)
     among = among.diagonal_scatter(level, 0, 1, 2)
     shares = blend(among, to.gather(1, best), allowed.gather(1, best), whole=not options.stay)
@@ -250,31 +249,32 @@ def _mixture(known: State, old: Tensor, missing: Tensor, options: Options) -> Te
 
 
 def _alike(known: State, signal: float) -> Tensor:
-    """The expected cosine of every pair, free of noise; pairs that hardly met lean to the mean of all."""
+    """The expected noise-free cosine of every pair, shrunk towards the mean of all pairs."""
     met, sums = known["met"], known["alike"]
     mean = sums.sum() / met.sum().clamp(min=1e-30)
     pairs = (sums + _PRIOR * mean) / (met + _PRIOR)
-    # Nobody is more like a client than the client itself.
+    # No pair is more similar than a client is to itself.
     return pairs.clamp(max=signal).diagonal_scatter(torch.full((len(met),), signal).double())
 
 
 def _seen(steady: Tensor) -> int | None:
-    """The youngest age at which somebody was heard again; None where nobody was."""
+    """The youngest age bin with observations of clients heard again; None where there are none."""
     ages = (steady[:, 1] >= _ENOUGH).nonzero()
     return int(ages[0]) if len(ages) else None
 
 
 def _signal(steady: Tensor) -> float:
-    """How much of an update the same client's next one shares: a cosine.
+    """The cosine of a client's consecutive updates.
 
-    Where few of many are asked, hardly anybody is heard twice in a row: then of the youngest age there is.
+    With a small cohort out of many clients, hardly any client is heard twice in a row; then the youngest
+    observed age is used.
     """
     total, count = steady[_seen(steady) or 0].tolist()
     return float(min(1.0, max(_LEAST_SIGNAL, (total + _PRIOR * _SIGNAL) / (count + _PRIOR))))
 
 
 def _fading(steady: Tensor, options: Options) -> Tensor:
-    """What is left of a cosine at each age, against the first: never growing, 1 at the start."""
+    """The decay of a cosine with age, relative to the youngest: non-increasing, starting at 1."""
     if not options.fade:
         return torch.ones(_BUCKETS, dtype=torch.float64)
     signal, first = _signal(steady), _seen(steady) or 0

@@ -10,12 +10,13 @@ from safari.aggregation.compensation import Compensation, Decision, Round, State
 from safari.aggregation.plus import safari_plus
 from safari.aggregation.rivals import cluster_fedvarp, fdms, fedau, fedvarp, few, known_p, mifa, stale
 from safari.aggregation.robust import geometric_median, trimmed_mean
-from safari.aggregation.rules import drop, perfect, safari
+from safari.aggregation.rules import attainable, drop, perfect, safari
 from safari.hosting import build, hosted
 from safari.plugins import defaults_of, known
 
 RULES: dict[str, Callable[..., Compensation]] = {
     "perfect": perfect,
+    "attainable": attainable,
     "drop": drop,
     "safari": safari,
     "safari+": safari_plus,

@@ -78,14 +78,19 @@ def fdms() -> Compensation:
     return learning(init, learn, respond)
 
 
-def mifa() -> Compensation:
-    """MIFA (2021): x + Σ_i w_i y_i, where y_i is client i's latest update, old or new (0 at first)."""
+def mifa(*, idle: bool = False) -> Compensation:
+    """MIFA (2021): x + Σ_i w_i y_i, where y_i is client i's latest update, old or new (0 at first).
+
+    Gu et al., "Fast Federated Learning in the Presence of Arbitrary Device Unavailability", NeurIPS 2021. `idle`:
+    step from memory alone in rounds in which nobody arrives, as published; otherwise such a round is lost, as
+    with every other rule.
+    """
 
     def apply(state: State, round: Round) -> tuple[Decision, State]:
         present = round.present
         recalled = recall(state, round, round.missing)
         decision = Decision(round.weights[present], round.weights[~present], recalled)
-        return _if_any(round, decision), remember(state, round)
+        return decision if idle else _if_any(round, decision), remember(state, round)
 
     return Compensation(blank, apply, columns=COLUMNS)
 
@@ -211,7 +216,7 @@ def few(*, heard: int = 2, clusters: int = 2) -> Compensation:
         rank = member.tril(-1).sum(1)
         a = round.weights[round.present]
         chosen = a * ((rank - round.number * heard) % size < heard)
-        # Those who are heard share the weight of their cluster.
+        # The clients that are heard share the weight of their cluster.
         whole, part = member.to(a.dtype) @ a, member.to(a.dtype) @ chosen
         return Decision(chosen * whole / part), state
 
@@ -244,5 +249,5 @@ def _varp(round: Round, recalled: torch.Tensor) -> Decision:
 
 
 def _if_any(round: Round, decision: Decision) -> Decision:
-    """The decision; but when nobody arrived the round is lost and the model stays, memory or not."""
+    """The decision; but when nobody arrived the round is lost, and the model stays even with a memory."""
     return decision if len(round.arrived) else Decision(share(round))

@@ -29,6 +29,15 @@ def perfect() -> Compensation:
     return dataclasses.replace(drop(), overrides_network=True)
 
 
+def attainable() -> Compensation:
+    """An oracle: a perfect network in rounds in which somebody arrives; the others are lost.
+
+    No rule for the missing that waits for an arrival can know more. What it lacks to `perfect` is the price of
+    rounds in which nobody arrives at all.
+    """
+    return dataclasses.replace(perfect(), needs_arrival=True)
+
+
 def safari() -> Compensation:
     """The paper's rule: for each missing client, the most similar that arrived (last seen L2 distance)."""
 
@@ -64,7 +73,7 @@ def stand_in(round: Round, mixture: Tensor) -> Decision:
 
 
 def names_of(round: Round, mixture: Tensor) -> dict[int, tuple[int, ...]]:
-    """Who speaks for each of the missing, the loudest first; those for whom nobody does are left out."""
+    """The stand-ins of each missing client, largest share first; clients without any are left out."""
     arrived = round.arrived.tolist()
     names = {}
     for client, row in zip(round.missing.tolist(), mixture.tolist(), strict=True):

@@ -52,7 +52,7 @@ class Outcome:
 
     @property
     def lost(self) -> bool:
-        """Nobody arrived, so that the model stayed as it was."""
+        """Nobody arrived, so that the model stayed as it was (unless the rule steps from memory)."""
         return not self.arrived
 
 

@@ -1,13 +1,13 @@
-"""How alike are two clients? Known only for pairs that arrived together at least once."""
+"""Similarity between clients, observed for pairs that arrived together at least once."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-# Numbers that are looked at together in float64: 32 MB.
+# Numbers converted to float64 at once: 32 MB.
 _AT_ONCE = 4_000_000
-# Of sums of products in float64, with room for the longest models.
+# Relative rounding error of sums of products in float64, with room for the longest models.
 _ROUNDING = 1e-13
 
 
@@ -19,14 +19,14 @@ def unknown(clients: int, device: torch.device | None = None) -> Tensor:
 def distances(models: Tensor, centre: Tensor | None = None) -> Tensor:
     """‖x_u - x_v‖ for every pair of rows, in float64.
 
-    From products of what they differ by from `centre`, the model that they began with: to subtract each pair
-    of a thousand clients would read all their models a thousand times. What is within rounding of 0 is 0.
+    Computed from inner products of the differences to `centre`, the model that all started from: subtracting
+    each pair of a thousand clients would read every model a thousand times. What is within rounding of 0 is 0.
 
     >>> distances(torch.tensor([[1.0, 1.0], [4.0, 5.0], [1.0, 1.0]])).tolist()
     [[0.0, 5.0, 0.0], [5.0, 0.0, 5.0], [0.0, 5.0, 0.0]]
     """
     products = torch.zeros(len(models), len(models), dtype=torch.float64, device=models.device)
-    # A model may be long: not all of them twice as wide at once.
+    # In slices, so that float64 copies stay small.
     width = max(1, _AT_ONCE // max(1, len(models)))
     for start in range(0, models.shape[1], width):
         part = models[:, start : start + width].double()

@@ -1,10 +1,9 @@
-"""Cuts that wait until everybody was heard.
+"""Hold cuts back until every client has been heard.
 
-Where masks differ from client to client, a weight that all arrivals cut is 0 in their mean, and stays 0: the
-few who arrive in the first round would choose the weights for all and for ever, by a look at an untrained
-model. So as long as somebody who was asked and is missing was never heard, such a weight keeps its value;
-after that it is cut, unless somebody kept it when last heard. Masks that are the same for all have nothing to
-wait for.
+Where masks differ between clients, a weight that all arrivals cut is 0 in their mean and stays 0: the few clients
+that arrive in the first round would choose the support for everyone and for good, by scores on an untrained
+model. So while a client that was asked is missing and has never been heard, such a weight keeps its value; after
+that it is cut, unless some client kept it when last heard. With one mask for all there is nothing to wait for.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ from torch import Tensor
 
 from safari.aggregation.compensation import Decision, Round, State, with_rest
 
-# Cuts are as they come from now on.
+# Nothing is held back from now on.
 OVER = -1
-# A part of the missing below this is rounding.
+# A remainder below this share of the missing weight is rounding.
 _ROUNDING = 1e-6
 
 
 def hold_back(decision: Decision, held: State, round: Round, left: int) -> tuple[Decision, int]:
-    """A decision that cuts less, and how many rounds may still wait, or `OVER`.
+    """The decision with cuts held back, and how many more rounds may do so, or `OVER`.
 
-    `held` is the memory after the round, `left` how many rounds may wait, this one included.
+    `held` is the memory after the round; `left` is how many rounds may still hold back, this one included.
     """
     alive = round.kept
     if round.same_mask:
@@ -39,11 +38,11 @@ def _differ(round: Round) -> bool:
 
 
 def _sparing(decision: Decision, round: Round, spared: Tensor) -> Decision:
-    """The decision in which the missing keep these weights of the model as they are."""
+    """The decision in which missing clients leave these weights of the model unchanged."""
     x, own, missing = round.global_model, round.weights[round.present], round.weights[~round.present].sum()
     stays = x * spared
     stays[round.parameters :] = 0
-    # Where nobody is missing there is nobody who could keep anything.
+    # Without missing clients there is no weight to give to the old values.
     if not float(missing) > 0 or not bool(stays.any()):
         return decision
     shares = decision.a - own
@@ -52,7 +51,7 @@ def _sparing(decision: Decision, round: Round, spared: Tensor) -> Decision:
         spoken, total = spoken + decision.b.to(x) @ decision.recalled, total + decision.b.sum()
     rest = float(missing - total)
     if rest > _ROUNDING * float(missing):
-        # For some nobody speaks: as in every rule, they stay with the model.
+        # Missing clients without a stand-in stay at the global model, as in every rule.
         spoken, total = with_rest(spoken, round, rest), missing
-    # In the sum this counts with `total`, and the arrivals have 0 where something stays.
+    # `combine` multiplies by `total`; the arrivals are 0 wherever something is spared.
     return Decision(own, total[None], ((spoken + stays) / total.to(x))[None], decision.stand_ins)

@@ -100,7 +100,8 @@ def network(
     t = state.round
     heard, downlink = world.downlink.apply(state.downlink, t, generator(world.seed, "downlink", t))
     answered, uplink = world.uplink.apply(state.uplink, t, generator(world.seed, "uplink", t))
-    if state.server.rule.overrides_network:
+    rule = state.server.rule
+    if rule.overrides_network and (not rule.needs_arrival or bool((heard & answered)[world.cohort(t)].any())):
         heard = answered = np.ones(len(world.parts), dtype=bool)
     return heard, answered, uplink, downlink
 

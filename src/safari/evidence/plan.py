@@ -94,7 +94,8 @@ class Case:
         """The case whose trials an arm's numbers come from."""
         if self.twin is None or arm not in self.twin.config.arms:
             return self
-        return self.twin if rule_of(arm.rule).overrides_network else self
+        rule = rule_of(arm.rule)
+        return self.twin if rule.overrides_network and not rule.needs_arrival else self
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 from safari.aggregation.steps.average import average
 from safari.aggregation.steps.fedavgm import fedavgm
 from safari.aggregation.steps.fedopt import fedadagrad, fedadam, fedyogi
+from safari.aggregation.steps.ghbm import ghbm
 from safari.aggregation.steps.lr import lr
 from safari.aggregation.steps.step import ServerStep
 from safari.errors import ConfigError
@@ -21,6 +22,7 @@ STEPS: dict[str, Callable[..., ServerStep]] = {
     "fedadagrad": fedadagrad,
     "fedyogi": fedyogi,
     "fedadam": fedadam,
+    "ghbm": ghbm,
 }
 
 

@@ -1,0 +1,239 @@
+"""Hostile clients against the gate and the robust rules: accuracy, and what protection costs in peace.
+
+    python benchmarks/robust.py --out results/robust
+
+Digits, ten clients in two groups of labels, the paper's links, an MLP with 80% of its weights cut (MAG). 0, 1, 2 or
+3 of the ten clients, drawn anew with every seed, send what an attack says, whenever they arrive:
+
+giant    1e19 for every number that they keep
+nan      NaN
+sign     the update with its sign turned
+label    a model trained on labels 9 - y
+stale    the first model that they ever sent, again and again
+
+Accuracy is the mean of the last ten rounds. The cost of the gate is the CPU time of a round with it over that of the
+same round without it, the demo's CNN and this MLP, nobody hostile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from safari.aggregation import Outcome, Server
+from safari.config import Config, parse
+from safari.data import Data
+from safari.engine import World, assemble, engine_of, load_data, rule_of
+from safari.engine.state import State, initial
+from safari.seeds import generator
+from safari.training import evaluate
+from safari.version import __version__
+
+ATTACKS = ("giant", "nan", "sign", "label", "stale")
+# name -> rule and gate
+CLIP = {"name": "norm", "factor": 1.5, "action": "clip", "floor": 0.0}
+DEFENCES: dict[str, tuple[str, Any]] = {
+    "drop, gate off": ("drop", "off"),
+    "drop, gate on": ("drop", "norm"),
+    "drop, clip at 1.5": ("drop", CLIP),
+    "safari+, gate off": ("safari+", "off"),
+    "safari+, gate on": ("safari+", "norm"),
+    "trimmed mean": ("trimmed-mean", "norm"),
+    "geometric median": ("geometric-median", "norm"),
+}
+CLIENTS, LAST = 10, 10
+
+
+@dataclass(frozen=True)
+class Attacked(Server):
+    """A server some of whose clients are hostile: what they sent is replaced as it arrives."""
+
+    attack: str = ""
+    hostile: tuple[int, ...] = ()
+    # The first model of each hostile client; filled as they arrive.
+    first: dict[int, Tensor] = field(default_factory=dict)
+
+    def step_stacked(
+        self,
+        ids: Sequence[int],
+        models: Tensor,
+        cohort: Sequence[int] | None = None,
+        masks: Tensor | None = None,
+        came: Tensor | None = None,
+        **more: Any,
+    ) -> tuple[Server, Outcome]:
+        """The round with the hostile models in it."""
+        sent = models.clone()
+        kept = torch.ones_like(models, dtype=torch.bool) if masks is None else masks.expand_as(models)
+        for row, client in enumerate(ids):
+            if client in self.hostile:
+                sent[row] = torch.where(kept[row], self._poisoned(client, models[row]), 0.0)
+        return super().step_stacked(ids, sent, cohort, masks, came, **more)
+
+    def _poisoned(self, client: int, model: Tensor) -> Tensor:
+        if self.attack == "giant":
+            return torch.full_like(model, 1e19)
+        if self.attack == "nan":
+            return torch.full_like(model, torch.nan)
+        if self.attack == "sign":
+            return 2 * self.model - model
+        if self.attack == "stale":
+            return self.first.setdefault(client, model)
+        return model
+
+
+def config_of(rule: str, gate: Any, model: str, rounds: int) -> Config:
+    return parse(
+        {
+            "rounds": rounds,
+            "clients": CLIENTS,
+            "arms": [rule],
+            "model": {"name": model},
+            "aggregation": {"gate": gate},
+            "wire": {"every": 0},
+            "evaluation": {"every": rounds},
+            "engine": {"device": "cpu", "threads": 1},
+        }
+    )
+
+
+def hostile_of(seed: int, count: int) -> tuple[int, ...]:
+    order = generator(seed, "hostile").permutation(CLIENTS)
+    return tuple(sorted(int(client) for client in order[:count]))
+
+
+def with_turned_labels(world: World, clients: Sequence[int]) -> World:
+    labels = world.data.train_y.clone()
+    for client in clients:
+        labels[torch.from_numpy(world.parts[client])] *= -1
+        labels[torch.from_numpy(world.parts[client])] += world.data.classes - 1
+    return replace(world, data=replace(world.data, train_y=labels))
+
+
+def start(world: World, attack: str, hostile: tuple[int, ...]) -> State:
+    state = initial(world, rule_of(world.config.arms[0].rule))
+    parts = {f.name: getattr(state.server, f.name) for f in fields(state.server)}
+    return replace(state, server=Attacked(**parts, attack=attack, hostile=hostile))
+
+
+def accuracy(data: Data, defence: str, attack: str, count: int, seed: int, rounds: int) -> dict[str, float]:
+    """Top-1 of the last rounds, and how many updates were refused or clipped."""
+    world = assemble(config_of(*DEFENCES[defence], "mlp", rounds), seed, data)
+    hostile = hostile_of(seed, count)
+    if attack == "label":
+        world = with_turned_labels(world, hostile)
+    engine, state = engine_of(world.config)(world), start(world, attack, hostile)
+    scores, refused = [], 0
+    for t in range(rounds):
+        state, record, _ = engine(state)
+        refused += len(record["refused"])
+        if t >= rounds - LAST:
+            world.layout.write(world.module, state.server.model)
+            found = evaluate(world.module, world.data.test_x, world.data.test_y, 1000)
+            scores.append(found["top1"])
+    return {"top1": statistics.fmean(scores), "refused": refused}
+
+
+def cost(data: Data, model: str, rounds: int) -> dict[str, Any]:
+    """CPU milliseconds of a round with the gate and without, nobody hostile, in turns."""
+    engines, states = [], []
+    for gate in ("off", "norm"):
+        world = assemble(config_of("safari+", gate, model, 10_000), 0, data)
+        engines.append(engine_of(world.config)(world))
+        states.append(initial(world, rule_of(world.config.arms[0].rule)))
+    seconds: list[list[float]] = [[], []]
+    for t in range(rounds + 5):
+        for k in (0, 1) if t % 2 else (1, 0):
+            begin = time.process_time()
+            states[k], *_ = engines[k](states[k])
+            if t >= 5:
+                seconds[k].append(time.process_time() - begin)
+    same = torch.equal(states[0].server.model, states[1].server.model)
+    ratios = [on / off for off, on in zip(*seconds, strict=True)]
+    off, on = (1000 * statistics.median(found) for found in seconds)
+    quartiles = statistics.quantiles(ratios, n=4)
+    return {
+        "model": model,
+        "rounds": rounds,
+        "off_ms": round(off, 3),
+        "on_ms": round(on, 3),
+        "ratio": round(statistics.median(ratios), 4),
+        "ratio_quartiles": [round(quartiles[0], 4), round(quartiles[2], 4)],
+        "models_bit_equal": same,
+    }
+
+
+def table(results: Sequence[Mapping[str, Any]], seeds: int, rounds: int) -> str:
+    """The accuracies as Markdown: a row for each attack and number of hostile clients."""
+    lines = [
+        "| attack | hostile | " + " | ".join(DEFENCES) + " |",
+        "|---|---:|" + "---:|" * len(DEFENCES),
+    ]
+    cells: dict[tuple[str, int], dict[str, list[float]]] = {}
+    for r in results:
+        cells.setdefault((r["attack"], r["hostile"]), {}).setdefault(r["defence"], []).append(r["top1"])
+    for (attack, count), row in cells.items():
+        spoken = [
+            f"{100 * statistics.fmean(row[d]):.1f} ± {100 * statistics.stdev(row[d]):.1f}" for d in DEFENCES
+        ]
+        lines.append(f"| {attack} | {count} | " + " | ".join(spoken) + " |")
+    head = f"Top-1 in %, mean ± standard deviation over {seeds} seeds, {rounds} rounds."
+    return "\n".join([head, "", *lines]) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, help="a folder for digits.json and digits.md")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    data = load_data(config_of("drop", "off", "mlp", 1))
+    begin, results = time.process_time(), []
+    cases = [("none", 0), *((attack, count) for attack in ATTACKS for count in (1, 2, 3))]
+    for attack, count in cases:
+        for defence in DEFENCES:
+            for seed in range(args.seeds):
+                found = accuracy(data, defence, attack, count, seed, args.rounds)
+                results.append(
+                    {"attack": attack, "hostile": count, "defence": defence, "seed": seed, **found}
+                )
+        print(f"{attack} {count}: {time.process_time() - begin:.0f} s", flush=True)
+    costs = [cost(data, model, 100) for model in ("cnn", "mlp")]
+    page = table(results, args.seeds, args.rounds)
+    print(page)
+    for entry in costs:
+        print(json.dumps(entry))
+    if args.out is not None:
+        args.out.mkdir(parents=True, exist_ok=True)
+        record = {
+            "safari": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "system": f"{platform.system()} {platform.machine()}",
+            "cores": os.cpu_count(),
+            "rounds": args.rounds,
+            "seeds": args.seeds,
+            "cpu_seconds": round(time.process_time() - begin),
+            "cost": costs,
+            "results": results,
+        }
+        (args.out / "digits.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        (args.out / "digits.md").write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from safari.errors import PruneError
 from safari.models import prunable_parameters
+from safari.pruning.attention import TwiceDifferentiable
 from safari.tasks import Task, classification
 
 Batch = tuple[Tensor, Tensor]
@@ -51,7 +52,9 @@ def grasp(
     weights = prunable_parameters(module)
     tensors = list(weights.values())
     task = task or classification()
-    loss = task.mean_loss(module(x) / (GRASP_TEMPERATURE if task.logits else 1.0), y)
+    with TwiceDifferentiable():
+        outputs = module(x)
+    loss = task.mean_loss(outputs / (GRASP_TEMPERATURE if task.logits else 1.0), y)
     g = _grad(loss, tensors, create_graph=True)
     flow = torch.stack([(a * a.detach()).sum() for a in g]).sum()
     hg = _grad(flow, tensors) if flow.requires_grad else [torch.zeros_like(w) for w in tensors]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from safari.engine.stack.flat import Flat
 from safari.engine.stack.random_state import Forward, RandomState
 from safari.errors import PruneError
 from safari.pruning import Budget, Score, select, weight_entries
+from safari.pruning.attention import TwiceDifferentiable
 from safari.pruning.scores import GRASP_TEMPERATURE, grasp, snip
 from safari.tasks import Task
 
@@ -70,7 +72,8 @@ def score_clients(
     random_state = RandomState([0] * flat.clients, device)
 
     def scoring(x: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-        weights, outputs = _run(forward, flat, x, inputs, random_state)
+        with TwiceDifferentiable() if score is _grasp else nullcontext():
+            weights, outputs = _run(forward, flat, x, inputs, random_state)
         return score(weights, outputs, labels, flat.clients, task)
 
     return scoring

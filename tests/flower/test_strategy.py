@@ -208,7 +208,7 @@ def test_a_frame_from_an_earlier_round_is_refused(tmp_path):
     lines = play(tmp_path, {30: good_app(), 50: replay, 70: good_app()}, rounds=2)
     assert lines[0]["arrived"] == [0, 1, 2]
     assert lines[1]["arrived"] == [0, 2]
-    assert "reference must be" in lines[1]["refused"]["1"]
+    assert "round must be 1, got 0" in lines[1]["refused"]["1"]
 
 
 def test_a_reply_that_nobody_asked_for_is_ignored(tmp_path):
@@ -267,7 +267,7 @@ def test_a_reply_that_flower_cannot_read_is_refused_alone(tmp_path, caplog):
 
 
 def test_a_bug_in_the_reader_costs_one_reply_and_is_in_the_log(tmp_path, caplog, monkeypatch):
-    def broken(frame, shared):
+    def broken(frame, shared, **options):
         raise RecursionError("a bug\x1b[2J")
 
     monkeypatch.setattr("safari.flower.reply.decode", broken)

@@ -1,8 +1,8 @@
-"""Lossy downloads: one public model that all clients can follow, step by small step.
+"""Lossy downloads: a chain of delta frames from one round's public model to the next.
 
-A client that holds the public model of an earlier round gets the frames that lead from there to now; any
-other gets the model in full. Either way all hold the same numbers. What the frames leave out of the
-parameters is kept and goes into the next one, so that nothing is lost for good.
+A client that holds the public model of an earlier round gets the frames from there to the current round; any
+other client gets the full model. Either way all clients hold the same numbers. The rounding error of the
+parameters is fed back into the next frame, so that nothing is lost for good.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ MEMORY = "safari.model"
 
 @dataclass(frozen=True)
 class Chain:
-    """The public model of a round, what its parameters lack, and the frames that led to it; the last leads
-    from the round before to this one."""
+    """The public model of a round, the residual of its parameters (what rounding has left out so far), and the
+    frames that led to it, the last of them from the round before."""
 
     round: int
     model: Tensor
@@ -50,11 +50,11 @@ class Chain:
 
     @classmethod
     def start(cls, model: Tensor, round: int, parameters: int) -> Chain:
-        """A chain that begins with a model as it is; its first numbers, so many, are parameters."""
+        """A chain that begins with an exact model, of which the first `parameters` numbers are parameters."""
         return cls(round, model, torch.zeros_like(model[:parameters]))
 
     def advance(self, x: Tensor, wire: WireLayout, prunable: Tensor, values: str, lossy: Lossy) -> Chain:
-        """The next public model: near x, few bytes away from this one."""
+        """The chain after one more round: a public model close to `x`, and the frame that leads to it."""
         kept = (x != 0) | ~prunable
         target = torch.from_numpy(with_residual(x.numpy(), kept.numpy(), self.residual.numpy()))
         shared = _shared(wire, self.model.numpy())
@@ -64,8 +64,8 @@ class Chain:
         return Chain(self.round + 1, model, residual, (*self.frames, frame)[-LONGEST:])
 
     def since(self, held: int | None) -> tuple[bytes, ...] | None:
-        """The frames from an earlier round's public model to this one, none from this one itself; None where
-        they do not reach back."""
+        """The frames from the public model of round `held` to the current one (none, if it is the current
+        one); None if the chain does not reach back that far."""
         steps = None if held is None else self.round - held
         if steps is None or not 0 <= steps <= len(self.frames):
             return None
@@ -74,14 +74,14 @@ class Chain:
 
 @dataclass(frozen=True)
 class Downloads:
-    """How models go down by a lossy mode: the chain, and which round's model each client is known to hold."""
+    """Lossy downloads of a run: the value mode, the chain, and which round's model each client is known to hold."""
 
     values: str
     chain: Chain | None = None
     held: Mapping[str, int] = field(default_factory=dict)
 
     def publish(self, server: Server, layout: Layout, config: Config) -> tuple[Server, Downloads]:
-        """The server with the next public model in place of its own, unless that is public already."""
+        """The server with its model replaced by the next public one, unless it is public already."""
         known = self.chain
         if known is not None and known.round == server.round and torch.equal(known.model, server.model.cpu()):
             return server, self
@@ -97,11 +97,11 @@ class Downloads:
         return public, replace(self, chain=chain)
 
     def frames_for(self, name: str | None) -> tuple[bytes, ...] | None:
-        """The frames that a client needs; None: the model in full."""
+        """The frames that a client needs; None: the full model."""
         return None if self.chain is None or name is None else self.chain.since(self.held.get(name))
 
     def noted(self, round: int, arrived: Iterable[str], failed: Iterable[str]) -> Downloads:
-        """After a round: who has answered holds its model, who failed may hold nothing."""
+        """After a round: clients that arrived hold its model, those that failed may hold none."""
         failures = set(failed)
         held = {name: t for name, t in self.held.items() if name not in failures}
         return replace(self, held={**held, **dict.fromkeys(arrived, round)})
@@ -126,12 +126,12 @@ def follow(frames: Sequence[bytes], wire: WireLayout, held: np.ndarray | None, t
 
 
 def remember(state: RecordDict, model: np.ndarray) -> None:
-    """Keep the public model for the next round, in the client's own state."""
+    """Store the public model in the client's state, for the next round."""
     state[MEMORY] = ArrayRecord({"model": Array(model)})
 
 
 def remembered(state: Mapping[str, object], size: int) -> np.ndarray | None:
-    """What the client kept; None where there is nothing, or something of another length."""
+    """The stored public model; None if there is none of this length."""
     record = state.get(MEMORY)
     if not isinstance(record, ArrayRecord) or "model" not in record:
         return None
@@ -140,6 +140,6 @@ def remembered(state: Mapping[str, object], size: int) -> np.ndarray | None:
 
 
 def _shared(wire: WireLayout, model: np.ndarray) -> Shared:
-    """Both ends hold the model before; its support is the mask that they expect."""
+    """What both ends share: the previous model, and its support as the predicted mask."""
     expected = (model != 0) | np.repeat(~np.array(wire.prunable, np.bool_), wire.sizes)
     return Shared(wire, reference=model, predicted_mask=expected)

@@ -1,4 +1,4 @@
-"""Who was asked, who answered, what came of each: a round's replies, judged."""
+"""A round's replies, matched to the clients that were asked: who arrived, who is missing, and why."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def collect(
     weighted: bool = False,
     deliveries: Mapping[int, Delivery] | None = None,
 ) -> Collected:
-    """Match the replies to those who were asked; whoever is left is missing.
+    """Match the replies to the clients that were asked; the others are missing.
 
     `by_name`: believe the names that clients give, within what the roster allows. `weighted`: sample counts
     weigh the models, so that a reply with an impossible one is refused. `deliveries`: what came of each
@@ -98,7 +98,7 @@ def collect(
     for node, message in _by_node(roster, request, replies, notes):
         _look(node, message, _reader(sent, by_name, weighted, deliveries), notes)
     roster = _admit(roster, request, sent.instructions.round, notes)
-    # Seats that belong to somebody who has answered, or was asked, are not to be had.
+    # Seats of clients that have answered, or were asked, are not available to nodes without a name.
     asked = set(request.messages.values()) - notes.doubles
     held = {roster.names[roster.nodes[node]] for node in asked if node in roster.nodes}
     seats = roster.seats(asked, [seat for seat in request.spare if seat not in held])

@@ -1,4 +1,4 @@
-"""Loss on demand: a client mod by which Flower's simulation has an unreliable network."""
+"""A client mod that drops messages according to a link model: an unreliable network for simulations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class LinkSchedule:
-    """Who gets through in which round, as our own engines draw it for the same seed."""
+    """Which clients' messages are delivered in which round: the draws of our own engines for the same seed.
+
+    `direction`: "uplink" or "downlink". `label_counts`: samples of each label by client, for links that
+    depend on them.
+    """
 
     link: Link
     direction: str
@@ -30,8 +34,8 @@ class LinkSchedule:
     label_counts: np.ndarray | None = None
 
     def delivered(self, round: int) -> np.ndarray:
-        """A bool a client. Links with memory are followed from the first round, so that every process
-        that asks, in whatever order, hears the same."""
+        """One bool per client. Links with a state are replayed from the first round, so that every process
+        computes the same, in whatever order it asks."""
         counts = np.zeros((self.clients, 1), int) if self.label_counts is None else self.label_counts
         setting = Setting(self.clients, counts, generator(self.seed, self.direction))
         link = checked_link(self.link, self.direction, self.clients)
@@ -50,12 +54,15 @@ def lossy(
     downlink_options: Options | None = None,
     label_counts: np.ndarray | None = None,
 ) -> Mod:
-    """A mod that loses `train` messages by any of our links; put it before all others.
+    """A mod that drops `train` messages according to a link model; put it before all others.
 
-    A message lost on the way to the client is answered by an error at once; one lost on the way back after
-    the client has trained. (A mod that answers nothing would end its node for the rest of the run.) Nodes
-    need a `partition-id` and `num-partitions`, as in Flower's simulation; `seed` and links as in our own
-    engine give the same arrivals as there.
+    `uplink`, `downlink`: the name of a link model, or a Link. `uplink_options`, `downlink_options`: its
+    options. `seed`: of the draws, which are those of our own engines. `label_counts`: samples of each label
+    by client, for the link `labels`.
+
+    A message dropped on the downlink is answered with an error at once, one dropped on the uplink after the
+    client has trained. (A mod that returns nothing would end its node for the rest of the run.) Nodes need a
+    `partition-id` and `num-partitions`, as in Flower's simulation.
     """
     up = _link("uplink", uplink, uplink_options or {}, label_counts)
     down = _link("downlink", downlink, downlink_options or {}, label_counts)

@@ -1,4 +1,4 @@
-"""Training inside a mask, for a loop that knows nothing of masks."""
+"""Training inside a mask, for training loops that are not aware of masks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from safari.errors import SafariError
 def masked(
     optimizer: torch.optim.Optimizer, module: nn.Module, masks: Mapping[str, Tensor]
 ) -> torch.optim.Optimizer:
-    """The same optimiser, which from now on leaves every weight at 0 that a mask cuts.
+    """The same optimiser, which from now on keeps pruned weights at 0.
 
-    `masks` holds a bool tensor for some of the module's parameters, True where a weight is kept, as
-    `safari.prune` and `masks_of` give them. What is cut is set to 0 at once; before each step its gradient
-    is, so that no momentum gathers, and after it the weight, whatever the step did.
+    `masks`: bool tensors for some of the module's parameters, by name, True where a weight is kept, as
+    `safari.prune` and `masks_of` return them. Pruned weights are set to 0 at once. Before each step their
+    gradients are zeroed, so that no momentum accumulates; after it the weights are, whatever the step did.
 
     >>> layer = nn.Linear(2, 1, bias=False)
     >>> _ = layer.weight.data.fill_(1.0)
@@ -34,14 +34,14 @@ def masked(
     cut = _cut(module, masks)
 
     def before(*_: Any) -> None:
-        for parameter, hole in cut:
+        for parameter, pruned in cut:
             if parameter.grad is not None:
-                parameter.grad.masked_fill_(hole, 0.0)
+                parameter.grad.masked_fill_(pruned, 0.0)
 
     def after(*_: Any) -> None:
         with torch.no_grad():
-            for parameter, hole in cut:
-                parameter.masked_fill_(hole, 0.0)
+            for parameter, pruned in cut:
+                parameter.masked_fill_(pruned, 0.0)
 
     after()
     optimizer.register_step_pre_hook(before)
@@ -51,15 +51,15 @@ def masked(
 
 @contextmanager
 def inside(module: nn.Module, masks: Mapping[str, Tensor]) -> Iterator[nn.Module]:
-    """The module, whose gradients are 0 wherever a mask cuts: any optimiser then leaves a 0 there a 0."""
+    """The module with the gradients of pruned weights zeroed, so that any optimiser leaves them at 0."""
 
-    def fill(hole: Tensor, parameter: Tensor) -> None:
+    def fill(pruned: Tensor, parameter: Tensor) -> None:
         if parameter.grad is not None:
-            parameter.grad.masked_fill_(hole, 0.0)
+            parameter.grad.masked_fill_(pruned, 0.0)
 
     handles = [
-        parameter.register_post_accumulate_grad_hook(partial(fill, hole))
-        for parameter, hole in _cut(module, masks)
+        parameter.register_post_accumulate_grad_hook(partial(fill, pruned))
+        for parameter, pruned in _cut(module, masks)
     ]
     try:
         yield module
@@ -69,7 +69,7 @@ def inside(module: nn.Module, masks: Mapping[str, Tensor]) -> Iterator[nn.Module
 
 
 def _cut(module: nn.Module, masks: Mapping[str, Tensor]) -> list[tuple[nn.Parameter, Tensor]]:
-    """Parameters with what their masks cut; those of which nothing is cut are left out."""
+    """Parameters with the complement of their masks; parameters of which nothing is pruned are left out."""
     parameters = dict(module.named_parameters())
     found = []
     for name, mask in masks.items():

@@ -1,7 +1,7 @@
-"""Error feedback at a client: what its lossy uploads left out of the parameters waits in its own state.
+"""Error feedback at a client: the rounding error of its lossy uploads, kept in the client's own state.
 
-Whether an upload arrived, the client learns from its next message: the server says which round it last heard
-of it. Until then both outcomes are kept.
+A client learns from its next message whether an upload arrived: the server states the last round in which it
+heard from this client. Until then the client keeps the residual for both cases.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ _LOST, _ARRIVED, _ROUND = "lost", "arrived", "round"
 
 
 def read_residual(state: Mapping[str, object], size: int, heard: int) -> Floats:
-    """The residual of a client that the server last heard in round `heard`.
+    """The residual of a client from which the server last heard in round `heard`.
 
-    Zeros where nothing was kept, or something of another length.
+    `state`: the client's own. `size`: the number of parameters. Zeros if nothing was kept, or if what was
+    kept has another length.
     """
     record = state.get(MEMORY)
     if not isinstance(record, ArrayRecord) or not {_LOST, _ARRIVED, _ROUND} <= set(record):
@@ -35,7 +36,7 @@ def read_residual(state: Mapping[str, object], size: int, heard: int) -> Floats:
 
 
 def write_residual(state: RecordDict, lost: Floats, arrived: Floats, round: int) -> None:
-    """Keep the residual for the two things that can happen to the upload of this round."""
+    """Keep the residuals for both outcomes of this round's upload: `lost` and `arrived`."""
     last = np.array([round], np.int64)
     parts: dict[str, npt.NDArray[Any]] = {_LOST: lost, _ARRIVED: arrived, _ROUND: last}
     state[MEMORY] = ArrayRecord({name: Array(array) for name, array in parts.items()})

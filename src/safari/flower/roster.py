@@ -1,4 +1,4 @@
-"""Who is who: names that last, over nodes that come and go, each with a seat in the aggregation."""
+"""The clients of a run: names that persist while nodes come and go, each with a seat in the aggregation."""
 
 from __future__ import annotations
 

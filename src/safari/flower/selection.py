@@ -31,15 +31,18 @@ def select(
 ) -> Selection:
     """A round's selection; `cohort` 0 asks every node that is connected.
 
-    A node that has no name yet may be a known client that came back with a new id. So such nodes hold the
-    seats of clients that are away, where no seat is free, and are asked like all others.
+    `roster`: the known clients. `online`: the connected nodes, ascending. `patience`: rounds of silence after
+    which a disconnected client is no longer counted; None: it always is. `rng`: draws the cohort.
+
+    A node without a name may be a known client that came back with a new id. Such nodes provisionally hold
+    the seats of disconnected clients if no seat is free, and are asked like all others.
 
     A cohort is drawn from all clients that are connected or have been away for at most `patience` rounds: in
-    a random order, until `cohort` connected ones are found. Those away that come before them are missing. So
-    as many as are wanted are asked, and clients that are away weigh as much as the others.
+    random order, until `cohort` connected ones are found. Disconnected clients drawn before them are missing.
+    So as many as wanted are asked, and disconnected clients have the same weight as the others.
 
     >>> roster = Roster(2).admit(7, "a", 0).admit(8, "b", 0)
-    >>> select(roster, [8, 9], 1)      # a is away; 9 may be a, or somebody else
+    >>> select(roster, [8, 9], 1)      # a is away; 9 may be a, or another client
     Selection(nodes=(8, 9), absent=(0,), spare=(0,))
     """
     absent = roster.absent(online, round, patience)

@@ -157,7 +157,7 @@ def test_a_long_attack(shared):
     tracemalloc.start()
     try:
         for number, (message, data) in enumerate(
-            hostile(shared, 300_000_000 // max(shared.layout.d, 5_000), seed=4)
+            hostile(shared, 60_000_000 // max(shared.layout.d, 5_000), seed=4)
         ):
             if number % 10 == 0:
                 assert bytes_taken(data, message) <= limit

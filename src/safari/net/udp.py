@@ -162,9 +162,12 @@ class ServerSocket:
         while (now := clock()) < deadline:
             with self._lock:
                 found = [self._core.look(session) for session in sessions]
-            quiet = [_LAST_MOMENT + (u.round_trip if u.round_trip < math.inf else _UNKNOWN_TRIP) for u in found]
+            quiet = [
+                _LAST_MOMENT + (u.round_trip if u.round_trip < math.inf else _UNKNOWN_TRIP) for u in found
+            ]
             if all(
-                u.complete or now - max(u.heard_at, start) > wait for u, wait in zip(found, quiet, strict=True)
+                u.complete or now - max(u.heard_at, start) > wait
+                for u, wait in zip(found, quiet, strict=True)
             ):
                 return
             time.sleep(min(_LOOK, max(deadline - now, 0)))

@@ -214,16 +214,23 @@ class RoundRecord(Mapping[str, Any]):
             if others and client not in self.refused
         }
 
+    @property
+    def outcomes(self) -> dict[int, ClientStatus]:
+        """What became of each client that was asked, by ascending id."""
+        # On a real network a client that was not heard of may have trained or not.
+        known = self.trained is not None and self.reasons is None
+        trained = set(self.trained or ())
+        silent = ClientStatus.LOST_DOWN if known else ClientStatus.LOST
+        found = dict.fromkeys(self.arrived, ClientStatus.ARRIVED)
+        found |= {client: ClientStatus.LOST_UP if client in trained else silent for client in self.missing}
+        found |= dict.fromkeys(self.refused, ClientStatus.REFUSED)
+        return dict(sorted(found.items()))
+
     def status(self, clients: int) -> NDArray[np.uint8]:
         """What became of each of so many clients, as `ClientStatus`."""
         out = np.full(clients, ClientStatus.NOT_ASKED, np.uint8)
-        out[list(self.arrived)] = ClientStatus.ARRIVED
-        # On a real network a client that was not heard of may have trained or not.
-        known = self.trained is not None and self.reasons is None
-        out[list(self.missing)] = ClientStatus.LOST_DOWN if known else ClientStatus.LOST
-        trained = set(self.trained or ())
-        out[[client for client in self.missing if client in trained]] = ClientStatus.LOST_UP
-        out[[client for client in self.refused if client < clients]] = ClientStatus.REFUSED
+        found = {client: status for client, status in self.outcomes.items() if client < clients}
+        out[list(found)] = list(found.values())
         return out
 
     def numbers(self) -> dict[str, Number | None]:

@@ -54,7 +54,7 @@ class RoundCodec:
         self.residual = residual if residual is None else residual.clone()
         self._up: list[float] = []
         self._beside = 0
-        self._beside_down = 0
+        self._beside_down = 0.0
         self._modes: Counter[str] = Counter()
 
     def up(self, clients: Sequence[int], models: Tensor, masks: Tensor) -> Tensor:
@@ -113,10 +113,11 @@ class RoundCodec:
             self._beside += len(encode_votes(places, row[places], row.size, segments=sizes, mode="auto"))
 
     def beside_down(self, vectors: Mapping[str, Tensor]) -> None:
-        """Count what travels down beside the model."""
+        """Count what travels down beside the model; of what each client gets for itself, the mean over clients."""
         if self.counts:
             for vector in vectors.values():
-                self._beside_down += self._vector_bytes(vector, vector != 0)
+                rows = vector if vector.ndim > 1 else vector[None]
+                self._beside_down += sum(self._vector_bytes(row, row != 0) for row in rows) / len(rows)
 
     def _vector_bytes(self, vector: Tensor, kept: Tensor) -> int:
         """The size of a vector over the parameters, exact, within a mask; other numbers as they are."""

@@ -10,12 +10,12 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor, nn
 
 from safari.config import Config
-from safari.engine.codec import wire_layout
 from safari.flower.arrays import chain_record, frame_record
 from safari.flower.protocol import Instructions
 from safari.flower.residual import NEVER
 from safari.models import Layout
 from safari.pruning import PRUNERS, compute_mask
+from safari.rounds.beside import wire_layout
 from safari.seeds import torch_generator
 from safari.wire import Shared, encode
 

@@ -14,7 +14,6 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import Tensor, nn
 
-from safari.engine.codec import wire_layout
 from safari.errors import SafariError
 from safari.flower.arrays import (
     chain_of,
@@ -42,6 +41,7 @@ from safari.flower.protocol import (
 from safari.flower.residual import read_residual, write_residual
 from safari.models import Layout
 from safari.pruning import PRUNERS, Batch, Pruner, Score, as_pruner, compute_mask
+from safari.rounds.beside import wire_layout
 from safari.seeds import generator, torch_generator
 from safari.wire import (
     Identity,

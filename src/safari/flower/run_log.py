@@ -15,16 +15,16 @@ from torch import Tensor
 
 from safari.aggregation import Outcome, Server, to_tensors
 from safari.config import Config
-from safari.engine.experiment import environment
-from safari.engine.state import meaning, refuse_changes, saved_server
 from safari.errors import RunError
 from safari.flower.broadcast import Broadcast
 from safari.flower.collect import Collected
 from safari.flower.roster import Roster
 from safari.flower.rule_state import grown
 from safari.models import Layout
+from safari.rounds.resume import meaning, refuse_changes, saved_server
 from safari.runs import RunFolder, Saved, Trial, read_checkpoint, seeds_of, summarise
 from safari.runs.elsewhere import decided, undecided
+from safari.runs.environment import environment
 from safari.runs.measure import Facts, MaskCount, record_of
 from safari.runs.record import RoundRecord
 from safari.toml import to_toml

@@ -18,18 +18,12 @@ from safari.data import Data
 from safari.engine import reference, vectorised
 from safari.engine.assembly import assemble, check_rest, notes_of
 from safari.engine.parts import Parts, Problems, load_data, parts_of
-from safari.engine.state import (
-    State,
-    from_saved,
-    initial,
-    refuse_changes,
-    similarity_picture,
-    to_saved,
-)
+from safari.engine.state import State, from_saved, initial, similarity_picture, to_saved
 from safari.engine.world import World
 from safari.errors import ConfigError, DataError, RunError, SafariError, one_of
 from safari.loading import loading
 from safari.plugins import first_line, known
+from safari.rounds.resume import refuse_changes
 from safari.runs import RunFolder, Trial, done_records, seeds_of, summarise
 from safari.runs.code import keep_code, refuse_changed_code
 from safari.runs.environment import environment

@@ -73,16 +73,19 @@ def masked_gradient(
 ) -> Tensor:
     """The gradient of a batch's loss at the masked global model, a row: of all prunable weights, cut or not.
 
-    In eval mode, as all scores are; 0 for what cannot be pruned. The module is scratch; `base` is the mask
-    (None: nothing is cut).
+    In eval mode, as all scores are; 0 for what cannot be pruned. The module is scratch, but keeps its mode;
+    `base` is the mask (None: nothing is cut).
     """
     layout.write(module, x if base is None else x.masked_fill(~base, 0.0))
+    modes = [(part, part.training) for part in module.modules()]
     module.eval()
     inputs, labels = batch
     weights = prunable_parameters(module)
     with torch.enable_grad():
         loss = task.mean_loss(module(inputs), labels)
         found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+    for part, mode in modes:
+        part.training = mode
     row = torch.zeros_like(x)
     parts = layout.split(row)
     for name, gradient in zip(weights, found, strict=True):

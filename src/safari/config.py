@@ -224,6 +224,12 @@ class Evaluation:
         "an even `every` alone would see one phase of it",
     )
     batch: int = _f(1000, "test samples in one forward pass", least=1)
+    norms: str = _f(
+        "averaged",
+        "running statistics of batch norms in a test: averaged, as they travel with the models; or gathered anew "
+        "over all clients' training samples before each test, as HeteroFL's static batch norm has them",
+        choices=("averaged", "gathered"),
+    )
     validation: float = _f(
         0.0,
         "fraction of the training samples that is held out, drawn by the seed; models are then tested on it "

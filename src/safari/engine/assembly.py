@@ -92,13 +92,12 @@ def check_rest(config: Config, seed: int, data: Data, problems: Problems) -> Non
 def notes_of(world: World) -> list[str]:
     """What a user should know before the run: samples with several owners, layers that the first masks cut."""
     notes = [note] if (note := shared_samples(world.parts)) else []
-    if world.pruner.needs_data:
-        return notes
     masks = world.first_masks(world.start, 0)
-    dead = [] if masks.shared is None else dead_layers(masks.shared, world.layout)
+    dead = dead_layers(world.client_mask(masks, world.start, 0, 0)[0], world.layout)
+    whose = "the first mask" if masks.shared is not None else "client 0's first mask"
     return notes + (
         [
-            f"the first mask cuts all of {', '.join(dead)}, so nothing passes there: keep some with pruning.least = "
+            f"{whose} cuts all of {', '.join(dead)}, so nothing passes there: keep some with pruning.least = "
             '0.02, keep layers whole with pruning.dense, or give every layer a share with pruning.scope = "erk"'
         ]
         if dead
@@ -150,10 +149,8 @@ def _check_budgets(config: Config, module: nn.Module) -> None:
 
 
 def _try_masks(world: World) -> None:
-    """What would go wrong with the masks of the first round; a score of ours that looks at data is not tried."""
-    masks = world.first_masks(world.start, 0)
-    if masks.shared is None and is_own("pruner", world.config.pruning.pruner):
-        world.client_mask(masks, world.start, 0, 0)
+    """Compute the first mask of one client, so that what would go wrong with it is told before the run."""
+    world.client_mask(world.first_masks(world.start, 0), world.start, 0, 0)
 
 
 def _start_link(built: Parts, direction: str, seed: int, counts: np.ndarray) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -31,7 +31,7 @@ from safari.rounds.half import half_state, half_step
 from safari.rounds.masks import budget_of, mask_and_votes, masked_gradient, policy_masks, sparsity_of
 from safari.seeds import derive, generator, torch_generator
 from safari.tasks import Task
-from safari.training import ClientAlgorithm, Known, draw_batches, evaluate, lr_at
+from safari.training import ClientAlgorithm, Known, draw_batches, evaluate, gather_norms, lr_at
 
 
 @dataclass(frozen=True)
@@ -207,6 +207,8 @@ class World:
             return None
         self.layout.write(self.module, model)
         module = self.fresh_module()
+        if evaluation.norms == "gathered":
+            gather_norms(module, self._norm_batches())
         return evaluate(
             module if tester is None else tester,
             self.data.test_x,
@@ -215,6 +217,12 @@ class World:
             memory_format,
             task=self.task,
         )
+
+    def _norm_batches(self) -> Iterator[Tensor]:
+        """All clients' training samples, shuffled: in order of clients each batch would have labels of its own."""
+        index = generator(self.seed, "norms").permutation(np.concatenate(self.parts))
+        for start in range(0, len(index), self.config.evaluation.batch):
+            yield self.samples(index[start : start + self.config.evaluation.batch])[0]
 
     def cohort(self, t: int) -> list[int]:
         """Who is asked in round t, ascending."""

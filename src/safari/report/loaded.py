@@ -12,6 +12,7 @@ from safari.config import Config
 from safari.errors import MissingExtraError, RunError, one_of
 from safari.report.gallery import draw_all
 from safari.report.gather import read_run
+from safari.report.live import show_figures
 from safari.report.style import styled
 from safari.report.table import cells, rows_of, to_text
 from safari.runs import RunFolder, RunMetrics, Trial, summarise
@@ -84,6 +85,7 @@ class Run:
         """Every figure that the records have something to say for, by name; needs the extra `plots`."""
         data = read_run(self.folder)
         _warn(list(data.skipped))
+        show_figures()
         with styled():
             return {drawn.name: drawn.figure for drawn in draw_all([data])}
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from safari.aggregation import RULES
 from safari.config import Arm, Config, Plug, Pruning
-from safari.data import AUGMENTATIONS, Data, divide, hold_out, label_counts
+from safari.data import AUGMENTATIONS, Data, divide, hold_out, hold_out_of_each, label_counts
 from safari.engine.checks import (
     check_augmentation,
     check_draws,
@@ -51,6 +51,11 @@ def assemble(config: Config, seed: int, data: Data, parts: Parts | None = None) 
     problems.attempt(lambda: check_task(built.task, data))
     problems.attempt(lambda: RunMetrics.of(built.task))
     shares = problems.attempt(lambda: _divide(built, seed, data))
+    held: list[np.ndarray] = []
+    if shares is not None and config.evaluation.clients > 0:
+        rng = generator(seed, "held")
+        split = problems.attempt(partial(hold_out_of_each, shares, config.evaluation.clients, rng))
+        shares, held = split or (None, [])
     module = problems.attempt(lambda: _module(built, seed, data))
     if module is not None:
         problems.attempt(partial(_check_budgets, config, module))
@@ -61,7 +66,7 @@ def assemble(config: Config, seed: int, data: Data, parts: Parts | None = None) 
             problems.attempt(partial(_start_link, built, direction, seed, counts))
     if problems.lines or shares is None or module is None:
         raise ConfigError(problems.lines)
-    world = _world(built, seed, data, shares, module)
+    world = _world(built, seed, data, shares, held, module)
     # What can only be seen with everything in hand.
     augment = partial(check_augmentation, world.augmentation, data, generator(seed, "batches", 0, 0))
     problems.attempt(lambda: named("local.augment", augment))
@@ -105,7 +110,14 @@ def notes_of(world: World) -> list[str]:
     )
 
 
-def _world(built: Parts, seed: int, data: Data, shares: list[np.ndarray], module: nn.Module) -> World:
+def _world(
+    built: Parts,
+    seed: int,
+    data: Data,
+    shares: list[np.ndarray],
+    held: list[np.ndarray],
+    module: nn.Module,
+) -> World:
     config, device = built.config, device_of(built.config)
     module.to(device)
     layout = Layout.of(module)
@@ -137,6 +149,7 @@ def _world(built: Parts, seed: int, data: Data, shares: list[np.ndarray], module
         rules=built.rules,
         server_steps=tuple(built.steps),
         gate=built.gate,
+        held=tuple(held),
     )
 
 

@@ -61,6 +61,8 @@ class World:
     rules: Mapping[str, Compensation]
     server_steps: Sequence[ServerStep] = ()
     gate: Gate | str = "norm"
+    # The training samples that each client holds out, to test models on; empty where clients do not.
+    held: tuple[np.ndarray, ...] = ()
 
     def setting(self, direction: str) -> Setting:
         """What a link may know."""
@@ -223,6 +225,24 @@ class World:
         index = generator(self.seed, "norms").permutation(np.concatenate(self.parts))
         for start in range(0, len(index), self.config.evaluation.batch):
             yield self.samples(index[start : start + self.config.evaluation.batch])[0]
+
+    def client_scores(
+        self,
+        model: Tensor,
+        memory_format: torch.memory_format = torch.preserve_format,
+        tester: nn.Module | None = None,
+    ) -> list[float]:
+        """The score of a model on the samples that each client holds out."""
+        self.layout.write(self.module, model)
+        module = self.fresh_module()
+        batch, found = self.config.evaluation.batch, []
+        for held in self.held:
+            x, y = self.samples(held)
+            scores = evaluate(
+                module if tester is None else tester, x, y, batch, memory_format, task=self.task
+            )
+            found.append(scores[self.task.score])
+        return found
 
     def cohort(self, t: int) -> list[int]:
         """Who is asked in round t, ascending."""

@@ -54,6 +54,9 @@ class Pruning:
     """Which weights are trained and sent."""
 
     pruner: str = _f("mag", "rand, mag, snip, grasp, synflow, or your own as file.py:name")
+    options: Mapping[str, Any] = _f(
+        {}, "the keyword-only arguments of a score function of your own; the built-in ones have none"
+    )
     sparsity: float = _f(0.8, "fraction of the prunable weights that is cut", least=0.0, below=1.0)
     batch: int = _f(
         64,
@@ -237,6 +240,13 @@ class Evaluation:
         least=0.0,
         below=1.0,
     )
+    clients: float = _f(
+        0.0,
+        "fraction of each client's own samples that it does not train on; the global model is then tested on "
+        "them, client by client, in the rounds in which it is tested: mean, worst and spread of the score. 0: none",
+        least=0.0,
+        below=1.0,
+    )
     last: int = _f(20, "final accuracy is the mean over the evaluations of so many last rounds", least=1)
     target: float = _f(0.85, "the task's score for 'rounds to target'; an accuracy is a fraction", above=0.0)
 
@@ -267,6 +277,11 @@ class Checkpoint:
         "to one; each holds the model and the state of rule, links and clients",
         least=1,
         most=1000,
+    )
+    best: bool = _f(
+        False,
+        "also keep the model with the best score so far, as best.safetensors: with evaluation.validation, "
+        "or it is chosen by the test set",
     )
 
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import platform
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 from safari.aggregation import RULES
@@ -21,27 +18,21 @@ from safari.data import Data
 from safari.engine import reference, vectorised
 from safari.engine.assembly import assemble, check_rest, notes_of
 from safari.engine.parts import Parts, Problems, load_data, parts_of
-from safari.engine.state import (
-    State,
-    from_saved,
-    initial,
-    refuse_changes,
-    similarity_picture,
-    to_saved,
-)
+from safari.engine.state import State, from_saved, initial, similarity_picture, to_saved
 from safari.engine.world import World
 from safari.errors import ConfigError, DataError, RunError, SafariError, one_of
 from safari.loading import loading
 from safari.plugins import first_line, known
-from safari.runs import RunFolder, Trial, done_records, seeds_of, summarise
+from safari.rounds.resume import refuse_changes
+from safari.runs import RunFolder, Saved, Trial, best_score, done_records, seeds_of, summarise
 from safari.runs.code import keep_code, refuse_changed_code
+from safari.runs.environment import environment
 from safari.runs.metrics import FILE as TASK_FILE
 from safari.runs.metrics import RunMetrics, metrics_text
 from safari.runs.record import RoundRecord
 from safari.runs.versions import note_version
 from safari.toml import read_toml
 from safari.trust import Trust, contacts, is_of_a_run, needs, remember, trusting
-from safari.version import __version__, code_version
 
 Round = tuple[State, RoundRecord, dict[str, float]]
 RoundFunction = Callable[[State], Round]
@@ -320,22 +311,6 @@ def _tell(watchers: Sequence[Watcher], text: str) -> None:
             note(text)
 
 
-def environment(device: torch.device) -> dict[str, Any]:
-    """Versions and hardware: what a number needs beside it."""
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    return {
-        "safari": __version__,
-        "code": code_version(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "system": f"{platform.system()} {platform.machine()}",
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "gpu": gpu,
-    }
-
-
 def _run_arms(
     run: RunFolder, groups: Sequence[tuple[World, RoundFunction]], watchers: Sequence[Watcher]
 ) -> None:
@@ -352,13 +327,18 @@ class _Track:
     def __init__(self, run: RunFolder, world: World, engine: RoundFunction, watchers: Sequence[Watcher]):
         self._config, self._world, self._engine, self._watchers = run.config, world, engine, watchers
         self._arms: list[tuple[Trial, State]] = []
+        self._best: dict[tuple[str, int], float] = {}
         for arm in world.config.arms:
             trial = run.trial(arm.name, world.seed)
             rule, saved = world.rules[arm.name], trial.load()
             state = initial(world, rule) if saved is None else from_saved(saved, world, rule, trial)
-            for record in done_records(trial, run.config.rounds):
+            done = done_records(trial, run.config.rounds)
+            for record in done:
                 for watcher in watchers:
                     watcher.round(trial, record)
+            best = best_score(done, RunMetrics.of(world.task)) if trial.has_best() else None
+            if best is not None:
+                self._best[trial.arm, trial.seed] = best
             if state.round < run.config.rounds:
                 note_version(trial, state.round + 1)
             self._arms.append((trial, state))
@@ -371,6 +351,8 @@ class _Track:
         with contextlib.closing(side_by_side(self._engine, [state for _, state in arms])) as results:
             for (trial, _), (state, record, seconds) in zip(arms, results, strict=True):
                 trial.append(record, seconds, similarity_picture(state))
+                if checkpoint.best:
+                    self._keep_best(trial, state, record)
                 if state.round % checkpoint.every == 0 or state.round == rounds:
                     trial.save(to_saved(state, self._world, trial), checkpoint.keep)
                 for watcher in self._watchers:
@@ -378,6 +360,21 @@ class _Track:
                 following.append((trial, state))
         self._arms = following
         return bool(arms)
+
+    def _keep_best(self, trial: Trial, state: State, record: RoundRecord) -> None:
+        """Save the model where its score is better than all before it; an equal one does not replace it."""
+        metric = RunMetrics.of(self._world.task).main
+        score = record.metrics[metric.name]
+        if score is None:
+            return
+        before = self._best.get((trial.arm, trial.seed))
+        if before is None or (score > before if metric.higher else score < before):
+            self._best[trial.arm, trial.seed] = score
+            tensors = {"model": state.server.model}
+            if state.average is not None:
+                tensors["average"] = state.average
+            facts = {"layout": self._world.layout.digest, "metrics": dict(record.metrics)}
+            trial.save_best(Saved(record.round, tensors, facts))
 
 
 def side_by_side(engine: RoundFunction, states: Sequence[State]) -> Generator[Round, None, None]:

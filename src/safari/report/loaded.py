@@ -12,6 +12,7 @@ from safari.config import Config
 from safari.errors import MissingExtraError, RunError, one_of
 from safari.report.gallery import draw_all
 from safari.report.gather import read_run
+from safari.report.live import show_figures
 from safari.report.style import styled
 from safari.report.table import cells, rows_of, to_text
 from safari.runs import RunFolder, RunMetrics, Trial, summarise
@@ -84,6 +85,7 @@ class Run:
         """Every figure that the records have something to say for, by name; needs the extra `plots`."""
         data = read_run(self.folder)
         _warn(list(data.skipped))
+        show_figures()
         with styled():
             return {drawn.name: drawn.figure for drawn in draw_all([data])}
 
@@ -95,17 +97,25 @@ class Run:
             raise RunError(one_of("figure", wanted, found) if found else f"{self.path} has no records yet")
         return found[wanted]
 
-    def model(self, arm: str | None = None, seed: int | None = None, *, average: bool = False) -> Tensor:
+    def model(
+        self,
+        arm: str | None = None,
+        seed: int | None = None,
+        *,
+        average: bool = False,
+        best: bool = False,
+    ) -> Tensor:
         """The global model at the newest checkpoint, one vector; `Layout.write` puts it into a module.
 
         Args:
             arm: whose; may be left out where the run has one.
             seed: of which seed; the first by default.
             average: the running average instead, where the run keeps one (`aggregation.average`).
+            best: after the round with the best score instead, where the run keeps that (`checkpoint.best`).
         """
         trial = self._trial(arm, seed)
         name = "average" if average else "model"
-        tensors = trial.read_checkpoint().tensors
+        tensors = (trial.read_best() if best else trial.read_checkpoint()).tensors
         if name not in tensors:
             raise RunError(f"{trial.path} keeps no running average: aggregation.average is off")
         return tensors[name]

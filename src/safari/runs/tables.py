@@ -10,7 +10,7 @@ from typing import Any
 
 from safari.errors import RunError, one_of
 from safari.runs.folder import RunFolder, Trial, read_lines
-from safari.runs.record import ClientStatus, RoundRecord
+from safari.runs.record import OVER_CLIENTS, ClientStatus, RoundRecord
 from safari.runs.summary import summarise
 
 Columns = dict[str, list[Any]]
@@ -37,7 +37,7 @@ def rounds(run: RunFolder, skipped: list[str] | None = None) -> Columns:
 
 
 def clients(run: RunFolder, skipped: list[str] | None = None) -> Columns:
-    """A row for each arm, seed and client that was ever asked: how often what became of it."""
+    """A row for each arm, seed and client that was ever asked: how often what became of it, and its last score."""
     return _table(_client_rows(run, skipped), ("arm", "seed", "client"))
 
 
@@ -79,7 +79,11 @@ def _round_rows(run: RunFolder, skipped: list[str] | None) -> Iterator[dict[str,
             parts = seconds.get(record.round, {})
             took = {f"seconds_{name}": value for name, value in parts.items()}
             total = {"seconds": sum(parts.values())} if parts else {}
-            yield {**_key(trial), **record.numbers(), **_extra(record), **diagnosis, **total, **took}
+            over = (
+                {f"clients_{name}": record.clients[name] for name in OVER_CLIENTS} if record.clients else {}
+            )
+            own = {**record.numbers(), **over, **_extra(record), **diagnosis}
+            yield {**_key(trial), **own, **total, **took}
 
 
 def _extra(record: RoundRecord) -> dict[str, Any]:
@@ -98,7 +102,9 @@ def _client_rows(run: RunFolder, skipped: list[str] | None) -> Iterator[dict[str
     samples = held if isinstance(held, list) else []
     for trial, records in _trials(run, skipped):
         counts: dict[int, dict[str, int]] = {}
+        scores: list[Any] = []
         for record in records:
+            scores = record.clients["scores"] if record.clients else scores
             for client, status in record.outcomes.items():
                 own = counts.setdefault(client, dict.fromkeys(_COUNT_NAMES, 0))
                 own["asked"] += 1
@@ -108,7 +114,8 @@ def _client_rows(run: RunFolder, skipped: list[str] | None) -> Iterator[dict[str
             # The division of the data is that of the first seed.
             known = trial.seed == run.config.seed and client < len(samples)
             held_by = samples[client] if known else None
-            yield {**_key(trial), "client": client, "samples": held_by, **counts[client]}
+            score = {"score": scores[client] if client < len(scores) else None} if scores else {}
+            yield {**_key(trial), "client": client, "samples": held_by, **counts[client], **score}
 
 
 def _arrival_rows(run: RunFolder, skipped: list[str] | None) -> Iterator[dict[str, Any]]:

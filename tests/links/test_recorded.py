@@ -25,7 +25,9 @@ def write(path, *lines):
 def test_ranges_of_clients_whose_update_was_used(tmp_path):
     blocks = {"0": {"ranges": [[0, 5], [9, 1]]}, "1": {"ranges": [[3, 3]]}, "2": {"ranges": []}}
     lost = {"round": 2, "arrived": [], "lost": True}
-    link, state = opened(write(tmp_path / "rounds.jsonl", {"round": 1, "arrived": [0], "blocks": blocks}, lost))
+    link, state = opened(
+        write(tmp_path / "rounds.jsonl", {"round": 1, "arrived": [0], "blocks": blocks}, lost)
+    )
     assert link.ranges(state, 0) == {0: [(0, 5), (9, 1)]}
     assert link.ranges(state, 1) == {}
     assert link.rounds(state) == 2
@@ -38,7 +40,10 @@ def test_ranges_of_clients_whose_update_was_used(tmp_path):
         ({"arrived": [0], "blocks": {"7": {}}}, ", round 1: client must lie between 0 and 2, got '7'"),
         ({"arrived": [0], "blocks": {"-1": {}}}, ", round 1: client must lie between 0 and 2, got '-1'"),
         ({"arrived": [0], "blocks": {"0": {}}}, ", round 1, client 0: needs ranges"),
-        ({"arrived": [0], "blocks": {"0": {"ranges": [[1]]}}}, r"a range must be \[first, count\], got \[1\]"),
+        (
+            {"arrived": [0], "blocks": {"0": {"ranges": [[1]]}}},
+            r"a range must be \[first, count\], got \[1\]",
+        ),
         ({"arrived": [0], "blocks": {"0": {"ranges": [[1, 0]]}}}, r"a range must be .* got \[1, 0\]"),
         ({"arrived": [0], "blocks": {"0": {"ranges": [[1, 1e9]]}}}, "a range must be"),
         ("{", ", line 1 is not JSON"),

@@ -25,6 +25,7 @@ from safari.runs import RunFolder
 
 CONTROL, DATA = 8000, 8001
 RULE = "safari+"
+EVERYTHING = "meta l4proto { tcp, udp }"
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,15 @@ def cut_uplink(network: Network) -> None:
 def through_the_relay(network: Network) -> None:
     """Datagrams take the way over the relay, which holds them back for five seconds in each direction."""
     network.start(
-        "relay", "relay", sys.executable, Path(__file__).with_name("slow_relay.py"), RELAY, SERVER, CONTROL, DATA, 5
+        "relay",
+        "relay",
+        sys.executable,
+        Path(__file__).with_name("slow_relay.py"),
+        RELAY,
+        SERVER,
+        CONTROL,
+        DATA,
+        5,
     )
     wait_until("the relay", lambda: "ready" in network.log("relay"), 60)
     for i in range(network.clients):
@@ -61,7 +70,7 @@ def through_the_relay(network: Network) -> None:
 
 PHASES = (
     Phase("no loss", 2, lambda network: None, 0.0),
-    Phase("30% of all packets, control channel included", 4, lambda network: network.lose(30, "meta l4proto { tcp, udp }"), 0.3),
+    Phase("30% of all packets, control channel included", 4, lambda network: network.lose(30, EVERYTHING), 0.3),
     Phase("bursts of 12 datagrams, 30%", 4, lambda network: network.lose_in_bursts(30, 12), 0.3),
     Phase("uplink of client 2 cut", 3, cut_uplink),
     Phase("total blackout", 10, lambda network: network.black_out(), 1.0),
@@ -90,10 +99,12 @@ def play(folder: Path, phases: tuple[Phase, ...] = PHASES, clients: int = 3, dea
     lab, rounds, began = folder / "lab", sum(phase.rounds for phase in phases), time.monotonic()
     run, changes = lab / "run", []
     with Network(clients, folder) as network, network.explained():
-        network.start(
-            "server", "server", sys.executable, "-m", "safari", "net", "serve", "--clients", clients, "--rounds", rounds,
-            "--deadline", deadline, "--rule", RULE, "--host", SERVER, "--port", CONTROL, "--data-port", DATA, "--out", lab,
-        )  # fmt: skip
+        options = {
+            "clients": clients, "rounds": rounds, "deadline": deadline, "rule": RULE, "host": SERVER,
+            "port": CONTROL, "data-port": DATA, "out": lab,
+        }  # fmt: skip
+        words = [word for name, value in options.items() for word in (f"--{name}", value)]
+        network.start("server", "server", sys.executable, "-m", "safari", "net", "serve", *words)
         fingerprint = wait_until("the fingerprint", lambda: _fingerprint(network.log("server")), 300)
         for i in range(clients):
             network.start(
@@ -154,7 +165,7 @@ def _fingerprint(log: str) -> str | None:
 
 def _played(phase: Phase, first: int, last: int, records: list) -> Played:
     # The first round may have begun before the change.
-    chosen = records[first : last] if last > first else records[first - 1 : last]
+    chosen = records[first:last] if last > first else records[first - 1 : last]
     blocks = [block for record in chosen for block in record.get("blocks", {}).values()]
     return Played(
         phase.name,
@@ -178,7 +189,11 @@ def main(out: Path) -> None:
     import torch
 
     found["machine"] = {"cores": os.cpu_count(), "system": platform.system()}
-    found["versions"] = {"python": platform.python_version(), "flwr": flwr.__version__, "torch": torch.__version__}
+    found["versions"] = {
+        "python": platform.python_version(),
+        "flwr": flwr.__version__,
+        "torch": torch.__version__,
+    }
     found["command"] = "PYTHONPATH=src:tests python tests/net/end_to_end.py results/net/namespaces.json"
     out.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))

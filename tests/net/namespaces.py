@@ -123,9 +123,9 @@ class Network:
     def redirect(self, place: str, what: str) -> None:
         """Send what leaves a place elsewhere, by network address translation; `clear` does not undo it."""
         run = ("ip", "netns", "exec", self.name(place), "nft")
-        _run(*run, "add table ip redirect")
-        _run(*run, "add chain ip redirect output { type nat hook output priority -100; }")
-        _run(*run, f"add rule ip redirect output {what}")
+        _run(*run, "add table ip detour")
+        _run(*run, "add chain ip detour output { type nat hook output priority -100; }")
+        _run(*run, f"add rule ip detour output {what}")
 
     def clear(self) -> None:
         """No loss anywhere."""

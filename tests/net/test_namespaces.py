@@ -52,7 +52,13 @@ def test_the_strategy_and_its_clients_in_namespaces_with_loss_by_nft(tmp_path):
         datagrams = Datagrams(SERVER, listen=SERVER, insecure=True, client_rate=2e6, server_rate=6e6)
         network.inside("server", datagrams.open)
         strategy = SafariStrategy(
-            model, 3, SETTINGS["rule"], config=world.config, run=tmp_path / "run", datagrams=datagrams, give_up=None
+            model,
+            3,
+            SETTINGS["rule"],
+            config=world.config,
+            run=tmp_path / "run",
+            datagrams=datagrams,
+            give_up=None,
         )
         grid = Loopback({node: client(i) for i, node in enumerate(sorted(NODES))})
         strategy.start(grid, num_rounds=4, timeout=60.0, evaluate_fn=change)

@@ -102,4 +102,6 @@ def check_packets(world: World) -> None:
     if world.packets.rounds is not None:
         rounds = world.packets.rounds(world.packets.init(world.setting("packets")))
         if rounds < world.config.rounds:
-            raise ConfigError(f"rounds must be at most the {rounds} that packets has, got {world.config.rounds}")
+            raise ConfigError(
+                f"rounds must be at most the {rounds} that packets has, got {world.config.rounds}"
+            )

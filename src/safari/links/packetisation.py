@@ -102,7 +102,9 @@ def range_coverage(layout: WireLayout, ranges: Sequence[tuple[int, int]]) -> Boo
     flags = np.zeros(layout.d, np.bool_)
     for first, count in ranges:
         if not 0 <= first < first + count <= layout.d:
-            raise SafariError(f"ranges must lie within the model's {layout.d} numbers, got [{first}, {count}]")
+            raise SafariError(
+                f"ranges must lie within the model's {layout.d} numbers, got [{first}, {count}]"
+            )
         flags[first : first + count] = True
     return layout.from_wire(flags)
 

@@ -75,7 +75,9 @@ def _blocks(path: Path, t: int, record: dict[str, Any], clients: int) -> list[tu
     for name, block in blocks.items():
         client = int(name) if name.isdecimal() and len(name) < 10 else -1
         if not 0 <= client < clients:
-            raise DataError(f"{path}, round {t + 1}: client must lie between 0 and {clients - 1}, got {name[:20]!r}")
+            raise DataError(
+                f"{path}, round {t + 1}: client must lie between 0 and {clients - 1}, got {name[:20]!r}"
+            )
         # What came of a client that was refused, or of one that never gave its name, was not used.
         if isinstance(arrived, list) and client in arrived:
             out.append((client, block))

@@ -1,19 +1,19 @@
-"""A federation that is never left in peace: kills, freezes and restarts of every part, hostile replies.
+"""Soak test of a Flower federation: kills, freezes and restarts of every part, and hostile replies.
 
     python benchmarks/flower_soak.py --rounds 200 --out results/flower/soak.json
 
 Every part is a process of its own: a broker in the SuperLink's place, a server with SafariStrategy and a
 run's folder, and clients with `sparse` training functions. They exchange Flower's messages as the bytes that
 Flower makes of them. At random times a part is killed (-9) or frozen, and started again, half of the clients
-with new node ids; 30% of the replies come from `tests/flower/hostile.py`. What must hold, and is checked:
+with new node ids; 30% of the replies come from `tests/flower/hostile.py`. Checked:
 
 - every round is recorded once and in order, whatever was killed;
 - no round is lost in which an honest reply was delivered;
-- no process of the server ends by itself;
-- no process of the server grows: from its tenth round to its last by less than 5%.
+- no part exits by itself;
+- no process grows: by less than 5% from its tenth round to its last, where it lived for 20 rounds or more.
 
-A broker of our own, because a SuperNode starts a process for every message: 200 rounds would take hours.
-`tests/flower/test_deployment.py` kills and freezes a real SuperLink and SuperNodes, for fewer rounds.
+The broker replaces the SuperLink because a SuperNode starts a process for every message: 200 rounds would
+take hours. `tests/flower/test_deployment.py` kills and freezes a real SuperLink and SuperNodes for fewer rounds.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def from_blob(blob: bytes) -> tuple[str, dict[str, bytes]]:
 
 
 class Broker(socketserver.ThreadingUnixStreamServer):
-    """Messages to nodes and replies to messages, each delivered once; nothing outlives it."""
+    """Messages to nodes and replies to messages, each delivered once; its state is lost with the process."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -155,7 +155,7 @@ class Broker(socketserver.ThreadingUnixStreamServer):
         return {"found": False, "gone": not self.online(self.asked.get(to, -1))}, b""
 
     def do_new_run(self, blob: bytes) -> tuple[dict, bytes]:
-        """What an earlier server has asked for is no longer of interest."""
+        """Forget what an earlier server asked for."""
         self.inbox, self.asked, self.replies = {}, {}, {}
         return {}, b""
 
@@ -187,7 +187,7 @@ def data(seed: int, count: int):
 
 
 class BrokerGrid(Grid):
-    """A Grid that speaks to the broker; counts the honest replies that it delivers, by round."""
+    """A Grid on top of the broker; counts the honest replies that it delivers, by round."""
 
     def __init__(self, path: Path):
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
@@ -246,7 +246,7 @@ def run_server(folder: Path, rounds: int, clients: int, rule: str) -> None:
         model.eval()
         with torch.no_grad():
             accuracy = float((model(x).argmax(1) == y).float().mean())
-        line = {"pid": os.getpid(), "round": number, "rss": rss(), "honest": grid.honest[number]}
+        line = {"round": number, "honest": grid.honest[number]}
         lines.write(json.dumps(line) + "\n")
         lines.flush()
         return MetricRecord({"accuracy": accuracy})
@@ -271,18 +271,13 @@ def run_server(folder: Path, rounds: int, clients: int, rule: str) -> None:
 
 
 def wait_for(grid: BrokerGrid) -> None:
-    """Until the broker is there; then what an earlier server has asked for is forgotten."""
+    """Wait for the broker, then discard what an earlier server asked for."""
     for _ in range(600):
         with contextlib.suppress(OSError):
             call(grid.path, {"op": "new_run"})
             return
         time.sleep(0.1)
     raise ConnectionError("there is no broker")
-
-
-def rss() -> int:
-    """Bytes of memory that this process has now."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 # --- a client
@@ -347,11 +342,11 @@ def without_honesty(reply):
     return reply
 
 
-# --- the bad days
+# --- faults
 
 
 class Part:
-    """A process that is started again when it has ended; forked, because importing torch takes longer than
+    """A process that is restarted when it has exited; forked, because importing torch takes longer than
     the rounds in between."""
 
     def __init__(self, name: str, folder: Path, work):
@@ -359,9 +354,11 @@ class Part:
         self.pid: int | None = None
         self.again = 0.0
         self.expected = False
+        # Resident bytes of every process of this part, one number for each round of its life.
+        self.memory: dict[int, list[int]] = {}
 
     def look_after(self, rng: random.Random) -> int | None:
-        """Start it, or notice that it has ended: returns the exit code of one that nobody has killed."""
+        """Start it, or notice that it exited: returns the exit code unless we killed it."""
         if self.pid is None:
             if time.monotonic() >= self.again:
                 self.expected, self.pid = False, self._start()
@@ -371,6 +368,13 @@ class Part:
             return None
         self.pid, self.again = None, time.monotonic() + rng.uniform(0.1, 2.0)
         return None if self.expected else os.waitstatus_to_exitcode(status)
+
+    def measure(self) -> None:
+        """Note the resident memory of the process."""
+        with contextlib.suppress(OSError, IndexError):
+            if self.pid is not None:
+                pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+                self.memory.setdefault(self.pid, []).append(pages * os.sysconf("SC_PAGE_SIZE"))
 
     def kill(self) -> None:
         self.expected = True
@@ -405,19 +409,19 @@ class Part:
             os._exit(code)
 
 
-# What may befall a part in a round, and with which probability.
-TROUBLES = {
+# Fault -> its probability in a round. The server must live long enough for its memory to be judged.
+FAULTS = {
     "client killed": 0.25,
     "client frozen": 0.25,
     "server frozen": 0.05,
-    "server killed": 0.05,
+    "server killed": 0.03,
     "broker frozen": 0.05,
-    "broker killed": 0.02,
+    "broker killed": 0.015,
 }
 
 
-class Trouble:
-    """After each round, with some probability, something befalls one of the parts."""
+class FaultInjector:
+    """Draws faults after each round and injects them during the next one."""
 
     def __init__(self, rng: random.Random, broker: Part, server: Part, nodes: list[Part]):
         self.rng, self.broker, self.server, self.nodes = rng, broker, server, nodes
@@ -426,22 +430,22 @@ class Trouble:
         self.frozen: list[tuple[float, Part]] = []
 
     def round_done(self) -> None:
-        """Decide what happens during the next round."""
-        for kind, chance in TROUBLES.items():
+        """Draw the faults of the next round."""
+        for kind, chance in FAULTS.items():
             if self.rng.random() < chance:
                 self.due.append((time.monotonic() + self.rng.uniform(0.0, 1.0), kind))
 
     def step(self) -> None:
-        """Let happen what is due."""
+        """Inject the faults that are due."""
         now = time.monotonic()
         for item in [item for item in self.due if item[0] <= now]:
             self.due.remove(item)
-            self._strike(item[1], now)
+            self._inject(item[1], now)
         for item in [item for item in self.frozen if item[0] <= now]:
             self.frozen.remove(item)
             item[1].signal(signal.SIGCONT)
 
-    def _strike(self, kind: str, now: float) -> None:
+    def _inject(self, kind: str, now: float) -> None:
         self.faults[kind] += 1
         part = {"client": self.rng.choice(self.nodes), "server": self.server, "broker": self.broker}[kind[:6]]
         if kind.endswith("frozen"):
@@ -450,22 +454,22 @@ class Trouble:
             return
         part.kill()
         if part is self.broker:
-            # Its messages are gone, and with them the server's way to anybody.
+            # Its messages are lost, so the server could reach nobody.
             self.server.kill()
 
 
 def soak(folder: Path, rounds: int, clients: int, rule: str, hostile: float, seed: int, limit: float) -> dict:
-    """All of it; returns what happened. Nothing is left running."""
+    """Run the federation; returns the report. No process is left running."""
     rng = random.Random(seed)
 
     def client(i: int):
-        # Every second one has a registered key, and so the same id for good.
+        # Every second client has a registered key, and so a permanent node id.
         return lambda: run_client(folder, i, 1000 + i if i % 2 else rng.getrandbits(40), hostile, seed)
 
     broker = Part("broker", folder, lambda: run_broker(folder))
     server = Part("server", folder, lambda: run_server(folder, rounds, clients, rule))
     nodes = [Part(f"client-{i}", folder, client(i)) for i in range(clients)]
-    parts, trouble = [broker, server, *nodes], Trouble(rng, broker, server, nodes)
+    parts, injector = [broker, server, *nodes], FaultInjector(rng, broker, server, nodes)
     records = folder / "server.jsonl"
     ended: list[str] = []
     begin, seen = time.monotonic(), 0
@@ -474,41 +478,36 @@ def soak(folder: Path, rounds: int, clients: int, rule: str, hostile: float, see
             for part in parts:
                 code = part.look_after(rng)
                 if code == 0 and part is server:
-                    return report(folder, rounds, trouble.faults, ended, time.monotonic() - begin)
+                    return report(folder, rounds, injector.faults, parts, ended, time.monotonic() - begin)
                 if code is not None:
                     ended.append(f"{part.name} ended by itself with {code}")
-            # A new id for a client that is started again.
+            # A new id for a client that is restarted.
             rng.getrandbits(40)
             size = records.stat().st_size if records.exists() else 0
             if size > seen:
                 seen = size
-                trouble.round_done()
-            trouble.step()
+                for part in parts:
+                    part.measure()
+                injector.round_done()
+            injector.step()
             time.sleep(0.03)
         ended.append(f"not done after {limit:g} s")
-        return report(folder, rounds, trouble.faults, ended, limit)
+        return report(folder, rounds, injector.faults, parts, ended, limit)
     finally:
         for part in parts:
             part.end()
 
 
-def report(folder: Path, rounds: int, faults: Counter, ended: list[str], seconds: float) -> dict:
-    """What the records say, and whether it is what must hold."""
+def report(
+    folder: Path, rounds: int, faults: Counter, parts: list[Part], ended: list[str], seconds: float
+) -> dict:
+    """Summarise the records, and list every check that failed."""
     records = RunFolder.open(folder / "run").trials()[0].records()
     lines = [json.loads(line) for line in (folder / "server.jsonl").read_text().splitlines()]
     # A round that was in flight when the server was killed is done again: the last line of it counts.
     honest = {line["round"]: line["honest"] for line in lines}
     lost = [r["round"] for r in records if r["lost"]]
-    memory = {}
-    for pid in dict.fromkeys(line["pid"] for line in lines):
-        own = [line["rss"] for line in lines if line["pid"] == pid]
-        if len(own) >= 20:
-            memory[str(pid)] = {
-                "rounds": len(own),
-                "tenth": own[9],
-                "last": own[-1],
-                "growth": own[-1] / own[9] - 1,
-            }
+    memory = [life for part in parts for life in lives(part)]
     problems = list(ended)
     if [r["round"] for r in records] != list(range(1, rounds + 1)):
         problems.append(f"rounds are not 1 to {rounds}: {[r['round'] for r in records]}")
@@ -516,7 +515,9 @@ def report(folder: Path, rounds: int, faults: Counter, ended: list[str], seconds
         f"round {t} is lost, and {honest[t]} honest replies were delivered" for t in lost if honest.get(t)
     ]
     problems += [
-        f"process {pid} grew by {m['growth']:.1%}" for pid, m in memory.items() if m["growth"] > 0.05
+        f"{life['part']} grew by {life['growth']:.1%} in {life['rounds']} rounds"
+        for life in memory
+        if life["growth"] > 0.05
     ]
     reasons = Counter(kind_of(reason) for r in records for reason in r["reasons"].values())
     return {
@@ -532,9 +533,24 @@ def report(folder: Path, rounds: int, faults: Counter, ended: list[str], seconds
         "lost rounds": lost,
         "resumed": sum(bool(r["resumed"]) for r in records),
         "accuracy": {"first": records[0]["top1"], "last ten": [round(r["top1"], 3) for r in records[-10:]]},
-        "server memory": memory,
+        "memory": memory,
         "problems": problems,
     }
+
+
+def lives(part: Part, least: int = 20) -> list[dict]:
+    """Memory of each process of a part that lived for `least` rounds or more."""
+    return [
+        {
+            "part": part.name,
+            "rounds": len(own),
+            "tenth_mb": round(own[9] / 1e6, 1),
+            "last_mb": round(own[-1] / 1e6, 1),
+            "growth": round(own[-1] / own[9] - 1, 4),
+        }
+        for own in part.memory.values()
+        if len(own) >= least
+    ]
 
 
 def kind_of(reason: str) -> str:
@@ -549,7 +565,7 @@ def main() -> None:
     parser.add_argument("--rule", default="safari+")
     parser.add_argument("--hostile", type=float, default=0.3, help="the share of replies that are hostile")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit", type=float, default=3600.0, help="seconds after which it is given up")
+    parser.add_argument("--limit", type=float, default=3600.0, help="seconds after which the soak is aborted")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     options = {k: v for k, v in vars(arguments).items() if k != "out"}

@@ -1,18 +1,18 @@
-"""Hostile clients against the gate and the robust rules: accuracy, and what protection costs in peace.
+"""Hostile clients against the gate and the robust rules: accuracy, and the cost when nobody is hostile.
 
     python benchmarks/robust.py --out results/robust
 
 Digits, ten clients in two groups of labels, the paper's links, an MLP with 80% of its weights cut (MAG). 0, 1, 2 or
-3 of the ten clients, drawn anew with every seed, send what an attack says, whenever they arrive:
+3 of the ten clients, drawn by the seed, are hostile and send, whenever they arrive:
 
-giant    1e19 for every number that they keep
+giant    1e19 for every weight that they keep
 nan      NaN
-sign     the update with its sign turned
+sign     their update with its sign flipped
 label    a model trained on labels 9 - y
 stale    the first model that they ever sent, again and again
 
 Accuracy is the mean of the last ten rounds. The cost of the gate is the CPU time of a round with it over that of the
-same round without it, the demo's CNN and this MLP, nobody hostile.
+same round without it, for the demo's CNN and this MLP, with nobody hostile.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def hostile_of(seed: int, count: int) -> tuple[int, ...]:
     return tuple(sorted(int(client) for client in order[:count]))
 
 
-def with_turned_labels(world: World, clients: Sequence[int]) -> World:
+def with_flipped_labels(world: World, clients: Sequence[int]) -> World:
     labels = world.data.train_y.clone()
     for client in clients:
         labels[torch.from_numpy(world.parts[client])] *= -1
@@ -132,7 +132,7 @@ def accuracy(data: Data, defence: str, attack: str, count: int, seed: int, round
     world = assemble(config_of(*DEFENCES[defence], "mlp", rounds), seed, data)
     hostile = hostile_of(seed, count)
     if attack == "label":
-        world = with_turned_labels(world, hostile)
+        world = with_flipped_labels(world, hostile)
     engine, state = engine_of(world.config)(world), start(world, attack, hostile)
     scores, refused = [], 0
     for t in range(rounds):
@@ -196,7 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=150)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, help="a folder for digits.json and digits.md")
     args = parser.parse_args()
@@ -212,7 +212,7 @@ def main() -> None:
                     {"attack": attack, "hostile": count, "defence": defence, "seed": seed, **found}
                 )
         print(f"{attack} {count}: {time.process_time() - begin:.0f} s", flush=True)
-    costs = [cost(data, model, 100) for model in ("cnn", "mlp")]
+    costs = [cost(data, model, 200) for model in ("cnn", "mlp")]
     page = table(results, args.seeds, args.rounds)
     print(page)
     for entry in costs:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -119,28 +118,3 @@ def test_errors_have_no_words_of_the_command_line(tmp_path, monkeypatch):
     for error in (missing, full):
         assert "--" not in str(error.value)
         assert "safari " not in str(error.value)
-
-
-NOTEBOOK = """
-import safari
-summary = safari.run({**%r, "evaluation": {"every": 1}}, %r)
-summary["rounds"]
-"""
-
-
-@pytest.mark.slow
-def test_a_notebook_shows_progress_below_the_cell(tmp_path):
-    """A real kernel, without ipywidgets: lines, and no warning."""
-    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    pytest.importorskip("ipykernel")
-    book = nbformat.v4.new_notebook()
-    book.cells.append(nbformat.v4.new_code_cell(NOTEBOOK % (TINY, str(tmp_path / "run"))))
-    nbclient.NotebookClient(book, timeout=300, kernel_name="python3").execute(cwd=str(tmp_path))
-    texts = []
-    for output in book.cells[0].outputs:
-        texts.append(output.get("text", "") or output.get("data", {}).get("text/plain", ""))
-    shown = "".join(texts)
-    assert "safari  seed 0  round 7/7" in shown
-    assert "Warning" not in shown
-    assert texts[-1] == "7"
-    assert Path(tmp_path / "run/report.html").exists()

@@ -134,6 +134,7 @@ LIMITS = [
         "got 'stepp' (did you mean 'step'?)",
     ),
     ("evaluation.every", 0, "evaluation.every must be at least 1, got 0"),
+    ("evaluation.norms", "static", "evaluation.norms must be one of averaged, gathered; got 'static'"),
     ("evaluation.batch", 0, "evaluation.batch must be at least 1, got 0"),
     ("evaluation.validation", -0.1, "evaluation.validation must be at least 0.0, got -0.1"),
     ("evaluation.validation", 1, "evaluation.validation must be below 1.0, got 1"),

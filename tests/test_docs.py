@@ -32,7 +32,7 @@ import pytest
 from safari.cli import cli, main
 from safari.cli.options import read_config
 from safari.config import Config, parse
-from safari.engine import check
+from safari.engine.experiment import check_and_note
 from safari.evidence.plan import digest
 from safari.plugins import options_of
 
@@ -140,7 +140,9 @@ def check_command(command, output, block, place, monkeypatch, capsys):
         return
     if {"parse", "check"} & set(block.words):
         config = parse_command(arguments, place)
-        problems = check(config) if "check" in block.words else []
+        problems, notes = check_and_note(config) if "check" in block.words else ([], [])
+        # An example must not learn nothing because its pruner cuts a layer whole.
+        problems += [note for note in notes if "cuts all of" in note]
         assert not problems, f"{place}: {problems}"
         return
     monkeypatch.setattr(sys, "argv", ["safari", *arguments])

@@ -56,9 +56,9 @@ drops the options of the one before.
 _PLUG_INS = """\
 ## Plug-ins
 
-What the fields above can name. The options of a plug-in stand in the same table as its name; a pruner has
-none. Your own goes in by the same field, as `file.py:name` or `package.module:name`: see
-[Plugging in your own](plugins.md). `safari list --options` prints this list.
+What the fields above can name. The options of a plug-in stand in the same table as its name; those of a
+score function of yours are in `pruning.options`. Your own goes in by the same field, as `file.py:name` or
+`package.module:name`: see [Plugging in your own](plugins.md). `safari list --options` prints this list.
 """
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from safari.links import Link
     from safari.models import Layout
     from safari.pruning import MaskPolicy, Masks, Pruner, prune
+    from safari.report import Run, load
     from safari.tasks import Task
     from safari.training import ClientAlgorithm, ServerHalf
 
@@ -47,6 +48,7 @@ __all__ = [
     "Outcome",
     "Pruner",
     "Round",
+    "Run",
     "SafariError",
     "Server",
     "ServerHalf",
@@ -55,6 +57,7 @@ __all__ = [
     "Watcher",
     "__version__",
     "combine",
+    "load",
     "parse",
     "prune",
     "resume",
@@ -81,6 +84,7 @@ _HOMES = {
     "links": ("Link",),
     "models": ("Layout",),
     "pruning": ("MaskPolicy", "Masks", "Pruner", "prune"),
+    "report": ("Run", "load"),
     "tasks": ("Task",),
     "training": ("ClientAlgorithm", "ServerHalf"),
 }

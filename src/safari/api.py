@@ -16,6 +16,7 @@ from safari.aggregation import RULES
 from safari.config import Config
 from safari.engine import Watcher
 from safari.plugins import first_line
+from safari.report.live import LiveChart, in_notebook
 from safari.report.progress import Progress
 from safari.runs import RunFolder
 from safari.runs.code import described
@@ -39,8 +40,8 @@ def run(
         config: tables, a `Config`, or the path of a TOML file.
         out: the run's folder, new or empty; by default `runs/NAME-DATE-TIME`.
         watchers: told of every round besides: a tracker, or your own (docs/runs.md).
-        progress: show bars on a terminal and in a notebook, lines elsewhere, and the engine's notes; all on
-            standard error.
+        progress: show how it goes, and the engine's notes: bars on a terminal, lines elsewhere (both on standard
+            error), a chart below the cell in a notebook.
         report: write `report.html` into the folder at the end.
         overwrite: replace a run that the folder holds; what is not a run's own file is never removed.
         trust: see `resume`; it is about the `config.toml` of a run's folder alone.
@@ -53,7 +54,7 @@ def run(
     2
     """
     folder = new_folder(engine.as_config(config).name) if out is None else Path(out)
-    told = [*([Progress()] if progress else []), *watchers]
+    told = [*_shown(progress), *watchers]
     summary = engine.run(config, folder, told, overwrite=overwrite, trust=trust)
     return _reported(folder, summary, report)
 
@@ -79,7 +80,7 @@ def resume(
         trust: whether to load plug-ins that the folder's config names and that you have not run before:
             False raises `TrustError`, True loads them, a function is shown them and decides.
     """
-    told = [*([Progress()] if progress else []), *watchers]
+    told = [*_shown(progress), *watchers]
     summary = engine.resume(path, told, from_round=from_round, trust=trust)
     return _reported(Path(path), summary, report)
 
@@ -99,6 +100,12 @@ def rule_lines(runs: Sequence[RunFolder]) -> dict[str, str]:
         for name in {arm.rule.name for arm in run.config.arms}:
             lines[name] = first_line(RULES[name]) if name in RULES else said.get(name, "")
     return lines
+
+
+def _shown(progress: bool) -> list[Watcher]:
+    if not progress:
+        return []
+    return [LiveChart() if in_notebook() else Progress()]
 
 
 def _reported(folder: Path, summary: dict[str, Any], report: bool) -> dict[str, Any]:

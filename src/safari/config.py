@@ -54,6 +54,9 @@ class Pruning:
     """Which weights are trained and sent."""
 
     pruner: str = _f("mag", "rand, mag, snip, grasp, synflow, or your own as file.py:name")
+    options: Mapping[str, Any] = _f(
+        {}, "the keyword-only arguments of a score function of your own; the built-in ones have none"
+    )
     sparsity: float = _f(0.8, "fraction of the prunable weights that is cut", least=0.0, below=1.0)
     batch: int = _f(
         64,
@@ -224,10 +227,23 @@ class Evaluation:
         "an even `every` alone would see one phase of it",
     )
     batch: int = _f(1000, "test samples in one forward pass", least=1)
+    norms: str = _f(
+        "averaged",
+        "running statistics of batch norms in a test: averaged, as they travel with the models; or gathered anew "
+        "over all clients' training samples before each test, as HeteroFL's static batch norm has them",
+        choices=("averaged", "gathered"),
+    )
     validation: float = _f(
         0.0,
         "fraction of the training samples that is held out, drawn by the seed; models are then tested on it "
         "instead of the test set, so that settings can be chosen without having seen that. 0: none",
+        least=0.0,
+        below=1.0,
+    )
+    clients: float = _f(
+        0.0,
+        "fraction of each client's own samples that it does not train on; the global model is then tested on "
+        "them, client by client, in the rounds in which it is tested: mean, worst and spread of the score. 0: none",
         least=0.0,
         below=1.0,
     )
@@ -261,6 +277,11 @@ class Checkpoint:
         "to one; each holds the model and the state of rule, links and clients",
         least=1,
         most=1000,
+    )
+    best: bool = _f(
+        False,
+        "also keep the model with the best score so far, as best.safetensors: with evaluation.validation, "
+        "or it is chosen by the test set",
     )
 
 

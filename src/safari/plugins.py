@@ -197,6 +197,8 @@ def fits(value: object, hint: Any) -> bool:
         return isinstance(value, float) or whole
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
+    if origin in (dict, Mapping):
+        return isinstance(value, Mapping)
     if origin in (list, tuple, Sequence) or hint in (list, tuple):
         inner = args[0] if args else Any
         return isinstance(value, list | tuple) and all(fits(item, inner) for item in value)
@@ -215,6 +217,8 @@ def spell(hint: Any) -> str:
         return " or ".join(spell(arg) for arg in args)
     if origin is Literal:
         return ("one of " if len(args) > 1 else "") + ", ".join(str(arg) for arg in args)
+    if origin in (dict, Mapping):
+        return "a table"
     if origin in (list, tuple, Sequence) or hint in (list, tuple):
         return f"a list (each {spell(args[0])})" if args else "a list"
     return words.get(hint, getattr(hint, "__name__", str(hint)))

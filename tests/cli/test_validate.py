@@ -32,6 +32,29 @@ def words(shape, classes):
     return nn.Sequential(nn.Embedding(20, 4), nn.Flatten(), nn.Linear(4 * shape[0], classes))
 
 
+def blobs():
+    # The data of docs/plugins.md: so few inputs that the output layer has the smallest weights by far.
+    rng = np.random.default_rng(0)
+    y = np.arange(600) % 4
+    x = np.array([[0, 0], [0, 2], [2, 0], [2, 2]])[y] + 0.5 * rng.standard_normal((600, 2))
+    return (x[100:], y[100:]), (x[:100], y[:100])
+
+
+class ZeroFirst(nn.Module):
+    # As in LoRA, the second matrix starts at 0.
+    def __init__(self, inputs, classes):
+        super().__init__()
+        self.down, self.up = nn.Linear(inputs, 8, bias=False), nn.Linear(8, classes, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x):
+        return self.up(self.down(x.flatten(1)))
+
+
+def adapter(shape, classes):
+    return ZeroFirst(int(np.prod(shape)), classes)
+
+
 def public(labels, clients, rng):
     return [np.arange(10 + client) for client in range(clients)]
 
@@ -95,6 +118,39 @@ def test_a_sample_with_several_owners_is_noted_and_can_be_meant(here, name, note
     assert shown.stderr == f"note: {note}\n"
     package.run({**TINY, "rounds": 1, "partition": {"name": f"parts.py:{name}"}}, "run")
     assert f"note: {note}" in capsys.readouterr().err
+
+
+CUT = (
+    "{0} cuts all of {1}, so nothing passes there: keep some with pruning.least = 0.02, keep layers whole with "
+    'pruning.dense, or give every layer a share with pruning.scope = "erk"'
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "note"),
+    [
+        ({"data__name": "parts.py:blobs"}, CUT.format("the first mask", "3.weight")),
+        ({"model__name": "parts.py:adapter"}, CUT.format("the first mask", "up.weight")),
+        # All scores are 0 there, and ties are broken by index.
+        (
+            {"model__name": "parts.py:adapter", "pruning__pruner": "snip"},
+            CUT.format("client 0's first mask", "up.weight"),
+        ),
+        ({"data__name": "parts.py:blobs", "pruning__scope": "erk"}, None),
+        ({"data__name": "parts.py:blobs", "pruning__least": 0.02}, None),
+        ({"data__name": "parts.py:blobs", "pruning__sparsity": 0.3, "pruning__dense": '["last"]'}, None),
+    ],
+)
+def test_a_layer_that_is_cut_whole_is_named(here, settings, note):
+    model = {} if "model__name" in settings else {"model__name": "mlp", "model__hidden": "[64]"}
+    found = verdict(**{**model, "partition__name": "iid", **settings})
+    assert found["valid"], found
+    assert found["notes"] == ([] if note is None else [note])
+
+
+def test_a_run_names_such_a_layer_too(here, capsys):
+    package.run({**TINY, "rounds": 1, "model": {"name": "parts.py:adapter"}}, "run")
+    assert f"note: {CUT.format('the first mask', 'up.weight')}" in capsys.readouterr().err
 
 
 def test_no_mistake_hides_behind_another(here):

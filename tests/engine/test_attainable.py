@@ -7,7 +7,7 @@ from engine.kit import SMALL, play, write_trace
 
 def test_everything_arrives_where_anything_does(tmp_path):
     trace = write_trace(tmp_path / "trace.csv", ["00000", "00100", "00000", "11000", "10101"])
-    config = {**SMALL, "uplink": {"name": "trace", "path": trace}}
+    config = {**SMALL, "uplink": {"name": "trace", "file": trace}}
     arrived = {
         rule: [len(record["arrived"]) for *_, record in play({**config, "arms": [rule]})]
         for rule in ("attainable", "perfect", "drop")
@@ -18,7 +18,7 @@ def test_everything_arrives_where_anything_does(tmp_path):
 def test_only_those_who_were_asked_count(tmp_path):
     """Of five, two are asked in each round; an arrival of another is none."""
     trace = write_trace(tmp_path / "trace.csv", ["10000"] * 5)
-    config = {**SMALL, "cohort": 2, "uplink": {"name": "trace", "path": trace}}
+    config = {**SMALL, "cohort": 2, "uplink": {"name": "trace", "file": trace}}
     heard = [len(r["arrived"]) for *_, r in play({**config, "arms": ["attainable"]})]
     plain = [len(r["arrived"]) for *_, r in play({**config, "arms": ["drop"]})]
     assert heard == [2 * bool(count) for count in plain]

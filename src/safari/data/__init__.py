@@ -11,7 +11,15 @@ from safari.data.augment import (
     draw_crop_and_flip,
 )
 from safari.data.cifar10 import cifar10
-from safari.data.dataset import IGNORED, Data, as_data, from_datasets, from_tensors, hold_out
+from safari.data.dataset import (
+    IGNORED,
+    Data,
+    as_data,
+    from_datasets,
+    from_tensors,
+    hold_out,
+    hold_out_of_each,
+)
 from safari.data.dialogue import dialogue, perplexity_bound
 from safari.data.digits import digits
 from safari.data.flwr_partitions import FLWR_PARTITIONS
@@ -62,6 +70,7 @@ __all__ = [
     "groups",
     "hf",
     "hold_out",
+    "hold_out_of_each",
     "iid",
     "label_counts",
     "leaf",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from safari.errors import DataError
+from safari.errors import ConfigError, DataError
 
 Split: TypeAlias = "tuple[Tensor | np.ndarray[Any, Any], Tensor | np.ndarray[Any, Any]]"
 """Inputs and labels of one split, sample by sample along the first dimension."""
@@ -136,6 +136,28 @@ def hold_out(data: Data, fraction: float, rng: np.random.Generator) -> Data:
         test_y=data.train_y[out],
         owners=None if data.owners is None else data.owners[rest],
     )
+
+
+def hold_out_of_each(
+    parts: Sequence[np.ndarray], fraction: float, rng: np.random.Generator
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """What is left of each client's samples to train on, and what it holds out: a random `fraction`, at least one.
+
+    >>> hold_out_of_each([np.arange(4), np.arange(4, 6)], 0.5, np.random.default_rng(0))
+    ([array([0, 1]), array([5])], [array([2, 3]), array([4])])
+    """
+    left, held = [], []
+    for client, part in enumerate(parts):
+        if len(part) < 2:
+            raise ConfigError(
+                f"evaluation.clients needs at least 2 samples of each client; client {client} has {len(part)}"
+            )
+        count = min(max(1, round(fraction * len(part))), len(part) - 1)
+        out = np.zeros(len(part), bool)
+        out[rng.choice(len(part), count, replace=False)] = True
+        left.append(part[~out])
+        held.append(part[out])
+    return left, held
 
 
 def from_tensors(

@@ -11,7 +11,7 @@ from torch import nn
 
 from safari.aggregation import RULES
 from safari.config import Arm, Config, Plug, Pruning
-from safari.data import AUGMENTATIONS, Data, divide, hold_out, label_counts
+from safari.data import AUGMENTATIONS, Data, divide, hold_out, hold_out_of_each, label_counts
 from safari.engine.checks import (
     check_augmentation,
     check_draws,
@@ -51,6 +51,11 @@ def assemble(config: Config, seed: int, data: Data, parts: Parts | None = None) 
     problems.attempt(lambda: check_task(built.task, data))
     problems.attempt(lambda: RunMetrics.of(built.task))
     shares = problems.attempt(lambda: _divide(built, seed, data))
+    held: list[np.ndarray] = []
+    if shares is not None and config.evaluation.clients > 0:
+        rng = generator(seed, "held")
+        split = problems.attempt(partial(hold_out_of_each, shares, config.evaluation.clients, rng))
+        shares, held = split or (None, [])
     module = problems.attempt(lambda: _module(built, seed, data))
     if module is not None:
         problems.attempt(partial(_check_budgets, config, module))
@@ -61,7 +66,7 @@ def assemble(config: Config, seed: int, data: Data, parts: Parts | None = None) 
             problems.attempt(partial(_start_link, built, direction, seed, counts))
     if problems.lines or shares is None or module is None:
         raise ConfigError(problems.lines)
-    world = _world(built, seed, data, shares, module)
+    world = _world(built, seed, data, shares, held, module)
     # What can only be seen with everything in hand.
     augment = partial(check_augmentation, world.augmentation, data, generator(seed, "batches", 0, 0))
     problems.attempt(lambda: named("local.augment", augment))
@@ -92,13 +97,12 @@ def check_rest(config: Config, seed: int, data: Data, problems: Problems) -> Non
 def notes_of(world: World) -> list[str]:
     """What a user should know before the run: samples with several owners, layers that the first masks cut."""
     notes = [note] if (note := shared_samples(world.parts)) else []
-    if world.pruner.needs_data:
-        return notes
     masks = world.first_masks(world.start, 0)
-    dead = [] if masks.shared is None else dead_layers(masks.shared, world.layout)
+    dead = dead_layers(world.client_mask(masks, world.start, 0, 0)[0], world.layout)
+    whose = "the first mask" if masks.shared is not None else "client 0's first mask"
     return notes + (
         [
-            f"the first mask cuts all of {', '.join(dead)}, so nothing passes there: keep some with pruning.least = "
+            f"{whose} cuts all of {', '.join(dead)}, so nothing passes there: keep some with pruning.least = "
             '0.02, keep layers whole with pruning.dense, or give every layer a share with pruning.scope = "erk"'
         ]
         if dead
@@ -106,7 +110,14 @@ def notes_of(world: World) -> list[str]:
     )
 
 
-def _world(built: Parts, seed: int, data: Data, shares: list[np.ndarray], module: nn.Module) -> World:
+def _world(
+    built: Parts,
+    seed: int,
+    data: Data,
+    shares: list[np.ndarray],
+    held: list[np.ndarray],
+    module: nn.Module,
+) -> World:
     config, device = built.config, device_of(built.config)
     module.to(device)
     layout = Layout.of(module)
@@ -138,6 +149,7 @@ def _world(built: Parts, seed: int, data: Data, shares: list[np.ndarray], module
         rules=built.rules,
         server_steps=tuple(built.steps),
         gate=built.gate,
+        held=tuple(held),
     )
 
 
@@ -150,10 +162,8 @@ def _check_budgets(config: Config, module: nn.Module) -> None:
 
 
 def _try_masks(world: World) -> None:
-    """What would go wrong with the masks of the first round; a score of ours that looks at data is not tried."""
-    masks = world.first_masks(world.start, 0)
-    if masks.shared is None and is_own("pruner", world.config.pruning.pruner):
-        world.client_mask(masks, world.start, 0, 0)
+    """Compute the first mask of one client, so that what would go wrong with it is told before the run."""
+    world.client_mask(world.first_masks(world.start, 0), world.start, 0, 0)
 
 
 def _start_link(built: Parts, direction: str, seed: int, counts: np.ndarray) -> None:

@@ -37,19 +37,22 @@ def close_round(
     mask: Tensor | None,
     packets: Link,
     test: Callable[[Tensor], Mapping[str, float] | None],
+    test_clients: Callable[[Tensor], list[float]],
     everyone: Everyone,
 ) -> tuple[State, RoundRecord, dict[str, float]]:
     """The next state, the round's record, and the seconds each part took.
 
     `state` is the one before the round, `server` the one after it; `links` are the next states of uplink and
     downlink, `policy` and `clients` those of the mask policy and of the client algorithm, `packets` that of the
-    packets. `mask` is the one that the server announced for this round; None where clients work theirs out. `test`
-    and `everyone` are the engine's ways to test a model and to train whoever was missing.
+    packets. `mask` is the one that the server announced for this round; None where clients work theirs out. `test`,
+    `test_clients` and `everyone` are the engine's ways to test a model, to test it on what each client holds out,
+    and to train whoever was missing.
     """
     t, x = state.round, state.server.model
     watch.lap("aggregate")
     scores = test(server.model)
     average_scores = None if server.average is None else test(server.average)
+    by_client = test_clients(server.model) if world.held and scores is not None else None
     watch.lap("evaluate")
     diagnosis = None
     if due(world, t):
@@ -70,6 +73,7 @@ def close_round(
         average=average_scores,
         diagnosis=diagnosis,
         kept=_kept(state, mask),
+        by_client=by_client,
     )
     uplink, downlink = links
     after = State(server, uplink, downlink, policy, clients, mask, codec.residual, packets)

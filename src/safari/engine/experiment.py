@@ -33,7 +33,7 @@ from safari.engine.world import World
 from safari.errors import ConfigError, DataError, RunError, SafariError, one_of
 from safari.loading import loading
 from safari.plugins import first_line, known
-from safari.runs import RunFolder, Trial, done_records, seeds_of, summarise
+from safari.runs import RunFolder, Saved, Trial, best_score, done_records, seeds_of, summarise
 from safari.runs.code import keep_code, refuse_changed_code
 from safari.runs.metrics import FILE as TASK_FILE
 from safari.runs.metrics import RunMetrics, metrics_text
@@ -352,13 +352,18 @@ class _Track:
     def __init__(self, run: RunFolder, world: World, engine: RoundFunction, watchers: Sequence[Watcher]):
         self._config, self._world, self._engine, self._watchers = run.config, world, engine, watchers
         self._arms: list[tuple[Trial, State]] = []
+        self._best: dict[tuple[str, int], float] = {}
         for arm in world.config.arms:
             trial = run.trial(arm.name, world.seed)
             rule, saved = world.rules[arm.name], trial.load()
             state = initial(world, rule) if saved is None else from_saved(saved, world, rule, trial)
-            for record in done_records(trial, run.config.rounds):
+            done = done_records(trial, run.config.rounds)
+            for record in done:
                 for watcher in watchers:
                     watcher.round(trial, record)
+            best = best_score(done, RunMetrics.of(world.task)) if trial.has_best() else None
+            if best is not None:
+                self._best[trial.arm, trial.seed] = best
             if state.round < run.config.rounds:
                 note_version(trial, state.round + 1)
             self._arms.append((trial, state))
@@ -371,6 +376,8 @@ class _Track:
         with contextlib.closing(side_by_side(self._engine, [state for _, state in arms])) as results:
             for (trial, _), (state, record, seconds) in zip(arms, results, strict=True):
                 trial.append(record, seconds, similarity_picture(state))
+                if checkpoint.best:
+                    self._keep_best(trial, state, record)
                 if state.round % checkpoint.every == 0 or state.round == rounds:
                     trial.save(to_saved(state, self._world, trial), checkpoint.keep)
                 for watcher in self._watchers:
@@ -378,6 +385,21 @@ class _Track:
                 following.append((trial, state))
         self._arms = following
         return bool(arms)
+
+    def _keep_best(self, trial: Trial, state: State, record: RoundRecord) -> None:
+        """Save the model where its score is better than all before it; an equal one does not replace it."""
+        metric = RunMetrics.of(self._world.task).main
+        score = record.metrics[metric.name]
+        if score is None:
+            return
+        before = self._best.get((trial.arm, trial.seed))
+        if before is None or (score > before if metric.higher else score < before):
+            self._best[trial.arm, trial.seed] = score
+            tensors = {"model": state.server.model}
+            if state.average is not None:
+                tensors["average"] = state.average
+            facts = {"layout": self._world.layout.digest, "metrics": dict(record.metrics)}
+            trial.save_best(Saved(record.round, tensors, facts))
 
 
 def side_by_side(engine: RoundFunction, states: Sequence[State]) -> Generator[Round, None, None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from safari.errors import ConfigError, PruneError, SafariError
 from safari.hosting import build, factory_of, made
 from safari.links import LINKS, PACKET_LINKS, Link, PacketLink, link_of
 from safari.models import MODELS
-from safari.plugins import resolve
+from safari.plugins import check_options, resolve
 from safari.pruning import POLICIES, PRUNERS, MaskPolicy, Pruner, as_pruner, for_task
 from safari.tasks import TASKS, Task
 from safari.training import CLIENTS, ClientAlgorithm
@@ -162,6 +162,14 @@ def _pruner(config: Config, task: Task | None) -> Pruner:
         pruner = as_pruner(found)
     except PruneError as error:
         raise ConfigError(f"pruning.pruner: {error}") from error
+    options = dict(config.pruning.options)
+    if name in PRUNERS and options:
+        raise ConfigError(f"pruning.options: {name} has none, got {', '.join(options)}")
+    if name not in PRUNERS:
+        problems = check_options("pruning.options", pruner.score, options)
+        if problems:
+            raise ConfigError(problems)
+        pruner = replace(pruner, score=partial(pruner.score, **options)) if options else pruner
     if task is not None:
         pruner = for_task(pruner, task)
     return pruner

@@ -89,6 +89,7 @@ def run_round(world: World, state: State) -> tuple[State, RoundRecord, dict[str,
         mask=masks.base if masks.announced else None,
         packets=packets,
         test=partial(world.scores, t=t),
+        test_clients=world.client_scores,
         everyone=partial(everyone, world, masks, state, x, t),
     )
 

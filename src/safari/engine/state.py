@@ -35,7 +35,6 @@ _MEANINGFUL = (
     "partition",
     "model",
     "task",
-    "task",
     "pruning",
     "policy",
     "local",
@@ -202,9 +201,11 @@ def meaning(config: Config, arm: str) -> dict[str, Any]:
     wire["feedback"] = config.wire.feeds_back
     # With its name, so that an option that a rule did not have then counts as a change.
     defaults = {"name": rule.name, **rule_defaults(rule.name, rule.options)}
-    validation = {"validation": config.evaluation.validation}
+    # As pairs, so that an option that was not given then counts as a change.
+    table["pruning"]["options"] = sorted(map(list, table["pruning"]["options"].items()))
+    held = {name: table["evaluation"][name] for name in ("validation", "clients")}
     named: dict[str, Any] = {
-        "evaluation": validation,
+        "evaluation": held,
         "wire": wire,
         "rule": {"name": rule.name, **rule.options},
         "defaults": defaults,

@@ -201,6 +201,7 @@ class Vectorised:
             mask=masks.base if masks.announced else None,
             packets=packets,
             test=partial(world.scores, t=t, memory_format=self._test_format, tester=self._tester),
+            test_clients=partial(world.client_scores, memory_format=self._test_format, tester=self._tester),
             everyone=partial(self._everyone, masks, state, x, t),
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -34,7 +34,7 @@ from safari.pruning import (
 from safari.pruning.policy import State as PolicyState
 from safari.seeds import derive, generator, torch_generator
 from safari.tasks import Task
-from safari.training import ClientAlgorithm, Known, draw_batches, evaluate, lr_at
+from safari.training import ClientAlgorithm, Known, draw_batches, evaluate, gather_norms, lr_at
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,8 @@ class World:
     rules: Mapping[str, Compensation]
     server_steps: Sequence[ServerStep] = ()
     gate: Gate | str = "norm"
+    # The training samples that each client holds out, to test models on; empty where clients do not.
+    held: tuple[np.ndarray, ...] = ()
 
     def setting(self, direction: str) -> Setting:
         """What a link may know."""
@@ -234,6 +236,8 @@ class World:
             return None
         self.layout.write(self.module, model)
         module = self.fresh_module()
+        if evaluation.norms == "gathered":
+            gather_norms(module, self._norm_batches())
         return evaluate(
             module if tester is None else tester,
             self.data.test_x,
@@ -242,6 +246,30 @@ class World:
             memory_format,
             task=self.task,
         )
+
+    def _norm_batches(self) -> Iterator[Tensor]:
+        """All clients' training samples, shuffled: in order of clients each batch would have labels of its own."""
+        index = generator(self.seed, "norms").permutation(np.concatenate(self.parts))
+        for start in range(0, len(index), self.config.evaluation.batch):
+            yield self.samples(index[start : start + self.config.evaluation.batch])[0]
+
+    def client_scores(
+        self,
+        model: Tensor,
+        memory_format: torch.memory_format = torch.preserve_format,
+        tester: nn.Module | None = None,
+    ) -> list[float]:
+        """The score of a model on the samples that each client holds out."""
+        self.layout.write(self.module, model)
+        module = self.fresh_module()
+        batch, found = self.config.evaluation.batch, []
+        for held in self.held:
+            x, y = self.samples(held)
+            scores = evaluate(
+                module if tester is None else tester, x, y, batch, memory_format, task=self.task
+            )
+            found.append(scores[self.task.score])
+        return found
 
     def cohort(self, t: int) -> list[int]:
         """Who is asked in round t, ascending."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.util import find_spec
 
 from rich.console import Console
 from rich.progress import (
@@ -24,13 +23,12 @@ from safari.text import visible
 class Progress:
     """A watcher that draws on standard error: bars on a terminal, a line each tenth of the way elsewhere.
 
-    In a notebook it draws below the cell: bars where ipywidgets is installed, lines otherwise.
+    Notebooks have `safari.report.live`.
     """
 
     def __init__(self, quiet: bool = False, console: Console | None = None):
         self._console = console or Console(stderr=True, quiet=quiet)
-        in_notebook = self._console.is_jupyter
-        self._live = find_spec("ipywidgets") is not None if in_notebook else self._console.is_terminal
+        self._live = self._console.is_terminal
         self._tasks: dict[str, TaskID] = {}
         self._rounds = 0
         self._done: dict[tuple[str, int], int] = {}
@@ -71,11 +69,7 @@ class Progress:
         task = self._tasks[trial.arm]
         if record.refused and trial.arm not in self._warned:
             self._warned.add(trial.arm)
-            client, reason = next(iter(record.refused.items()))
-            self.note(
-                f"{trial.arm}, seed {trial.seed}, round {record.round}: {len(record.refused)} updates "
-                f"were refused (client {client}: {reason}); said once an arm, the table counts all"
-            )
+            self.note(refusal_note(trial, record))
         # Not at the start: the run's folder says what its task finds once the first round begins.
         self._metrics = self._metrics or read_metrics(trial.root)
         score = self._metrics.tell(record.metrics)
@@ -92,6 +86,15 @@ class Progress:
     def stop(self) -> None:
         """Leave the bars as they are."""
         self._progress.stop()
+
+
+def refusal_note(trial: Trial, record: RoundRecord) -> str:
+    """What to say of the first round in which updates of an arm were refused."""
+    client, reason = next(iter(record.refused.items()))
+    return (
+        f"{trial.arm}, seed {trial.seed}, round {record.round}: {len(record.refused)} updates "
+        f"were refused (client {client}: {reason}); said once an arm, the table counts all"
+    )
 
 
 def going_on_after(done: Mapping[tuple[str, int], int]) -> list[str]:

@@ -38,6 +38,7 @@ class Value:
 class Row:
     """One arm over its seeds; shares are fractions, sizes are bytes of one message.
 
+    `worst_client` is the score on the client that the model serves worst, where clients hold samples out.
     `scores` has the metrics by name and `metrics` describes them; `wobble`, `average` (of the running average)
     and `average_wobble` are those of the metric that is the score.
     """
@@ -53,6 +54,7 @@ class Row:
     rounds_to_stay: Value
     stayed: str
     target: float
+    worst_client: Value
     lost_updates: Value
     refused: Value
     bytes_up: Value
@@ -86,6 +88,7 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
             "to stay there",
             lambda row: f"{_spread(row.rounds_to_stay, 1, 0)} ({row.stayed})" if row.seeds else NOTHING,
         ),
+        ("worst client", lambda row: _number(row.worst_client, row.metrics.main)),
         ("lost %", lambda row: _mean(row.lost_updates, 100, 1)),
         ("refused", lambda row: f"{row.refused.mean:.0f}" if row.refused.mean else NOTHING),
         ("up", lambda row: _bytes(row.bytes_up)),
@@ -261,6 +264,7 @@ def _row(label: str, entry: Mapping[str, Any], summary: Mapping[str, Any]) -> Ro
         rounds_to_stay=Value.of(entry["rounds_to_stay"]),
         stayed=entry["stayed_at_target"],
         target=summary["target"],
+        worst_client=Value.of(entry.get("clients_worst")),
         lost_updates=Value.of(entry["lost_updates"]),
         refused=Value.of(entry.get("refused")),
         bytes_up=Value.of(entry["bytes_up"]),

@@ -4,7 +4,7 @@ from safari.runs.checkpoint import Saved, model_size, read_checkpoint
 from safari.runs.folder import RunFolder, Trial, read_lines, seeds_of
 from safari.runs.metrics import CLASSIFICATION, RunMetrics
 from safari.runs.record import ClientStatus, RoundRecord
-from safari.runs.summary import done_records, spread, summarise, summarise_trial
+from safari.runs.summary import best_score, done_records, spread, summarise, summarise_trial
 
 __all__ = [
     "CLASSIFICATION",
@@ -14,6 +14,7 @@ __all__ = [
     "RunMetrics",
     "Saved",
     "Trial",
+    "best_score",
     "done_records",
     "model_size",
     "read_checkpoint",

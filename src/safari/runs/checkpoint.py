@@ -26,6 +26,7 @@ from safari.runs.files import open_plain
 
 FORMAT = "safari-run-1"
 NEWEST = "checkpoint.safetensors"
+BEST = "best.safetensors"
 _OLDER = re.compile(r"checkpoint-(\d{6,12})\.safetensors")
 
 

@@ -8,6 +8,7 @@ RUN/trials/ARM/seed-N/rounds.jsonl   one line a round; bit-equal between two run
 RUN/trials/ARM/seed-N/timings.jsonl  seconds, apart because they are never equal
 RUN/trials/ARM/seed-N/similarity.jsonl  the similarity matrix in some rounds, where the rule keeps one
 RUN/trials/ARM/seed-N/checkpoint.safetensors  the newest checkpoint; older ones have their round in the name
+RUN/trials/ARM/seed-N/best.safetensors        the model with the best score so far, where that is kept
 RUN/trials/ARM/seed-N/cut-N/         what was cut off when the run went back to an earlier round
 """
 
@@ -29,6 +30,7 @@ from safari.config import Config, parse
 from safari.errors import ConfigError, RunError
 from safari.runs import files
 from safari.runs.checkpoint import (
+    BEST,
     NEWEST,
     About,
     Saved,
@@ -118,11 +120,33 @@ class Trial:
             if round not in kept:
                 files.remove(older[round], self.root)
 
+    @property
+    def best(self) -> Path:
+        """The file of the model with the best score."""
+        return self.path / BEST
+
+    def has_best(self) -> bool:
+        """Is there a model with the best score?"""
+        return files.is_there(self.best, self.root)
+
+    def save_best(self, saved: Saved) -> None:
+        """Keep a model as the one with the best score so far."""
+        files.write_atomically(self.best, to_bytes(saved, self.seed), self.root)
+
+    def read_best(self) -> Saved:
+        """The model with the best score, checked; RunError where none is kept."""
+        if not self.has_best():
+            raise RunError(
+                f"{self.path} keeps no best model: checkpoint.best is off, or nothing was tested yet"
+            )
+        return read_checkpoint(self.best, self.root, seed=self.seed)
+
     def load(self) -> Saved | None:
         """The newest checkpoint, with the records cut back to it; None where there is none yet."""
         if self._newest() is None:
             for path in (self.rounds, self.timings, self.similarity):
                 files.keep_lines(path, 0, self.root)
+            files.remove(self.best, self.root)
             return None
         saved = self.read_checkpoint()
         files.keep_lines(self.similarity, self._pictures_until(saved.round), self.root)
@@ -200,6 +224,8 @@ class Trial:
             files.rename(older[round], self.checkpoint, self.root)
         for name in _DERIVED:
             files.remove(self.path / name, self.root)
+        if self.has_best() and read_about(self.best, self.root).round > round:
+            files.remove(self.best, self.root)
         self.load()
         return aside
 
@@ -220,6 +246,8 @@ class Trial:
                     data = files.read_plain(self.path / name, self.root)
                     files.write_atomically(aside / name, data, self.root)
             older = self._older()
+            if self.has_best():
+                files.duplicate(self.best, aside / BEST, self.root)
             later = {number: path for number, path in older.items() if number > round}
             newest = self._newest()
             if newest is not None and self.done() > round:

@@ -6,7 +6,8 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, pstdev
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,7 +82,7 @@ class Facts:
     `before` and `after` are the global models; `kept` are the masks of the round before and of this one,
     where the server chooses them (None: what is not 0 in the models is what is left of them). `metrics` says
     what a test finds: `scores` are those of the new model and `average` those of the running average; None
-    where there was no test.
+    where there was no test. `by_client` has the score on what each client holds out, where clients do.
     """
 
     round: int
@@ -98,6 +99,7 @@ class Facts:
     average: Mapping[str, float] | None = None
     diagnosis: Mapping[str, float | None] | None = None
     kept: tuple[Tensor, Tensor] | None = None
+    by_client: Sequence[float] | None = None
 
 
 def record_of(layout: Layout, facts: Facts) -> RoundRecord:
@@ -132,7 +134,24 @@ def record_of(layout: Layout, facts: Facts) -> RoundRecord:
         bytes=facts.sizes,
         modes=facts.modes,
         diagnosis=facts.diagnosis,
+        clients=None if facts.by_client is None else client_spread(facts.by_client, facts.metrics),
     )
+
+
+def client_spread(scores: Sequence[float], metrics: RunMetrics = CLASSIFICATION) -> dict[str, Any]:
+    """The score on each client's own samples: mean, worst, standard deviation over clients, and each.
+
+    >>> client_spread([0.5, 1.0])
+    {'mean': 0.75, 'worst': 0.5, 'spread': 0.25, 'scores': [0.5, 1.0]}
+    """
+    known = [score for score in scores if math.isfinite(score)]
+    worst = min if metrics.main.higher else max
+    return {
+        "mean": fmean(known) if known else None,
+        "worst": worst(known) if len(known) == len(scores) else None,
+        "spread": pstdev(known) if known else None,
+        "scores": [_finite(score) for score in scores],
+    }
 
 
 def _scores(metrics: RunMetrics, found: Mapping[str, float]) -> dict[str, float | None]:

@@ -102,6 +102,7 @@ RESERVED = frozenset({
     "round", "average", "train_loss", "trained", "arrived", "missing", "parts", "refused", "stand_ins", "stood_in",
     "lost", "density", "agreement", "support", "churn", "layers", "layer_churn", "mask_age", "bytes",
     "bytes_up", "bytes_down", "modes", "diagnosis", "reasons", "nodes", "ignored", "resumed", "seed", "arm",
+    "clients", "clients_mean", "clients_worst", "clients_spread", "client_scores",
 })  # fmt: skip
 
 CLASSIFICATION = RunMetrics.of(classification())

@@ -26,7 +26,11 @@ LAST_ROUND = 10**9
 MOST_CLIENTS = 10**9
 
 # In the order in which a line has them; the metrics stand after the round.
-_OPTIONAL = ("parts", "mask_age", "reasons", "nodes", "ignored", "resumed")
+_OPTIONAL = ("parts", "clients", "mask_age", "reasons", "nodes", "ignored", "resumed")
+
+
+# What is said of the scores of single clients, over all of them.
+OVER_CLIENTS = ("mean", "worst", "spread")
 
 
 class ClientStatus(IntEnum):
@@ -82,6 +86,8 @@ class RoundRecord(Mapping[str, Any]):
     lost: nobody arrived, so that the model stayed as it was.
     parts: for each client of whom only some packets came, the share of its model that did; None where models
         arrive whole or not at all.
+    clients: the score on the samples that each client holds out (`scores`), with `mean`, `worst` and `spread`
+        over clients; None where clients hold none out, or there was no test.
     density: mean fraction of the prunable weights that a client's mask kept.
     agreement: weights kept by all clients over weights kept by any.
     support: fraction of the prunable weights that are kept: by the server's mask where it chooses one, or else
@@ -112,6 +118,7 @@ class RoundRecord(Mapping[str, Any]):
     stand_ins: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     lost: bool = False
     parts: Mapping[int, Number] | None = None
+    clients: Mapping[str, Any] | None = None
     density: Number | None = None
     agreement: Number | None = None
     support: Number | None = None
@@ -214,16 +221,23 @@ class RoundRecord(Mapping[str, Any]):
             if others and client not in self.refused
         }
 
+    @property
+    def outcomes(self) -> dict[int, ClientStatus]:
+        """What became of each client that was asked, by ascending id."""
+        # On a real network a client that was not heard of may have trained or not.
+        known = self.trained is not None and self.reasons is None
+        trained = set(self.trained or ())
+        silent = ClientStatus.LOST_DOWN if known else ClientStatus.LOST
+        found = dict.fromkeys(self.arrived, ClientStatus.ARRIVED)
+        found |= {client: ClientStatus.LOST_UP if client in trained else silent for client in self.missing}
+        found |= dict.fromkeys(self.refused, ClientStatus.REFUSED)
+        return dict(sorted(found.items()))
+
     def status(self, clients: int) -> NDArray[np.uint8]:
         """What became of each of so many clients, as `ClientStatus`."""
         out = np.full(clients, ClientStatus.NOT_ASKED, np.uint8)
-        out[list(self.arrived)] = ClientStatus.ARRIVED
-        # On a real network a client that was not heard of may have trained or not.
-        known = self.trained is not None and self.reasons is None
-        out[list(self.missing)] = ClientStatus.LOST_DOWN if known else ClientStatus.LOST
-        trained = set(self.trained or ())
-        out[[client for client in self.missing if client in trained]] = ClientStatus.LOST_UP
-        out[[client for client in self.refused if client < clients]] = ClientStatus.REFUSED
+        found = {client: status for client, status in self.outcomes.items() if client < clients}
+        out[list(found)] = list(found.values())
         return out
 
     def numbers(self) -> dict[str, Number | None]:
@@ -371,6 +385,19 @@ class _Reader:
     def optional_texts(self, name: str) -> dict[int, str] | None:
         return None if self._value.get(name) is None else self.texts(name)
 
+    def optional_scores(self, name: str) -> dict[str, Any] | None:
+        """Scores by client: some numbers over all of them, and a list."""
+        if self._value.get(name) is None:
+            return None
+        table = self._table(name)
+        listed = table.get("scores")
+        if not isinstance(listed, list):
+            raise RecordError(f"{name}.scores must be a list of numbers, got {_short(listed)}")
+        if self._clients is not None and len(listed) > self._clients:
+            raise RecordError(f"{name}.scores must have at most {self._clients} numbers, got {len(listed)}")
+        found: dict[str, Any] = {key: _number(table.get(key), f"{name}.{key}") for key in OVER_CLIENTS}
+        return {**found, "scores": [_number(score, f"{name}.scores") for score in listed]}
+
     def optional_shares(self, name: str) -> dict[int, Number] | None:
         if self._value.get(name) is None:
             return None
@@ -431,6 +458,7 @@ _KINDS = {
     "stand_ins": "groups",
     "lost": "flag",
     "parts": "optional_shares",
+    "clients": "optional_scores",
     "density": "number",
     "agreement": "number",
     "support": "number",

@@ -11,7 +11,7 @@ from safari.config import Config
 from safari.errors import RunError
 from safari.runs.folder import RunFolder, Trial
 from safari.runs.metrics import CLASSIFICATION, RunMetrics
-from safari.runs.record import RoundRecord
+from safari.runs.record import OVER_CLIENTS, RoundRecord
 from safari.stats import steadiness
 
 Record = Mapping[str, Any]
@@ -84,7 +84,13 @@ def summarise_trial(
         "bytes_up": _mean([r["bytes"] for r in records], "up"),
         "bytes_down": _mean([r["bytes"] for r in records], "down"),
         "refused": sum(len(r["refused"]) for r in records),
+        **_over_clients([r["clients"] for r in last if r.get("clients")]),
     }
+
+
+def _over_clients(found: Sequence[Record]) -> dict[str, float | None]:
+    """The scores on what clients hold out, over the last evaluations; nothing where clients hold nothing out."""
+    return {f"clients_{name}": _mean(found, name) for name in OVER_CLIENTS} if found else {}
 
 
 def done_records(trial: Trial, rounds: int, skipped: list[str] | None = None) -> list[RoundRecord]:
@@ -139,6 +145,12 @@ def whole(
     }
 
 
+def best_score(records: Sequence[Record], metrics: RunMetrics = CLASSIFICATION) -> float | None:
+    """The best score in some records; None where nothing was tested."""
+    found = [record[metrics.score] for record in records if record[metrics.score] is not None]
+    return None if not found else max(found) if metrics.main.higher else min(found)
+
+
 def over_seeds(trials: Sequence[Mapping[str, Any]], metrics: RunMetrics = CLASSIFICATION) -> dict[str, Any]:
     """Mean, spread and n of each number of an arm, over its seeds."""
     names = (
@@ -152,7 +164,8 @@ def over_seeds(trials: Sequence[Mapping[str, Any]], metrics: RunMetrics = CLASSI
         "bytes_down",
         "refused",
     )
-    columns = {name: [t[name] for t in trials if t[name] is not None] for name in names}
+    names += tuple(f"clients_{name}" for name in OVER_CLIENTS if any(f"clients_{name}" in t for t in trials))
+    columns = {name: [t[name] for t in trials if t.get(name) is not None] for name in names}
     return {name: spread(values) for name, values in columns.items()} | {
         "reached_target": f"{len(columns['rounds_to_target'])} of {len(trials)}",
         "stayed_at_target": f"{len(columns['rounds_to_stay'])} of {len(trials)}",

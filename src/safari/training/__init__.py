@@ -10,6 +10,7 @@ from safari.training.algorithm import (
 )
 from safari.training.algorithms import CLIENTS
 from safari.training.local import OPTIMISERS, ClientSide, Trained, draw_batches, evaluate, train_local
+from safari.training.norms import batch_norms, gather_norms
 from safari.training.schedule import LR_SCHEDULES, lr_at
 
 __all__ = [
@@ -22,8 +23,10 @@ __all__ = [
     "LocalRound",
     "ServerHalf",
     "Trained",
+    "batch_norms",
     "draw_batches",
     "evaluate",
+    "gather_norms",
     "lr_at",
     "needs_classes",
     "per_sample",

@@ -3,20 +3,18 @@
 All tensors are stacked, a row a client; a single client is a stack of one. So the same few lines serve the
 reference engine, all clients at once, and one client on a device.
 
-    loss        the training loss of each sample, from outputs, labels and what the client knows of its own
-    data direction   what a local step follows, from the gradient:  FedProx: g + μ (w - x);  SCAFFOLD: g - c_i
-    + c finish      after the last step: the state that stays with the client, and vectors that travel beside
-    the model server      what the server does with those of the clients that arrived, and what it sends along
-    next time
+    loss        the training loss of each sample, from outputs, labels and what the client knows of its own data
+    direction   what a local step follows, from the gradient:  FedProx: g + μ (w - x);  SCAFFOLD: g - c_i + c
+    finish      after the last step: the state that stays with the client, and vectors that travel beside the model
+    server      what the server does with those of the clients that arrived, and what it sends along next time
 
 When a message is lost, each side acts on what it knows:
 
 - A client that did not receive the broadcast does nothing in that round; its state stays.
 - A client that did trains and keeps the state that `finish` gave it. It does not learn whether its upload
   arrived.
-- The server acts as if a lost upload had never been sent. What must agree on both sides is therefore sent as
-  it *is*
-  (SCAFFOLD: the control variate), never as a change of what the other side may not have.
+- The server acts as if a lost upload had never been sent. What must agree on both sides is therefore sent as it
+  *is* (SCAFFOLD: the control variate), never as a change of what the other side may not have.
 - A client that missed broadcasts gets what it needs with the next one: what travels down is a state, not a
   change.
 """
@@ -100,7 +98,7 @@ class ClientAlgorithm:
 
     `init(clients, parameters, device)` gives the state that stays with the clients, a row each.
     `loss(outputs, labels, known, task)` takes outputs `[clients, n, ...]` and labels `[clients, n, ...]` and
-    gives `[clients, n]`. `direction( gradient, local) -> (direction, state)`; `finish(local) -> (state, up)`;
+    gives `[clients, n]`. `direction(gradient, local) -> (direction, state)`; `finish(local) -> (state, up)`;
     what `direction` puts into the state and `finish` does not return is gone after the round. `send(local)`
     is what goes up in place of the trained parameters. `check(task)` raises ConfigError where a task cannot
     be trained this way. `name` is what messages begin with.

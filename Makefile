@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SEEDS  ?= 1
 
-.PHONY: demo test check slow screenshots docs clean help
+.PHONY: demo test check slow screenshots docs site clean help
 
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*##' Makefile | sed 's/:.*##/\t/'
@@ -32,6 +32,9 @@ screenshots: $(VENV)/.dev  ## take the page's pictures again, from a fresh run o
 docs: $(VENV)/.dev  ## write again the pages that are made from the code
 	$(BIN)/python tools/make_docs.py
 	$(BIN)/python tools/make_evidence.py
+
+site: $(VENV)/.dev  ## the documentation and an API reference as plain HTML, in site/
+	$(BIN)/python tools/make_site.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

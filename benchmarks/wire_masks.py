@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from safari.engine.codec import wire_layout
 from safari.models import Layout, resnet20
+from safari.rounds.beside import wire_layout
 from safari.wire import encode_mask, encode_votes
 
 HEAD = 26

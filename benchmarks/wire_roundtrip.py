@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from safari.engine.codec import wire_layout
 from safari.engine.lossy import seen
 from safari.models import Layout, resnet20
+from safari.rounds.beside import wire_layout
 from safari.wire import Lossy, Shared, decode, encode, roundtrip
 
 CLIENTS = 10

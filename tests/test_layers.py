@@ -16,6 +16,7 @@ LEVELS = (
     ("api",),
     ("evidence",),
     ("engine", "flower", "view"),
+    ("rounds",),
     ("aggregation", "training", "links", "data", "runs", "report", "net"),
     ("pruning", "tasks", "models", "wire"),
     (

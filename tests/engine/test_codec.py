@@ -7,10 +7,11 @@ import torch
 import safari
 from safari.config import parse
 from safari.engine.assembly import assemble
-from safari.engine.codec import RoundCodec, wire_layout
+from safari.engine.codec import RoundCodec
 from safari.engine.parts import load_data
 from safari.engine.sample import next_upload
 from safari.pruning import Masks
+from safari.rounds.beside import wire_layout
 from safari.runs import RunFolder
 from safari.wire import Shared, decode, encode
 

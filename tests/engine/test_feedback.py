@@ -12,11 +12,11 @@ from engine.own_parts import NORMED
 from safari.config import parse
 from safari.engine import reference, vectorised
 from safari.engine.assembly import assemble
-from safari.engine.codec import wire_layout
 from safari.engine.parts import load_data, rule_of
 from safari.engine.reference import network, train
 from safari.engine.state import State, initial
 from safari.errors import ConfigError, RunError
+from safari.rounds.beside import wire_layout
 from safari.runs import RunFolder
 from safari.seeds import generator
 from safari.wire import Lossy, Shared, decode, encode, settle, with_residual

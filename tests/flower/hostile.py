@@ -16,6 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 
 from flower.kit import Net, Raw, objects
 from safari.flower.arrays import CHAIN_TYPE, FRAME_TYPE, frame_of
+from safari.flower.protocol import PROTOCOL
 
 # Given the message that is answered and an honest reply to it in a frame: what is sent instead.
 Attack = Callable[[Message, Message], Message | Raw]
@@ -115,7 +116,7 @@ def flipped(seed: int) -> Callable[[bytes], bytes]:
     return change
 
 
-def named(client: object, protocol: object = 2) -> Attack:
+def named(client: object, protocol: object = PROTOCOL) -> Attack:
     """An honest frame under another name."""
 
     def attack(message: Message, honest: Message) -> Message:

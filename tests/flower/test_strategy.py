@@ -22,7 +22,7 @@ from safari.flower import SafariStrategy, sparse
 from safari.flower.arrays import FRAME_TYPE, frame_record
 from safari.flower.collect import Request, collect
 from safari.flower.exchange import exchange
-from safari.flower.protocol import SAFARI
+from safari.flower.protocol import PROTOCOL, SAFARI
 from safari.runs import RunFolder
 from safari.wire.frame import MAGIC
 
@@ -135,7 +135,7 @@ def other_layout() -> dict:
     return app
 
 
-def signed(client: str = "1", protocol: int = 2) -> ConfigRecord:
+def signed(client: str = "1", protocol: int = PROTOCOL) -> ConfigRecord:
     return ConfigRecord({"protocol": protocol, "client": client})
 
 
@@ -148,8 +148,8 @@ WRONG = {
     "no arrays": ({"arrays": ArrayRecord()}, "the reply holds no model"),
     "no frame": (frame(b"nonsense"), f"magic must be {MAGIC.hex()}, got 6e6f6e73 (at byte 0)"),
     "cut short": (frame(b"SAF"), "magic"),
-    "wrong version": (frame(MAGIC, protocol=1), "safari.protocol must be 2, the client has 1"),
-    "no version": ({"arrays": frame_record(MAGIC)}, "safari.protocol must be 2, the client has None"),
+    "wrong version": (frame(MAGIC, protocol=1), "safari.protocol must be 3, the client has 1"),
+    "no version": ({"arrays": frame_record(MAGIC)}, "safari.protocol must be 3, the client has None"),
     "no name": (
         frame(MAGIC, client=""),
         "safari.client must be a printable text of 1 to 200 characters, got ''",
@@ -490,7 +490,9 @@ WRONG_ARGUMENTS = [
         r"config\.rounds has no effect here: it is num_rounds of start\n"
         r"config\.uplink has no effect here: it is the client's mod lossy\n"
         r"config\.wire\.every has no effect here\n"
-        r"what matters in config: name, seed, cohort, pruning\.pruner, pruning\.sparsity, wire\.values, "
+        r"what matters in config: name, seed, cohort, pruning\.pruner, pruning\.sparsity, "
+        r"pruning\.scope, pruning\.dense, pruning\.least, pruning\.schedule, pruning\.initial, pruning\.begin, "
+        r"pruning\.end, policy\.name, client\.name, wire\.values, "
         r"wire\.bits, wire\.step, wire\.ratio, wire\.fraction, wire\.threshold, wire\.feedback, "
         r"aggregation\.weights, aggregation\.average, aggregation\.steps, aggregation\.gate, "
         r"evaluation\.last, evaluation\.target, checkpoint\.every, checkpoint\.keep$",
@@ -521,7 +523,7 @@ def test_a_runs_config_claims_nothing_about_the_clients_own_app(tmp_path):
     assert text.startswith("# Of a run on Flower: what is not here, such as local training, ")
     assert set(written) == {
         "name", "seed", "rounds", "clients", "cohort", "arms", "data", "partition", "model", "pruning",
-        "uplink", "downlink", "aggregation", "wire", "evaluation", "checkpoint",
+        "uplink", "downlink", "aggregation", "wire", "evaluation", "checkpoint", "policy", "client",
     }  # fmt: skip
     assert set(written["evaluation"]) == {"last", "target"}
     # Clients without our side cut nothing.

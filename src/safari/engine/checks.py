@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,8 +12,7 @@ from safari.config import Local
 from safari.data import Augmentation, Data
 from safari.errors import ConfigError
 from safari.models import Layout
-from safari.pruning import MaskPolicy, MaskRound, Masks, weight_entries
-from safari.pruning.policy import State
+from safari.pruning import weight_entries
 from safari.tasks import Task
 
 # A round's samples are drawn at once, 8 bytes each, for every client.
@@ -140,31 +138,6 @@ def check_output(module: nn.Module, name: str, data: Data, device: torch.device,
 def _samples(data: Data) -> str:
     shape = [*data.input_shape]
     return f"samples of shape {shape}" if data.train_x.is_floating_point() else f"tokens of shape {shape}"
-
-
-def checked_masks(policy: MaskPolicy, state: State, view: MaskRound) -> tuple[Masks, State]:
-    """The answer of a user's policy, when engines and checkpoints can use it."""
-    found: Any = policy.apply(state, view)
-    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Masks):
-        raise ConfigError(f"apply must return (Masks, state), got {type(found).__name__}")
-    masks, after = found
-    for name in ("shared", "support"):
-        mask = getattr(masks, name)
-        if mask is not None and (mask.dtype != torch.bool or mask.shape != view.model.shape):
-            raise ConfigError(
-                f"{name} must be a bool vector of {len(view.model)} numbers, got {mask.dtype} of shape "
-                f"{[*mask.shape]}"
-            )
-    if masks.shared is not None:
-        kept, most = int((masks.shared & view.prunable).sum()), view.budget.total
-        if kept > most:
-            raise ConfigError(f"a mask must keep at most {most} weights in round {view.number}, got {kept}")
-        if not bool((masks.shared | view.prunable).all()):
-            raise ConfigError("a mask must keep everything that cannot be pruned: biases, norms, buffers")
-    for name, value in after.items():
-        if not isinstance(name, str) or not isinstance(value, torch.Tensor):
-            raise ConfigError(f"the state must hold tensors by name, got {type(value).__name__} as {name!r}")
-    return masks, after
 
 
 def dead_layers(mask: torch.Tensor, layout: Layout) -> list[str]:

@@ -6,25 +6,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from safari.engine.lossy import encodable, seen
 from safari.engine.world import World
-from safari.models import Layout
 from safari.modes import ValueMode
 from safari.pruning import PRUNERS, Masks
+from safari.rounds.beside import encode_vector, votes_to_bytes, wire_layout
 from safari.seeds import generator
-from safari.wire import Lossy, Shared, WireLayout, encode, encode_votes, inspect
-
-
-def wire_layout(layout: Layout) -> WireLayout:
-    """A model's layout as the wire format knows it: names, sizes, what may be cut."""
-    entries = layout.entries
-    return WireLayout(
-        [e.name for e in entries], [e.size for e in entries], [e.kind == "weight" for e in entries]
-    )
+from safari.wire import Lossy, Shared, WireLayout, encode, inspect
 
 
 class RoundCodec:
@@ -104,31 +95,20 @@ class RoundCodec:
         if not self.counts:
             return
         trained = self._world.layout.parameters
+        layout = self._world.layout
         for rows in vectors.values():
             kept = masks[:, :trained].expand(len(rows), -1)
-            self._beside += sum(self._vector_bytes(row, mask) for row, mask in zip(rows, kept, strict=True))
-        for row in () if votes is None else votes.cpu().numpy():
-            places = np.flatnonzero(row)
-            sizes = self.layout.sizes
-            self._beside += len(encode_votes(places, row[places], row.size, segments=sizes, mode="auto"))
+            self._beside += sum(
+                len(encode_vector(row, mask, layout)) for row, mask in zip(rows, kept, strict=True)
+            )
+        for row in () if votes is None else votes:
+            self._beside += len(votes_to_bytes(row, layout))
 
     def beside_down(self, vectors: Mapping[str, Tensor]) -> None:
         """Count what travels down beside the model."""
         if self.counts:
             for vector in vectors.values():
-                self._beside_down += self._vector_bytes(vector, vector != 0)
-
-    def _vector_bytes(self, vector: Tensor, kept: Tensor) -> int:
-        """The size of a vector over the parameters, exact, within a mask; other numbers as they are."""
-        entries = [e for e in self._world.layout.entries if e.kind != "buffer"]
-        if len(vector) != self._world.layout.parameters:
-            return 4 * len(vector)
-        layout = WireLayout(
-            [e.name for e in entries], [e.size for e in entries], [e.kind == "weight" for e in entries]
-        )
-        whole = kept | ~self._world.layout.prunable[: len(vector)].to(kept.device)
-        numbers = torch.where(whole, vector, 0.0)
-        return len(encode(numbers.cpu().numpy(), whole.cpu().numpy(), layout, values="absolute"))
+                self._beside_down += len(encode_vector(vector, vector != 0, self._world.layout))
 
     def sizes(self) -> dict[str, float | None]:
         """Bytes of an upload that arrived (mean over clients) and of the broadcast; None: not counted.

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import platform
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 from safari.aggregation import RULES
@@ -21,27 +18,21 @@ from safari.data import Data
 from safari.engine import reference, vectorised
 from safari.engine.assembly import assemble, check_rest, notes_of
 from safari.engine.parts import Parts, Problems, load_data, parts_of
-from safari.engine.state import (
-    State,
-    from_saved,
-    initial,
-    refuse_changes,
-    similarity_picture,
-    to_saved,
-)
+from safari.engine.state import State, from_saved, initial, similarity_picture, to_saved
 from safari.engine.world import World
 from safari.errors import ConfigError, DataError, RunError, SafariError, one_of
 from safari.loading import loading
 from safari.plugins import first_line, known
+from safari.rounds.resume import refuse_changes
 from safari.runs import RunFolder, Saved, Trial, best_score, done_records, seeds_of, summarise
 from safari.runs.code import keep_code, refuse_changed_code
+from safari.runs.environment import environment
 from safari.runs.metrics import FILE as TASK_FILE
 from safari.runs.metrics import RunMetrics, metrics_text
 from safari.runs.record import RoundRecord
 from safari.runs.versions import note_version
 from safari.toml import read_toml
 from safari.trust import Trust, contacts, is_of_a_run, needs, remember, trusting
-from safari.version import __version__, code_version
 
 Round = tuple[State, RoundRecord, dict[str, float]]
 RoundFunction = Callable[[State], Round]
@@ -318,22 +309,6 @@ def _tell(watchers: Sequence[Watcher], text: str) -> None:
         note = getattr(watcher, "note", None)
         if note is not None:
             note(text)
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    """Versions and hardware: what a number needs beside it."""
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    return {
-        "safari": __version__,
-        "code": code_version(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "system": f"{platform.system()} {platform.machine()}",
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "gpu": gpu,
-    }
 
 
 def _run_arms(

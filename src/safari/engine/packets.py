@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from safari.engine.clients import Arrived
 from safari.engine.codec import RoundCodec
 from safari.engine.state import State
 from safari.engine.world import World
 from safari.errors import ConfigError
 from safari.links import Packetisation, coverage, range_coverage
+from safari.rounds.arrivals import Arrived
 from safari.seeds import generator
 
 # The fields of a Packetisation, as one array.

@@ -9,13 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from safari.engine.clients import Uploads, learned, put_rows, sent_mask, side_of
+from safari.engine.clients import put_rows, sent_mask, side_of
 from safari.engine.closing import close_round
 from safari.engine.codec import RoundCodec
 from safari.engine.packets import deliver
 from safari.engine.state import State
 from safari.engine.world import World
 from safari.pruning import Masks
+from safari.rounds.arrivals import Uploads, learned
+from safari.rounds.masks import as_received
 from safari.runs.measure import MaskCount, Stopwatch
 from safari.runs.record import RoundRecord
 from safari.seeds import generator
@@ -34,6 +36,7 @@ def run_round(world: World, state: State) -> tuple[State, RoundRecord, dict[str,
 
     # 1. The server broadcasts x; the network decides whom that reaches, and whose answer will arrive.
     masks, policy = world.masks(state.policy, x, t)
+    x = as_received(x, masks)
     codec, down = RoundCodec(world, x, t, masks, state.residual, state.mask), world.down(state.server)
     codec.beside_down(down)
     cohort = world.cohort(t)
@@ -84,7 +87,7 @@ def run_round(world: World, state: State) -> tuple[State, RoundRecord, dict[str,
         masks=count,
         codec=codec,
         watch=watch,
-        policy=learned(world, policy, server, outcome, arrived),
+        policy=learned(world.policy, policy, world.config.rounds, world.layout, server, outcome, arrived),
         clients=clients,
         mask=masks.base if masks.announced else None,
         packets=packets,

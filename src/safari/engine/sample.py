@@ -15,9 +15,10 @@ from safari.engine.clients import sent_mask, side_of
 from safari.engine.codec import RoundCodec
 from safari.engine.parts import load_data
 from safari.engine.reference import train
-from safari.engine.state import State, from_saved, meaning, refuse_changes
+from safari.engine.state import State, from_saved
 from safari.engine.world import World
 from safari.errors import ConfigError, RunError, one_of
+from safari.rounds.resume import meaning, refuse_changes
 from safari.runs import RunFolder
 from safari.runs.files import write_atomically
 from safari.wire import Shared

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from safari.engine.clients import Arrived, learned, put_rows, rounded, sent_mask, side_of
+from safari.engine.clients import put_rows, sent_mask, side_of
 from safari.engine.closing import close_round
 from safari.engine.codec import RoundCodec
 from safari.engine.packets import deliver
@@ -44,6 +44,9 @@ from safari.engine.stack.trial import picture_format
 from safari.engine.state import State
 from safari.engine.world import World
 from safari.pruning import Masks
+from safari.rounds.arrivals import Arrived, learned
+from safari.rounds.beside import rounded
+from safari.rounds.masks import as_received
 from safari.runs.measure import MaskCount, Stopwatch
 from safari.runs.record import RoundRecord
 from safari.training import ClientSide, Known
@@ -142,6 +145,7 @@ class Vectorised:
         world, t, x = self.world, state.round, state.server.model
         watch, count = Stopwatch(world.device), MaskCount(world.layout)
         masks, policy = world.masks(state.policy, x, t)
+        x = as_received(x, masks)
         codec, down = RoundCodec(world, x, t, masks, state.residual, state.mask), world.down(state.server)
         codec.beside_down(down)
         cohort = world.cohort(t)
@@ -196,7 +200,7 @@ class Vectorised:
             masks=count,
             codec=codec,
             watch=watch,
-            policy=learned(world, policy, server, outcome, arrived),
+            policy=learned(world.policy, policy, world.config.rounds, world.layout, server, outcome, arrived),
             clients=clients,
             mask=masks.base if masks.announced else None,
             packets=packets,

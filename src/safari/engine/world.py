@@ -13,13 +13,10 @@ from torch import Tensor, nn
 from safari.aggregation import Compensation, Gate, Server, ServerStep
 from safari.config import Config
 from safari.data import Augmentation, Data
-from safari.engine.checks import checked_masks
-from safari.engine.half import half_state, half_step
 from safari.hosting import hosted
 from safari.links import Link, PacketLink, Setting
-from safari.models import Layout, prunable_parameters
+from safari.models import Layout
 from safari.pruning import (
-    POLICIES,
     PRUNERS,
     Batch,
     Budget,
@@ -27,11 +24,11 @@ from safari.pruning import (
     MaskRound,
     Masks,
     Pruner,
-    budget_for,
     compute_mask,
-    sparsity_at,
 )
 from safari.pruning.policy import State as PolicyState
+from safari.rounds.half import half_state, half_step
+from safari.rounds.masks import budget_of, mask_and_votes, masked_gradient, policy_masks, sparsity_of
 from safari.seeds import derive, generator, torch_generator
 from safari.tasks import Task
 from safari.training import ClientAlgorithm, Known, draw_batches, evaluate, gather_norms, lr_at
@@ -80,12 +77,9 @@ class World:
 
     def budget(self, t: int) -> Budget:
         """How many weights masks keep in round t."""
-        p = self.config.pruning
-        sparsity = sparsity_at(t, p.sparsity, p.schedule, initial=p.initial, begin=p.begin, end=p.end)
+        sparsity = sparsity_of(self.config.pruning, t)
         if sparsity not in self._budgets:
-            self._budgets[sparsity] = budget_for(
-                self.layout, sparsity, p.scope, dense=p.dense, least=p.least, prefix="pruning."
-            )
+            self._budgets[sparsity] = budget_of(self.layout, self.config.pruning, sparsity)
         return self._budgets[sparsity]
 
     @cached_property
@@ -97,10 +91,7 @@ class World:
         score = None if self.pruner.needs_data else partial(self.score_mask, x, t)
         rng = generator(self.seed, "policy", t)
         view = MaskRound(t, self.config.rounds, x, self.layout, self.budget(t), rng, score)
-        name = self.config.policy.name
-        if name in POLICIES:
-            return self.policy.apply(policy, view)
-        return hosted(f"policy.name: {name}", lambda: checked_masks(self.policy, policy, view))
+        return policy_masks(self.policy, self.config.policy.name, policy, view)
 
     def first_masks(self, x: Tensor, t: int) -> Masks:
         """The masks of round t on a model, by a policy that has no past."""
@@ -134,34 +125,16 @@ class World:
 
     def client_mask(self, masks: Masks, x: Tensor, client: int, t: int) -> tuple[Tensor, Tensor | None]:
         """A client's mask in round t, and what it reports to the policy (None: nothing)."""
-        gradient = self.client_gradient(masks, x, client, t) if masks.needs_gradient else None
-        mask = masks.shared
-        if mask is None and masks.own is not None and gradient is not None:
-            mask = masks.own(gradient)[0]
-        elif mask is None:
-            mask = self.score_mask(x, t, masks.support, client)
-        votes = masks.votes(gradient)[0] if masks.votes is not None and gradient is not None else None
-        return mask, votes
+        return mask_and_votes(
+            masks,
+            partial(self.client_gradient, masks, x, client, t),
+            lambda support: self.score_mask(x, t, support, client),
+        )
 
     def client_gradient(self, masks: Masks, x: Tensor, client: int, t: int) -> Tensor:
-        """The gradient of a client's loss at the masked global model, a row: of all prunable weights, cut or not.
-
-        In eval mode, as all scores are; 0 for what cannot be pruned.
-        """
-        module, base = self.fresh_module(), masks.base
-        self.layout.write(module, x if base is None else x.masked_fill(~base, 0.0))
-        module.eval()
-        inputs, labels = self.samples(self.pruning_draw(client, t))
-        weights = prunable_parameters(module)
-        with torch.enable_grad():
-            loss = self.task.mean_loss(module(inputs), labels)
-            found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
-        row = torch.zeros_like(x)
-        parts = self.layout.split(row)
-        for name, gradient in zip(weights, found, strict=True):
-            if gradient is not None:
-                parts[name].copy_(gradient)
-        return row[None]
+        """The gradient of a client's loss at the masked global model: see `masked_gradient`."""
+        batch = self.samples(self.pruning_draw(client, t))
+        return masked_gradient(self.fresh_module(), self.layout, x, masks.base, batch, self.task)
 
     def server(self, rule: Compensation) -> Server:
         """The server before the first round."""

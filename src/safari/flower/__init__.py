@@ -28,10 +28,20 @@ _check()
 
 from safari.flower.client import masks_of, sparse, sparse_mod  # noqa: E402
 from safari.flower.link_mod import lossy  # noqa: E402
+from safari.flower.local import local_training  # noqa: E402
 from safari.flower.masking import masked  # noqa: E402
 from safari.flower.strategy import SafariStrategy  # noqa: E402
 
-__all__ = ["Datagrams", "SafariStrategy", "lossy", "masked", "masks_of", "sparse", "sparse_mod"]
+__all__ = [
+    "Datagrams",
+    "SafariStrategy",
+    "local_training",
+    "lossy",
+    "masked",
+    "masks_of",
+    "sparse",
+    "sparse_mod",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -17,6 +17,9 @@ from safari.text import visible
 FRAME_TYPE = "safari.frame.1"
 CHAIN_TYPE = "safari.chain.1"
 PACKETS_TYPE = "safari.packets.1"
+# What travels beside a model in the same record, and is lost with it: votes, masks, vectors of an algorithm.
+BESIDE_TYPE = "safari.beside.1"
+VOTES, MASK, VECTOR = "votes", "mask", "vector."
 # How Flower says that an array is in numpy's own format.
 _NPY_TYPE = "numpy.ndarray"
 _FRAME = "frame"
@@ -33,7 +36,7 @@ def frame_record(frame: bytes) -> ArrayRecord:
 
 def frame_of(record: Mapping[str, Array]) -> bytes | None:
     """The frame in a record; None where it holds plain arrays."""
-    arrays = list(record.values())
+    arrays = [array for array in record.values() if array.stype != BESIDE_TYPE]
     return arrays[0].data if len(arrays) == 1 and arrays[0].stype == FRAME_TYPE else None
 
 
@@ -68,9 +71,26 @@ def chain_record(frames: Sequence[bytes]) -> ArrayRecord:
 
 def chain_of(record: Mapping[str, Array]) -> list[bytes] | None:
     """The frames of a chain, none of them where there is nothing new; None where it is no chain."""
-    if any(array.stype != CHAIN_TYPE for array in record.values()):
+    names = [name for name in sorted(record) if record[name].stype != BESIDE_TYPE]
+    if any(record[name].stype != CHAIN_TYPE for name in names):
         return None
-    return [record[name].data for name in sorted(record)]
+    return [record[name].data for name in names]
+
+
+def with_beside(record: ArrayRecord, beside: Mapping[str, bytes]) -> ArrayRecord:
+    """A model's record with what travels beside it, by name.
+
+    >>> record = with_beside(frame_record(b"abc"), {"votes": b"de"})
+    >>> frame_of(record), beside_of(record)
+    (b'abc', {'votes': b'de'})
+    """
+    more = {name: Array("uint8", (len(data),), BESIDE_TYPE, data) for name, data in beside.items()}
+    return ArrayRecord({**record, **more}) if more else record
+
+
+def beside_of(record: Mapping[str, Array]) -> dict[str, bytes]:
+    """What travels beside a model."""
+    return {name: array.data for name, array in record.items() if array.stype == BESIDE_TYPE}
 
 
 def state_names(module: nn.Module, layout: Layout) -> dict[str, str | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,27 +11,34 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor, nn
 
 from safari.config import Config
-from safari.engine.codec import wire_layout
-from safari.flower.arrays import chain_record, frame_record
+from safari.flower.arrays import MASK, VECTOR, chain_record, frame_record, with_beside
+from safari.flower.methods import Plan
 from safari.flower.protocol import Instructions
 from safari.flower.residual import NEVER
 from safari.models import Layout
-from safari.pruning import PRUNERS, compute_mask
+from safari.pruning import PRUNERS, Budget, compute_mask
+from safari.rounds.beside import encode_vector, wire_layout
+from safari.rounds.masks import sparsity_of
 from safari.seeds import torch_generator
-from safari.wire import Shared, encode
+from safari.wire import Shared, WireLayout, encode, encode_mask, reference_digest
 
 ARRAYS, CONFIG = "arrays", "config"
 
 
 @dataclass(frozen=True)
 class Broadcast:
-    """What goes out in a round, and what both ends then share."""
+    """What goes out in a round, and what both ends then share.
+
+    `beside` travels in one record with the model, whichever form that has; `size` counts both.
+    """
 
     arrays: ArrayRecord
     instructions: Instructions
     shared: Shared
     layout: Layout
     size: int
+    plan: Plan
+    beside: Mapping[str, bytes]
 
     def content(
         self,
@@ -43,27 +51,44 @@ class Broadcast:
         in it, and our instructions for clients that were last heard in round `heard`."""
         entries = replace(self.instructions, heard=heard).entries()
         table = ConfigRecord({**config, "server-round": server_round, **entries})
-        return RecordDict({ARRAYS: self.arrays if frames is None else chain_record(frames), CONFIG: table})
+        arrays = self.arrays if frames is None else chain_record(frames)
+        return RecordDict({ARRAYS: with_beside(arrays, self.beside), CONFIG: table})
+
+    def bytes_with(self, frames: tuple[bytes, ...] | None) -> int:
+        """How many bytes of ours a message has, with the model in full or as frames."""
+        if frames is None:
+            return self.size
+        return sum(map(len, frames)) + sum(map(len, self.beside.values()))
 
 
-def predict_mask(module: nn.Module, layout: Layout, x: Tensor, round: int, sparsity: float) -> Tensor:
+def predict_mask(module: nn.Module, layout: Layout, x: Tensor, round: int, budget: Budget) -> Tensor:
     """The mask that both ends can work out on any hardware: the largest weights of what is not 0.
 
     From the second round on, the support is within the budget for every pruner without data, and is the
-    mask itself.
+    mask itself, unless a schedule cuts further.
     """
     support = None if round == 0 else x != 0
     return compute_mask(
-        module, layout, x, PRUNERS["mag"], sparsity, None, torch_generator(0, "pruner"), support
+        module, layout, x, PRUNERS["mag"], budget, None, torch_generator(0, "pruner"), support
     )
+
+
+def support_of(x: Tensor, layout: Layout) -> Tensor:
+    """What is left of a model: its numbers that are not 0, and all that is never pruned."""
+    return (x != 0) | ~layout.prunable
+
+
+def mask_known_by(x: Tensor, layout: Layout, wire: WireLayout) -> Shared:
+    """What both ends hold of a mask that travels beside a model: the model's support is most of it."""
+    return Shared(wire, None, support_of(x, layout).numpy())
 
 
 def broadcast(
     module: nn.Module,
     layout: Layout,
     x: Tensor,
-    round: int,
     config: Config,
+    plan: Plan,
     *,
     dense: ArrayRecord | None = None,
     remember: bool = False,
@@ -71,17 +96,33 @@ def broadcast(
 ) -> Broadcast:
     """The model of a round as one exact frame or, where they are given as `dense`, as plain arrays.
 
-    `remember`: the next round may build on this model. `upload`: how clients are to answer. The module is
-    scratch.
+    `plan`: the round's masks and what travels beside the model. `remember`: the next round may build on this
+    model, so that it is sent whole and an announced mask beside it. `upload`: how clients are to answer. The
+    module is scratch.
     """
-    vector = x.cpu()
-    predicted = predict_mask(module, layout, vector, round, config.pruning.sparsity)
+    vector, base = x.cpu(), plan.base
     wire = wire_layout(layout)
-    shared = Shared(wire, reference=vector.numpy(), predicted_mask=predicted.numpy())
+    received = plan.received(vector)
+    sent = vector if remember else received
+    expected = predict_mask(module, layout, vector, plan.number, plan.budget) if base is None else base
+    shared = Shared(wire, reference=received.numpy(), predicted_mask=expected.numpy())
+    beside = {
+        f"{VECTOR}{name}": encode_vector(row.cpu(), row.cpu() != 0, layout) for name, row in plan.down.items()
+    }
+    if base is not None and remember:
+        beside[MASK] = encode_mask(base.numpy(), mask_known_by(vector, layout, wire))
     instructions = Instructions(
-        round=round,
+        round=plan.number,
         pruner=config.pruning.pruner,
-        sparsity=config.pruning.sparsity,
+        sparsity=sparsity_of(config.pruning, plan.number),
+        scope=config.pruning.scope,
+        dense=json.dumps(config.pruning.dense),
+        least=config.pruning.least,
+        masks=plan.kind,
+        moves=plan.moves,
+        votes=plan.votes,
+        client=config.client.name,
+        options=json.dumps(dict(config.client.options)),
         seed=config.seed,
         values=config.wire.values,
         bits=config.wire.bits,
@@ -90,15 +131,19 @@ def broadcast(
         fraction=config.wire.fraction,
         threshold=config.wire.threshold,
         layout=wire.digest,
-        model=shared.reference_digest,
+        model=reference_digest(sent.numpy()),
         predicted=shared.mask_digest,
         remember=remember,
         feedback=config.wire.feeds_back,
         heard=NEVER,
         upload=upload,
     )
+    more = sum(map(len, beside.values()))
     if dense is not None:
-        return Broadcast(dense, instructions, shared, layout, sum(len(a.data) for a in dense.values()))
-    kept = (vector != 0) | ~layout.prunable
-    frame = encode(vector.numpy(), kept.numpy(), wire, values="absolute")
-    return Broadcast(frame_record(frame), instructions, shared, layout, len(frame))
+        size = sum(len(a.data) for a in dense.values())
+        return Broadcast(dense, instructions, shared, layout, size + more, plan, beside)
+    inside = base is not None and not remember
+    kept = base if inside and base is not None else support_of(sent, layout)
+    mode = "best" if inside else "auto"
+    frame = encode(sent.numpy(), kept.numpy(), wire, values="absolute", mask_mode=mode)
+    return Broadcast(frame_record(frame), instructions, shared, layout, len(frame) + more, plan, beside)

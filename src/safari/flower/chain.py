@@ -18,9 +18,9 @@ from torch import Tensor
 
 from safari.aggregation import Server
 from safari.config import Config
-from safari.engine.codec import wire_layout
 from safari.errors import SafariError
 from safari.models import Layout
+from safari.rounds.beside import wire_layout
 from safari.seeds import generator
 from safari.wire import (
     Lossy,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,12 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import Tensor, nn
 
-from safari.engine.codec import wire_layout
 from safari.errors import SafariError
 from safari.flower.arrays import (
+    MASK,
+    VECTOR,
+    VOTES,
+    beside_of,
     chain_of,
     dense_record,
     dense_vector,
@@ -24,16 +27,19 @@ from safari.flower.arrays import (
     frame_record,
     packets_record,
     state_names,
+    with_beside,
 )
-from safari.flower.broadcast import ARRAYS, CONFIG, predict_mask
+from safari.flower.broadcast import ARRAYS, CONFIG, mask_known_by, predict_mask
 from safari.flower.chain import follow, remember, remembered
 from safari.flower.datagram_client import carry
 from safari.flower.masking import inside
 from safari.flower.protocol import (
     NET_CLIENT,
+    OWN,
     PACKETS,
     REMEMBER,
     SAFARI,
+    SHARED,
     ClientInfo,
     Instructions,
     identity,
@@ -41,13 +47,29 @@ from safari.flower.protocol import (
 )
 from safari.flower.residual import read_residual, write_residual
 from safari.models import Layout
-from safari.pruning import PRUNERS, Batch, Pruner, Score, as_pruner, compute_mask
+from safari.pruning import (
+    PRUNERS,
+    Batch,
+    Masks,
+    Pruner,
+    Score,
+    as_pruner,
+    budget_for,
+    compute_mask,
+    weight_entries,
+)
+from safari.pruning.policies.regrow import OwnMask, Steepest, votes_for
+from safari.rounds.beside import decode_vector, encode_vector, rounded, votes_to_bytes, wire_layout
+from safari.rounds.masks import mask_and_votes, masked_gradient
 from safari.seeds import generator, torch_generator
+from safari.tasks import Task, classification
+from safari.text import visible
 from safari.wire import (
     Identity,
     Lossy,
     Shared,
     decode,
+    decode_mask,
     encode,
     packets,
     reference_digest,
@@ -58,7 +80,7 @@ from safari.wire import (
 METRICS = "metrics"
 # Entries of a message's config by which `sparse_mod` hands the mask to the function: the bits, and the names
 # of the parameters that they are of, one after the other.
-MASK, MASKED = "safari.mask", "safari.masked"
+MASK_BITS, MASKED = "safari.mask", "safari.masked"
 
 Build = type[nn.Module] | Callable[[Context], nn.Module]
 BatchOf = Callable[[Message, Context], Batch]
@@ -67,9 +89,12 @@ Train = Callable[[nn.Module, Message, Context], Mapping[str, float] | RecordDict
 
 @dataclass(frozen=True)
 class Job:
-    """One round at one client: the model as it came, the mask to train in, and how to answer. `state` is the
-    client's own, which lasts from round to round. `offered_as`: the name under which it was offered
-    datagrams.
+    """One round at one client: the model as it came, the mask to train in, and how to answer.
+
+    `received` is the global model as this client holds it, on the module's device. `votes` is what it reports to
+    the mask policy (None: nothing); `down` are the vectors of the client algorithm that came with the model.
+    `state` is the client's own, which lasts from round to round. `offered_as`: the name under which it was
+    offered datagrams.
     """
 
     module: nn.Module
@@ -79,6 +104,9 @@ class Job:
     shared: Shared
     client: str
     state: RecordDict
+    received: Tensor
+    votes: Tensor | None = None
+    down: Mapping[str, Tensor] = field(default_factory=dict)
     offered_as: str = ""
 
     @property
@@ -87,10 +115,13 @@ class Job:
         parts = self.layout.split(self.mask)
         return {e.name: parts[e.name] for e in self.layout.entries if e.kind == "weight"}
 
-    def pack(self, vector: Tensor, remask: bool = False) -> ArrayRecord:
-        """A trained model as the record that goes back.
+    def pack(
+        self, vector: Tensor, remask: bool = False, up: Mapping[str, Tensor] | None = None
+    ) -> ArrayRecord:
+        """A trained model as the record that goes back, with what travels beside it.
 
-        `remask`: set weights that the mask cuts to 0, where they are not; otherwise that is an error.
+        `remask`: set weights that the mask cuts to 0, where they are not; otherwise that is an error. `up`: the
+        vectors of the client algorithm, one row each.
         """
         vector = vector.cpu()
         if not bool(torch.isfinite(vector).all()):
@@ -108,7 +139,14 @@ class Job:
             return dense_record(self.layout, vector, _counters(self.module, names), names)
         if self.instructions.upload == PACKETS:
             return packets_record(self._packets(vector))
-        return frame_record(self._encode(vector))
+        return with_beside(frame_record(self._encode(vector)), self._beside(up or {}))
+
+    def _beside(self, up: Mapping[str, Tensor]) -> dict[str, bytes]:
+        inside = self.mask[: self.layout.parameters]
+        found = {f"{VECTOR}{n}": encode_vector(rows[0].cpu(), inside, self.layout) for n, rows in up.items()}
+        if self.votes is not None:
+            found[VOTES] = votes_to_bytes(self.votes, self.layout)
+        return found
 
     def info(self) -> ClientInfo:
         """What goes back beside it. A frame holds its mask, plain arrays do not."""
@@ -144,24 +182,32 @@ class Job:
         lossy = self._lossy
         model, mask, values = vector.numpy(), self.mask.numpy(), self.instructions.values
         whose = Identity(self.client, self.instructions.round, self.shared.reference_digest)
+        # Where each client moves the mask by itself, a few weights of it differ from what the server expects.
+        mode = "best" if self.instructions.masks == OWN else "auto"
+        send = functools.partial(encode, values=values, mask_mode=mode, lossy=lossy, identity=whose)
         if not self.instructions.feedback:
-            return encode(model, mask, self.shared, values=values, lossy=lossy, identity=whose)
+            return send(model, mask, self.shared)
         before = read_residual(self.state, self.layout.parameters, self.instructions.heard)
         target = with_residual(model, mask, before)
-        frame = encode(target, mask, self.shared, values=values, lossy=lossy, identity=whose)
+        frame = send(target, mask, self.shared)
         after = settle(before, target, decode(frame, self.shared).vector, mask, True)
         write_residual(self.state, before, after, self.instructions.round)
         return frame
 
 
 def sparse(
-    build: Build, *, batch: BatchOf | None = None, pruner: str | Pruner | Score | None = None
+    build: Build,
+    *,
+    batch: BatchOf | None = None,
+    pruner: str | Pruner | Score | None = None,
+    task: Task | None = None,
 ) -> Callable[[Train], ClientAppCallable]:
     """Make a ClientApp's function out of one that trains (or tests) an ordinary module.
 
     `build` is a module class, or a function of the context that makes the module. `batch(message, context)`
-    gives inputs and labels to the pruners that want them: snip and grasp; synflow looks at their shape.
-    `pruner` overrides the one that the server names.
+    gives inputs and labels to the pruners that want them (snip and grasp; synflow looks at their shape) and to
+    mask policies that ask for a gradient. `pruner` overrides the one that the server names. `task` has the loss
+    of such gradients: classification by default.
 
     The function gets the module, the message and the context. For `train` messages the module is masked and
     its gradients are, so that any loop and any optimiser keep it sparse; what the function returns (a dict
@@ -177,14 +223,15 @@ def sparse(
             return carry(message, context, inner)
 
         def inner(message: Message, context: Context) -> Message:
-            module = _make(build, context)
-            if not _is_training(message):
+            module = make_module(build, context)
+            if not is_training(message):
                 _load(module, message, context)
                 return Message(_records(train(module, message, context)), reply_to=message)
-            job = open_job(module, message, context, batch=batch, pruner=chosen)
+            job = open_job(module, message, context, batch=batch, pruner=chosen, task=task)
+            _refuse_algorithm(job.instructions)
             with inside(module, job.masks):
                 records = _records(train(module, message, context))
-            return _reply(job, job.pack(job.layout.read(module)), records, ARRAYS, message)
+            return reply_with(job, job.pack(job.layout.read(module)), records, ARRAYS, message)
 
         return answer
 
@@ -196,6 +243,7 @@ def sparse_mod(
     *,
     batch: BatchOf | None = None,
     pruner: str | Pruner | Score | None = None,
+    task: Task | None = None,
     remask: bool = False,
 ) -> Mod:
     """The same as a mod, for a ClientApp whose functions stay as they are: dense arrays in, dense arrays out.
@@ -204,7 +252,7 @@ def sparse_mod(
     it has to train inside them: `masked(optimizer, model, masks_of(message))`. All other records of its reply
     travel as they are.
 
-    `build`, `batch` and `pruner` as in `sparse`. `remask`: set what the mask cuts to 0 afterwards, whatever
+    `build`, `batch`, `pruner` and `task` as in `sparse`. `remask`: set what the mask cuts to 0 afterwards, whatever
     the function did. Otherwise a weight that left its mask is an error, because a loop that forgets the mask
     trains something else than it sends. For mods that come after this one and add noise: `LocalDpMod`.
     """
@@ -217,16 +265,17 @@ def sparse_mod(
     def inner(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if ARRAYS not in message.content.array_records:
             return call_next(message, context)
-        module = _make(build, context)
-        if not _is_training(message):
-            layout, vector = _load(module, message, context)
-            message.content[ARRAYS] = _dense(module, layout, vector)
+        module = make_module(build, context)
+        if not is_training(message):
+            model = _load(module, message, context)
+            message.content[ARRAYS] = _dense(module, model.layout, model.vector)
             return call_next(message, context)
-        job = open_job(module, message, context, batch=batch, pruner=chosen)
+        job = open_job(module, message, context, batch=batch, pruner=chosen, task=task)
+        _refuse_algorithm(job.instructions)
         message.content[ARRAYS] = _dense(module, job.layout, job.layout.read(module))
         config = message.content.config_records[CONFIG]
         config[MASKED] = list(job.masks)
-        config[MASK] = np.packbits(job.mask[job.layout.prunable].numpy()).tobytes()
+        config[MASK_BITS] = np.packbits(job.mask[job.layout.prunable].numpy()).tobytes()
         reply = call_next(message, context)
         if not reply.has_content():
             return reply
@@ -235,7 +284,7 @@ def sparse_mod(
         if name not in records:
             raise SafariError(f"the training function's reply holds no record {ARRAYS!r}")
         vector = dense_vector(records[name], job.layout)
-        return _reply(job, job.pack(vector, remask), reply.content, name, message)
+        return reply_with(job, job.pack(vector, remask), reply.content, name, message)
 
     return mod
 
@@ -243,7 +292,7 @@ def sparse_mod(
 def masks_of(message: Message) -> dict[str, Tensor]:
     """The masks that `sparse_mod` put into a message: parameter name to bool tensor, True where kept."""
     config = _config(message)
-    names, packed = config.get(MASKED), config.get(MASK)
+    names, packed = config.get(MASKED), config.get(MASK_BITS)
     if not isinstance(names, list) or not isinstance(packed, bytes):
         raise SafariError("the message holds no masks: put sparse_mod into the ClientApp's mods")
     shapes = {name: message.content.array_records[ARRAYS][name].shape for name in names}
@@ -260,32 +309,90 @@ def open_job(
     *,
     batch: BatchOf | None = None,
     pruner: str | Pruner | Score | None = None,
+    task: Task | None = None,
 ) -> Job:
     """Unpack a round's message into the module, and mask it (Algorithm 2, lines 1 and 2)."""
     instructions = Instructions.read(_config(message))
-    layout, x = _load(module, message, context)
+    model = _load(module, message, context)
+    layout = model.layout
     if pruner is None:
         known_pruner(instructions.pruner)
     judge = as_pruner(instructions.pruner if pruner is None else pruner)
-    here = x.to(next(module.parameters()).device)
-    expected = predict_mask(module, layout, here, instructions.round, instructions.sparsity)
-    mask = expected
-    if judge is not PRUNERS["mag"]:
-        mask = compute_mask(
-            module,
-            layout,
-            here,
-            judge,
-            instructions.sparsity,
+    x = model.vector.to(next(module.parameters()).device)
+    base = None if model.mask is None else model.mask.to(x.device)
+    if instructions.announced:
+        if base is None:
+            raise SafariError("the message announces a mask and holds none")
+        x = x.masked_fill(~base, 0.0)
+    budget = budget_for(
+        layout,
+        instructions.sparsity,
+        instructions.scope,
+        dense=instructions.dense_layers(),
+        least=instructions.least,
+    )
+    expected = base
+    if expected is None or not instructions.announced:
+        expected = predict_mask(module, layout, x, instructions.round, budget)
+
+    def by_score(support: Tensor | None) -> Tensor:
+        if judge is PRUNERS["mag"] and not instructions.announced:
+            return expected
+        data, draws = (
             None if batch is None else batch(message, context),
             torch_generator(instructions.seed, "pruner"),
-            # After the first round, what is 0 stays cut.
-            support=None if instructions.round == 0 else here != 0,
         )
-    layout.write(module, here.masked_fill(~mask, 0.0))
-    shared = _shared(layout, x, expected.cpu(), instructions)
-    offered_as = str(_config(message).get(NET_CLIENT, ""))
-    return Job(module, layout, instructions, mask.cpu(), shared, identity(context), context.state, offered_as)
+        return compute_mask(module, layout, x, judge, budget, data, draws, support)
+
+    def gradient() -> Tensor:
+        if batch is None:
+            raise SafariError(
+                "the server's mask policy asks for a gradient on this client's data: give inputs and labels by batch="
+            )
+        data = batch(message, context)
+        return masked_gradient(module, layout, x, base, data, task or classification())
+
+    mask, votes = mask_and_votes(_told_masks(instructions, layout, x, base), gradient, by_score)
+    layout.write(module, x.masked_fill(~mask, 0.0))
+    shared = _shared(layout, x.cpu(), expected.cpu(), instructions)
+    return Job(
+        module,
+        layout,
+        instructions,
+        mask.cpu(),
+        shared,
+        identity(context),
+        context.state,
+        x,
+        None if votes is None else rounded(votes.cpu()),
+        model.down,
+        str(_config(message).get(NET_CLIENT, "")),
+    )
+
+
+def _told_masks(instructions: Instructions, layout: Layout, x: Tensor, base: Tensor | None) -> Masks:
+    """The mask policy's answer as the server has told it; `base` is the mask that was announced."""
+    if not instructions.announced or base is None:
+        # After the first round, what is 0 stays cut: the policy that needs no announcement.
+        return Masks(support=None if instructions.round == 0 else x != 0)
+    layers = len(weight_entries(layout))
+    counts, moves = instructions.counts("votes", layers), instructions.counts("moves", layers)
+    votes = None if counts is None else votes_for(base, layout, counts)
+    own = OwnMask(Steepest(base, layout, moves), x) if instructions.masks == OWN and moves else None
+    if instructions.masks == OWN and own is None:
+        raise SafariError(
+            "the server asks for a mask of this client's own and does not say how many weights move"
+        )
+    return Masks(base if instructions.masks == SHARED else None, base, own, votes, announced=True)
+
+
+def _refuse_algorithm(instructions: Instructions) -> None:
+    """SafariError where the server asks for more than a user's own loop can do."""
+    if instructions.client != "fedavg":
+        raise SafariError(
+            f"the server asks for the client algorithm {visible(instructions.client, 60)!r}, which is a training loop "
+            "of its own: use safari.flower.local_training in the place of sparse or sparse_mod"
+        )
 
 
 def _shared(layout: Layout, x: Tensor, expected: Tensor, instructions: Instructions) -> Shared:
@@ -296,28 +403,49 @@ def _shared(layout: Layout, x: Tensor, expected: Tensor, instructions: Instructi
     return shared if shared.mask_digest == instructions.predicted else Shared(wire, reference)
 
 
-def _load(module: nn.Module, message: Message, context: Context) -> tuple[Layout, Tensor]:
-    """The module's layout and the vector that came, which is then in the module."""
+@dataclass(frozen=True)
+class Received:
+    """A model as it came: the vector, which is in the module, the mask that came with it, where one did, and the
+    vectors of the client algorithm."""
+
+    layout: Layout
+    vector: Tensor
+    mask: Tensor | None
+    down: Mapping[str, Tensor]
+
+
+def _load(module: nn.Module, message: Message, context: Context) -> Received:
+    """What a message holds, with the model put into the module."""
     layout = Layout.of(module)
+    wire = wire_layout(layout)
     arrays = message.content.array_records.get(ARRAYS)
     if arrays is None:
         raise SafariError(f"the message holds no record {ARRAYS!r}")
-    frame, frames = frame_of(arrays), chain_of(arrays)
+    frame, frames, beside = frame_of(arrays), chain_of(arrays), beside_of(arrays)
+    mask = None
     if frame is not None:
-        vector = torch.from_numpy(decode(frame, wire_layout(layout)).vector)
+        found = decode(frame, wire)
+        vector, mask = torch.from_numpy(found.vector), torch.from_numpy(found.mask)
     elif frames is not None:
         held = remembered(context.state, layout.size)
         target = Instructions.read(_config(message)).model
-        vector = torch.from_numpy(follow(frames, wire_layout(layout), held, target))
+        vector = torch.from_numpy(follow(frames, wire, held, target))
     else:
         vector = dense_vector(arrays, layout)
+    if MASK in beside:
+        mask = torch.from_numpy(decode_mask(beside[MASK], mask_known_by(vector, layout, wire)))
     layout.write(module, vector.to(next(module.parameters()).device))
     if _config(message).get(REMEMBER) is True:
         remember(context.state, vector.numpy())
-    return layout, vector
+    down = {
+        name.removeprefix(VECTOR): decode_vector(data, layout.parameters, layout)
+        for name, data in beside.items()
+        if name.startswith(VECTOR)
+    }
+    return Received(layout, vector, mask, down)
 
 
-def _reply(job: Job, arrays: ArrayRecord, records: RecordDict, name: str, message: Message) -> Message:
+def reply_with(job: Job, arrays: ArrayRecord, records: RecordDict, name: str, message: Message) -> Message:
     """The reply to a training message: all of these records, with the model under this name."""
     content = RecordDict({**records, name: arrays, SAFARI: job.info().record()})
     return Message(content, reply_to=message)
@@ -337,7 +465,8 @@ def _config(message: Message) -> Mapping[str, Any]:
     return found
 
 
-def _make(build: Build, context: Context) -> nn.Module:
+def make_module(build: Build, context: Context) -> nn.Module:
+    """The module of this client."""
     return build() if isinstance(build, type) else build(context)
 
 
@@ -346,6 +475,7 @@ def _counters(module: nn.Module, names: Mapping[str, str | None]) -> dict[str, A
     return {name: Array(state[name].cpu().numpy()) for name, held in names.items() if held is None}
 
 
-def _is_training(message: Message) -> bool:
+def is_training(message: Message) -> bool:
+    """Is the client asked to train, and not to test?"""
     kind: str = message.metadata.message_type
     return kind.partition(".")[0] == "train"

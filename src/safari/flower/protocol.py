@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -13,7 +14,7 @@ from safari.pruning import PRUNERS
 from safari.text import visible
 from safari.wire import ValueMode
 
-PROTOCOL = 2
+PROTOCOL = 3
 # What a client says is a record of this name. What the server says is in the one record "config", under names
 # that begin with it: Flower's own mods accept no message with a second config record.
 SAFARI = "safari"
@@ -31,6 +32,9 @@ NET_CLIENT = f"{NET_PREFIX}client"
 UPLINK_LOST = 1001
 DOWNLINK_LOST = 1002
 UNREADABLE = 1003
+# How a client finds its mask: from the model alone, by the score that the server names; the mask that was
+# announced; that one, moved by its own gradient; or by the score within it.
+WORKED_OUT, SHARED, OWN, SCORED = MASKS = ("worked-out", "shared", "own", "scored")
 
 
 @dataclass(frozen=True)
@@ -42,11 +46,24 @@ class Instructions:
     it. `remember`: the next round may build on this one's model. `feedback`: the client adds to its upload
     what earlier ones left out; `heard` is the last round in which the server heard this client, or -1.
     `upload`: "frame", "dense" for plain arrays, or "packets" for datagrams.
+
+    `pruner`, `sparsity`, `scope`, `dense` and `least` say how a score makes a mask in this round. `masks`: how
+    the client finds its own, one of `MASKS`; all but the first say that a mask came with the model. `moves` and
+    `votes`: how many weights of each layer a client moves by itself and votes for; none where it does not.
+    `client` and `options`: the client algorithm by name, and its options as JSON.
     """
 
     round: int
     pruner: str
     sparsity: float
+    scope: str
+    dense: str
+    least: float
+    masks: str
+    moves: str
+    votes: str
+    client: str
+    options: str
     seed: int
     values: str
     bits: int
@@ -83,7 +100,40 @@ class Instructions:
             raise SafariError(one_of("values", instructions.values, [mode.value for mode in ValueMode]))
         if instructions.upload not in (*UPLOADS, PACKETS):
             raise SafariError(one_of("upload", instructions.upload, (*UPLOADS, PACKETS)))
+        if instructions.masks not in MASKS:
+            raise SafariError(one_of("masks", instructions.masks, MASKS))
         return instructions
+
+    @property
+    def announced(self) -> bool:
+        """Did a mask come with the model?"""
+        return self.masks != WORKED_OUT
+
+    def counts(self, name: str, layers: int) -> list[int] | None:
+        """`moves` or `votes`: a number for each prunable layer; None where there are none."""
+        found = self._json(name, list)
+        if found and (len(found) != layers or any(type(n) is not int or n < 0 for n in found)):
+            raise SafariError(f"{_PREFIX}{name} must hold {layers} counts, got {visible(repr(found), 60)}")
+        return found or None
+
+    def dense_layers(self) -> list[str]:
+        """The layers of which nothing is cut."""
+        return [str(name) for name in self._json("dense", list)]
+
+    def client_options(self) -> dict[str, Any]:
+        """The options of the client algorithm."""
+        found: dict[str, Any] = self._json("options", dict)
+        return found
+
+    def _json(self, name: str, kind: type) -> Any:
+        text = getattr(self, name)
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise SafariError(f"{_PREFIX}{name} must be JSON, got {visible(text, 60)!r}") from error
+        if not isinstance(found, kind):
+            raise SafariError(f"{_PREFIX}{name} must be a {kind.__name__}, got {visible(text, 60)!r}")
+        return found
 
 
 @dataclass(frozen=True)

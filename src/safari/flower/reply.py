@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,10 +12,13 @@ from flwr.app import Array, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from safari.errors import SafariError
-from safari.flower.arrays import dense_vector, frame_of
+from safari.flower.arrays import VECTOR, VOTES, beside_of, dense_vector, frame_of
 from safari.flower.broadcast import ARRAYS, Broadcast
 from safari.flower.protocol import PARTITION_ID, SAFARI, ClientInfo, node_name
 from safari.models import Layout
+from safari.pruning import weight_entries
+from safari.pruning.policies.regrow import GradientVotes
+from safari.rounds.beside import decode_vector, votes_from_bytes
 from safari.text import visible
 from safari.wire import Identity, decode
 
@@ -65,6 +68,9 @@ class Reply:
     mode: str
     # True where a number came, where the model did in part.
     came: Tensor | None = None
+    # What came beside the model: the vectors of the client algorithm, and votes for weights to grow.
+    up: Mapping[str, Tensor] = field(default_factory=dict)
+    votes: Tensor | None = None
 
 
 def read_reply(
@@ -100,8 +106,53 @@ def read_reply(
         mode = f"{found.info.modes.values}, mask {found.info.modes.mask}"
     _check_size(vector)
     if frame is not None or not bool(mask.all()):
-        _check_budget(mask, sent)
-    return Reply(name, vector, mask, metrics, size, mode)
+        _check_mask(mask, sent)
+    beside = beside_of(arrays)
+    up, votes = read_up(beside, sent), read_votes(beside, sent)
+    size += sum(map(len, beside.values())) if frame is not None else 0
+    return Reply(name, vector, mask, metrics, size, mode, None, up, votes)
+
+
+def read_up(beside: Mapping[str, bytes], sent: Broadcast) -> dict[str, Tensor]:
+    """The vectors of the client algorithm that came beside a model: those that were asked for, and no others."""
+    found = {name.removeprefix(VECTOR): data for name, data in beside.items() if name != VOTES}
+    wanted = sent.plan.up
+    if set(found) != set(wanted):
+        names = ", ".join(wanted) or "nothing"
+        got = visible(", ".join(sorted(found)) or "nothing", 100)
+        raise SafariError(f"the reply must hold {names} beside its model, got {got}")
+    out: dict[str, Tensor] = {}
+    for name, size in wanted.items():
+        try:
+            out[name] = decode_vector(found[name], size, sent.layout)
+        except SafariError as error:
+            raise SafariError(f"{name}, beside the model, cannot be read: {error}") from error
+        _check_size(out[name], name)
+    return out
+
+
+def read_votes(beside: Mapping[str, bytes], sent: Broadcast) -> Tensor | None:
+    """A client's votes for weights to grow; None where none were asked for."""
+    asked = None if sent.plan.masks is None else sent.plan.masks.votes
+    if not isinstance(asked, GradientVotes):
+        if VOTES in beside:
+            raise SafariError("the reply holds votes, and none were asked for")
+        return None
+    if VOTES not in beside:
+        raise SafariError("the reply must hold votes beside its model, got none")
+    try:
+        votes = votes_from_bytes(beside[VOTES], sent.layout)
+    except SafariError as error:
+        raise SafariError(f"the votes cannot be read: {error}") from error
+    _check_size(votes, "votes")
+    places = votes != 0
+    if bool((places & (asked.choose.mask | ~sent.layout.prunable)).any()):
+        raise SafariError("votes must be for weights that are cut")
+    for entry, most in zip(weight_entries(sent.layout), asked.choose.counts, strict=True):
+        count = int(places[entry.offset : entry.end].sum())
+        if count > most:
+            raise SafariError(f"there must be at most {most} votes for {entry.name}, got {count}")
+    return votes
 
 
 class NothingCameError(SafariError):
@@ -130,7 +181,7 @@ def read_parts(
         raise NothingCameError(f"no packet of the model arrived{refused}")
     vector, mask = torch.from_numpy(delivery.vector), torch.from_numpy(delivery.mask)
     _check_size(vector)
-    _check_budget(mask, sent)
+    _check_mask(mask, sent, None if delivery.whole else torch.from_numpy(delivery.arrived))
     came = None if delivery.whole else torch.from_numpy(delivery.arrived)
     return Reply(name, vector, mask, metrics, delivery.size, delivery.modes, came)
 
@@ -187,24 +238,33 @@ def _examples(value: Any) -> tuple[float | None, str | None]:
     return None, f"{EXAMPLES} must lie between 1 and {MOST_EXAMPLES}, got {got}"
 
 
-def _check_size(vector: Tensor) -> None:
+def _check_size(vector: Tensor, name: str = "the model") -> None:
     """Raise where a number is not finite, or larger than any that training leads to."""
     strange = int((~torch.isfinite(vector)).sum())
     if strange:
-        raise SafariError(f"{strange} numbers are NaN or infinite")
-    largest = float(vector.abs().max())
+        what = "" if name == "the model" else f" of {name}"
+        raise SafariError(f"{strange} numbers{what} are NaN or infinite")
+    largest = float(vector.abs().max()) if len(vector) else 0.0
     if largest > LARGEST_WEIGHT:
-        raise SafariError(f"the model's numbers must lie between ±{LARGEST_WEIGHT:g}, got ±{largest:g}")
+        raise SafariError(f"{name}'s numbers must lie between ±{LARGEST_WEIGHT:g}, got ±{largest:g}")
 
 
-def _check_budget(mask: Tensor, sent: Broadcast) -> None:
-    """Raise where a mask keeps more weights than the server asked for."""
+def _check_mask(mask: Tensor, sent: Broadcast, came: Tensor | None = None) -> None:
+    """Raise where a mask keeps more weights than the server asked for, or is not the one that was announced.
+
+    `came`: which numbers arrived, where not all did; of the others the mask is not known.
+    """
     prunable, expected = sent.layout.prunable, sent.shared.predicted_mask
-    if expected is None:
-        return
-    kept, most = int((mask & prunable).sum()), int((torch.from_numpy(expected) & prunable).sum())
-    if kept > most:
-        raise SafariError(f"the mask must keep at most {most} weights, got {kept}")
+    if expected is not None:
+        kept, most = int((mask & prunable).sum()), int((torch.from_numpy(expected) & prunable).sum())
+        if kept > most:
+            raise SafariError(f"the mask must keep at most {most} weights, got {kept}")
+    announced = sent.plan.shared
+    if announced is not None:
+        differ = mask != announced
+        wrong = int((differ if came is None else differ & came).sum())
+        if wrong:
+            raise SafariError(f"the mask must be the one that was announced, {wrong} weights differ")
 
 
 def _dense_mask(vector: Tensor, info: ClientInfo | None, layout: Layout) -> Tensor:

@@ -7,7 +7,7 @@ more: the axes that grow are those. So this works with any rule, also a user's o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import gt
 
@@ -17,6 +17,38 @@ from torch import Tensor
 from safari.aggregation import Server
 from safari.aggregation.compensation import State
 from safari.errors import RunError
+from safari.training import ServerHalf
+
+# Where a checkpoint holds the state of the first server step, which the half is.
+_HALF = "step.0."
+
+
+def grown_half(
+    tensors: Mapping[str, Tensor], half: ServerHalf | None, clients: int, parameters: int
+) -> dict[str, Tensor]:
+    """A checkpoint's tensors with rows for more clients in the state of a client algorithm's server half."""
+    if half is None:
+        return dict(tensors)
+    device = torch.device("cpu")
+    first = {f"{_HALF}{name}": tensor for name, tensor in half.init(clients, parameters, device).items()}
+    return {
+        name: _inside(name, old, first, "client algorithm") if name in first else old
+        for name, old in tensors.items()
+    }
+
+
+def vacated_half(server: Server, half: ServerHalf | None, seats: Iterable[int]) -> Server:
+    """The server without what the server half of a client algorithm holds of the clients that had these seats."""
+    rows = sorted(set(seats))
+    if half is None or not rows:
+        return server
+    clients, device = len(server.weights), server.model.device
+    first = half.init(clients, server.parameters, device)
+    here, more = half.init(clients, 1, device), half.init(clients + 1, 1, device)
+    state = dict(server.step_state)
+    for name, axes in _changed_axes(here, more).items():
+        state[f"0.{name}"] = _cleared(state[f"0.{name}"], first[name], axes, rows)
+    return replace(server, step_state=state)
 
 
 def grown(server: Server, clients: int) -> Server:
@@ -48,20 +80,25 @@ def vacated(server: Server, seats: Iterable[int]) -> Server:
     first, axes = _first_state(server, clients), _client_axes(server, clients)
     state: State = {}
     for name, old in server.state.items():
-        new = old.clone()
-        for axis in axes.get(name, ()) if name in first and first[name].shape == old.shape else ():
-            index = torch.tensor(rows, device=old.device)
-            new = new.index_copy(axis, index, first[name].index_select(axis, index))
-        state[name] = new
+        known = name in first and first[name].shape == old.shape
+        state[name] = _cleared(old, first[name], axes.get(name, ()), rows) if known else old
     return replace(server, state=state)
 
 
-def _inside(name: str, old: Tensor, first: State) -> Tensor:
+def _cleared(old: Tensor, first: Tensor, axes: Sequence[int], rows: Sequence[int]) -> Tensor:
+    """A tensor that is as at first for these clients, along these axes."""
+    new, index = old.clone(), torch.tensor(rows, device=old.device)
+    for axis in axes:
+        new = new.index_copy(axis, index, first.index_select(axis, index))
+    return new
+
+
+def _inside(name: str, old: Tensor, first: Mapping[str, Tensor], what: str = "rule") -> Tensor:
     """The first state of all clients, with what is known of the earlier ones in its corner."""
     wider = first.get(name)
     if wider is None or wider.ndim != old.ndim or any(map(gt, old.shape, wider.shape)):
         raise RunError(
-            f"clients cannot grow with this rule: its state {name!r} has shape {[*old.shape]}, which does "
+            f"clients cannot grow with this {what}: its state {name!r} has shape {[*old.shape]}, which does "
             f"not fit into {'nothing' if wider is None else [*wider.shape]}; begin a new run"
         )
     wider = wider.clone()
@@ -77,6 +114,10 @@ def _client_axes(server: Server, clients: int) -> dict[str, list[int]]:
     """The axes of each tensor of the state that run over the clients."""
     # One number is enough to see them; a whole model would be allocated for nothing.
     here, more = (server.rule.init(n, 1, server.model.device) for n in (clients, clients + 1))
+    return _changed_axes(here, more)
+
+
+def _changed_axes(here: Mapping[str, Tensor], more: Mapping[str, Tensor]) -> dict[str, list[int]]:
     return {
         name: [i for i, (a, b) in enumerate(zip(here[name].shape, more[name].shape, strict=True)) if a != b]
         for name in here

@@ -15,34 +15,51 @@ from torch import Tensor
 
 from safari.aggregation import Outcome, Server, to_tensors
 from safari.config import Config
-from safari.engine.experiment import environment
-from safari.engine.state import meaning, refuse_changes, saved_server
 from safari.errors import RunError
 from safari.flower.broadcast import Broadcast
 from safari.flower.collect import Collected
 from safari.flower.roster import Roster
-from safari.flower.rule_state import grown
+from safari.flower.rule_state import grown, grown_half
 from safari.models import Layout
+from safari.rounds.resume import meaning, refuse_changes, saved_server
 from safari.runs import RunFolder, Saved, Trial, read_checkpoint, seeds_of, summarise
 from safari.runs.elsewhere import decided, undecided
+from safari.runs.environment import environment
 from safari.runs.measure import Facts, MaskCount, record_of
 from safari.runs.record import RoundRecord
 from safari.toml import to_toml
+from safari.training import ServerHalf
 
 Scores = Mapping[str, Any]
+# Where a checkpoint holds what the mask policy carries from round to round.
+_POLICY, _MASK = "policy.", "mask"
 _SCORES = {"loss": ("loss",), "top1": ("top1", "accuracy", "eval_acc"), "top5": ("top5",)}
 
 
 @dataclass(frozen=True)
+class Progress:
+    """Where a run stands between two rounds: what a checkpoint holds.
+
+    `policy` is the mask policy's state, `mask` the one that was announced last, where one was.
+    """
+
+    server: Server
+    roster: Roster
+    policy: Mapping[str, Tensor]
+    mask: Tensor | None
+
+
+@dataclass(frozen=True)
 class RunLog:
-    """A run's folder while it is being written."""
+    """A run's folder while it is being written. `half`: the server's half of the client algorithm."""
 
     run: RunFolder
     trial: Trial
     layout: Layout
+    half: ServerHalf | None
 
     @classmethod
-    def open(cls, path: Path, config: Config, layout: Layout) -> RunLog:
+    def open(cls, path: Path, config: Config, layout: Layout, half: ServerHalf | None = None) -> RunLog:
         """The folder, new or as an earlier process left it; one that is there is only looked at."""
         arm, seed = config.arms[0].name, config.seed
         trial = Trial(arm, seed, path / "trials" / arm / f"seed-{seed}")
@@ -51,21 +68,22 @@ class RunLog:
             run.write("config.toml", _text(config))
             table = {**environment(torch.device("cpu")), "flwr": version("flwr")}
             run.write("environment.json", json.dumps(table, indent=2) + "\n")
-            return cls(run, trial, layout)
+            return cls(run, trial, layout, half)
         there = RunFolder.open(path)
         if there.trials():
             _refuse_another(there, config, trial)
         # Asked for fewer rounds than are done, the run is as long as it is.
-        return cls(RunFolder(path, replace(config, rounds=max(config.rounds, trial.done()))), trial, layout)
+        config = replace(config, rounds=max(config.rounds, trial.done()))
+        return cls(RunFolder(path, config), trial, layout, half)
 
-    def load(self, server: Server, roster: Roster) -> tuple[Server, Roster]:
-        """Server and roster as of the last checkpoint; as they are where there is none.
+    def load(self, first: Progress) -> Progress:
+        """The run as of the last checkpoint; as it is at first where there is none.
 
         Nothing in the folder changes before all of the checkpoint is found to fit.
         """
-        found = server, roster
+        found = first
         if self.trial.checkpoint.exists():
-            found = self._found(read_checkpoint(self.trial.checkpoint), server)
+            found = self._found(read_checkpoint(self.trial.checkpoint), first)
         there = RunFolder.open(self.run.path)
         now = self.run.config
         wanted = replace(there.config, rounds=now.rounds, clients=now.clients) if there.trials() else now
@@ -74,7 +92,7 @@ class RunLog:
             self.run.write("config.toml", _text(wanted))
         return found
 
-    def _found(self, saved: Saved, server: Server) -> tuple[Server, Roster]:
+    def _found(self, saved: Saved, first: Progress) -> Progress:
         model = saved.tensors.get("model")
         if saved.facts.get("layout") != self.layout.digest or model is None:
             raise RunError(
@@ -91,23 +109,41 @@ class RunLog:
                 "become more, not fewer"
             )
         refuse_changes(saved, replace(self.run.config, clients=known.clients), self.trial)
-        server = saved_server(saved, server, self.run.config, self.trial)
+        if clients > known.clients:
+            tensors = grown_half(saved.tensors, self.half, clients, self.layout.parameters)
+            saved = replace(saved, tensors=tensors)
+        server = saved_server(saved, first.server, self.run.config, self.trial)
         if clients > known.clients:
             server, known = grown(server, clients), replace(known, clients=clients)
-        return server, known
+        return Progress(server, known, self._policy(saved, first.policy), saved.tensors.get(_MASK))
+
+    def _policy(self, saved: Saved, first: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The mask policy's state; RunError where the checkpoint has none of the same form."""
+        for name, expected in first.items():
+            found = saved.tensors.get(f"{_POLICY}{name}")
+            if found is None or found.shape != expected.shape:
+                got = "nothing" if found is None else f"shape {[*found.shape]}"
+                raise RunError(
+                    f"{self.trial.checkpoint} does not fit policy.name: {_POLICY}{name} must be a tensor of shape "
+                    f"{[*expected.shape]}, got {got}. Begin a new run"
+                )
+        return {name: saved.tensors[f"{_POLICY}{name}"] for name in first}
 
     def write(self, record: Mapping[str, Any], seconds: Mapping[str, float]) -> None:
         """Add a round's line."""
         self.trial.append(record, seconds)
 
-    def save(self, server: Server, roster: Roster) -> None:
+    def save(self, now: Progress) -> None:
         """Make a checkpoint of the round that is done."""
         facts = {
             "layout": self.layout.digest,
             "config": meaning(self.run.config, self.trial.arm),
-            "roster": roster.to_json(),
+            "roster": now.roster.to_json(),
         }
-        saved = Saved(server.round, to_tensors(server), facts)
+        tensors = to_tensors(now.server) | {f"{_POLICY}{name}": t for name, t in now.policy.items()}
+        if now.mask is not None:
+            tensors[_MASK] = now.mask
+        saved = Saved(now.server.round, tensors, facts)
         self.trial.save(saved, self.run.config.checkpoint.keep)
 
     def close(self) -> None:
@@ -123,12 +159,14 @@ def round_record(
     before: Tensor,
     after: Tensor,
     resumed: bool,
+    kept: tuple[Tensor, Tensor] | None = None,
 ) -> RoundRecord:
     """A round's record, as our engines write it, and beside it what only a real network has.
 
     `reasons` says why each of the missing is; `nodes` which node was which client; `ignored` names replies
     that belong to nobody; `resumed` marks the first round of a process that found a checkpoint; `evaluation`
-    says who was asked to test the new model, where anybody was.
+    says who was asked to test the new model, where anybody was. `kept`: the announced masks of the round before
+    and of this one.
     """
     masks = MaskCount(layout)
     arrived = [collected.replies[seat] for seat in outcome.arrived]
@@ -148,6 +186,7 @@ def round_record(
             modes=dict(sorted(Counter(reply.mode for reply in arrived).items())),
             before=before,
             after=after,
+            kept=kept,
         ),
     )
     reasons = {**collected.reasons, **outcome.refused}

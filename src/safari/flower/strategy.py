@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor, nn
 
-from safari.aggregation import Compensation, Server, gate_of, rule_of
+from safari.aggregation import Compensation, Outcome, Server, gate_of, rule_of
 from safari.aggregation.steps import steps_of
 from safari.config import Config
 from safari.errors import ConfigError, RunError, SafariError
@@ -30,16 +30,20 @@ from safari.flower.chain import Downloads
 from safari.flower.collect import Collected, Request, collect
 from safari.flower.evaluation import Evaluation, collect_evaluation
 from safari.flower.exchange import exchange, wait_for_nodes
+from safari.flower.methods import STATIC, Methods, Plan
 from safari.flower.parts import blocks_record, check_datagrams, reply_without_words
 from safari.flower.protocol import PACKETS
 from safari.flower.reply import mean_metrics
 from safari.flower.residual import NEVER
 from safari.flower.roster import Roster
-from safari.flower.rule_state import vacated
-from safari.flower.run_log import RunLog, round_record, with_scores
+from safari.flower.rule_state import vacated, vacated_half
+from safari.flower.run_log import Progress, RunLog, round_record, with_scores
 from safari.flower.selection import Selection, select
 from safari.flower.settings import check_arguments, settings
 from safari.models import Layout
+from safari.pruning import PRUNERS, Batch
+from safari.rounds.arrivals import Arrived, Uploads, learned
+from safari.rounds.half import half_step
 from safari.runs.record import RoundRecord
 from safari.seeds import generator
 from safari.wire import ValueMode
@@ -79,6 +83,8 @@ class SafariStrategy(Strategy):
     or comes before their deadline. `wait`: how many seconds it waits before it gives up. `give_up`: after so
     many rounds in a row without any arrival `start` ends with an error; None: never. `datagrams`: move models
     in datagrams beside Flower, and count what of them arrives by the deadline (`safari.flower.Datagrams`).
+    `batch`: inputs and labels of which a score at the server sees the shape: synflow, where a mask policy begins
+    with it.
 
     A strategy around this one, such as Flower's differential privacy, is respected: a model that it hands to
     `configure_train` is the one that is sent and stepped from. `run` then has no effect and is refused.
@@ -101,10 +107,13 @@ class SafariStrategy(Strategy):
         wait: float = 600.0,
         give_up: int | None = 10,
         datagrams: Datagrams | None = None,
+        batch: Batch | None = None,
     ):
         check_arguments(clients, identify, patience, download, upload, min_nodes, wait, give_up)
         self.config = settings(module, clients, rule, config, download, upload)
         check_datagrams(datagrams, self.config, download, upload)
+        self._methods = Methods.of(self.config, Layout.of(module))
+        self._methods.check(download, upload, datagrams is not None)
         self.datagrams = datagrams
         arm = self.config.arms[0].rule
         self.rule = rule if isinstance(rule, Compensation) else rule_of(arm.name, arm.options)
@@ -123,7 +132,11 @@ class SafariStrategy(Strategy):
         self._names = state_names(self.module, self.layout)
         self._others = others_of(ArrayRecord(dict(self.module.state_dict())), self._names)
         self._first = self.layout.read(self.module)
+        self._batch = batch
         self._server: Server | None = None
+        # The mask policy's state, and the mask that was announced last.
+        self._policy = self._methods.start()
+        self._mask: Tensor | None = None
         self._handed_in: Tensor | None = None
         self._downloads = Downloads(download) if download in tuple(ValueMode) else None
         self._sent: Broadcast | None = None
@@ -165,6 +178,7 @@ class SafariStrategy(Strategy):
         cut = f"{c.pruning.pruner}, {100 * c.pruning.sparsity:.0f} % of the weights cut"
         _log.info("\t├──> SAFARI: %s clients, rule %s", c.clients, c.arms[0].name)
         _log.info("\t├──> Masks: %s", cut if c.pruning.sparsity else "none, clients train all weights")
+        _log.info("\t├──> Mask policy: %s; client algorithm: %s", c.policy.name, c.client.name)
         uploads = c.wire.values if self.upload == "frame" else self.upload
         _log.info("\t├──> Uploads: %s; downloads: %s", uploads, self.download)
         _log.info("\t└──> Run folder: %s", self.run or "none (no records, no checkpoints)")
@@ -203,7 +217,7 @@ class SafariStrategy(Strategy):
                     log.write(self._line, seconds)
                     done = self.server.round
                     if done % self.config.checkpoint.every == 0 or done == num_rounds:
-                        log.save(self.server, self.roster)
+                        log.save(self._progress())
                 arrived_ever = arrived_ever or not self._line["lost"]
                 self._count_lost()
             if self.server.round > first and not arrived_ever and self.give_up is not None:
@@ -257,7 +271,8 @@ class SafariStrategy(Strategy):
             deliveries=deliveries,
         )
         self._refuse_strangers(collected)
-        server = vacated(self.server, collected.roster.changed_seats(self.roster))
+        changed = collected.roster.changed_seats(self.roster)
+        server = vacated_half(vacated(self.server, changed), self._methods.client.server, changed)
         self.roster, self._messages, self._sent = collected.roster, [], None
         if weighted:
             shares = server.weights.new_tensor(self.roster.shares())
@@ -265,14 +280,13 @@ class SafariStrategy(Strategy):
         # Nobody was there to be asked: the round is lost, and no client's fault.
         cohort = collected.cohort or tuple(range(self.config.clients))
         self._note_downloads(collected)
-        received = {seat: reply.vector for seat, reply in collected.replies.items()}
-        masks = {seat: reply.mask for seat, reply in collected.replies.items()}
-        came = {seat: r.came for seat, r in collected.replies.items() if r.came is not None}
-        self._server, outcome = server.step(received, cohort, masks, came)
+        outcome = self._step(server, sent.plan, collected, cohort)
         outcome = replace(outcome, refused={**collected.refused, **outcome.refused})
+        masks = self._announced(sent.plan)
         self._line = round_record(
-            self.layout, sent, collected, outcome, before.cpu(), self.server.model.cpu(), self._resumed
+            self.layout, sent, collected, outcome, before.cpu(), self.server.model.cpu(), self._resumed, masks
         )
+        self._mask = sent.plan.base
         if self.datagrams is not None and deliveries is not None:
             blocks = blocks_record(deliveries, collected.nodes)
             self._line = self._line.with_extra(blocks=blocks, datagrams=self.datagrams.counts)
@@ -281,6 +295,56 @@ class SafariStrategy(Strategy):
         self._tell()
         arrived = [collected.replies[seat].metrics for seat in outcome.arrived]
         return self.arrays, mean_metrics(arrived)
+
+    def _step(self, server: Server, plan: Plan, collected: Collected, cohort: Sequence[int]) -> Outcome:
+        """Average what came, and let the mask policy learn from it."""
+        uploads, replies = Uploads(), collected.replies
+        for seat, reply in replies.items():
+            up = {name: vector[None] for name, vector in reply.up.items()}
+            # A loss that a client states is for the record, and no number of the round's.
+            uploads.add(seat, reply.vector, reply.mask, math.nan, up, reply.votes)
+        # A mask that has to be the announced one stands for all; plain arrays may have left it.
+        arrived = uploads.stacked(server.model.cpu(), plan.shared if self.upload == "frame" else None)
+        came = None
+        if any(reply.came is not None for reply in replies.values()):
+            rows = [torch.ones_like(r.mask) if r.came is None else r.came for r in replies.values()]
+            came = torch.stack(rows)
+        self._server, outcome = server.step_stacked(
+            arrived.ids,
+            arrived.models,
+            cohort,
+            arrived.masks,
+            came,
+            same_mask=self._same_mask(plan, arrived),
+            up=arrived.up,
+        )
+        self._policy = learned(
+            self._methods.policy,
+            dict(plan.policy),
+            self.config.rounds,
+            self.layout,
+            self.server,
+            outcome,
+            arrived,
+        )
+        return outcome
+
+    def _same_mask(self, plan: Plan, arrived: Arrived) -> bool:
+        """Do all clients have one mask, those that are missing included?"""
+        if len(arrived.masks) != 1 and bool((arrived.masks[1:] != arrived.masks[:1]).any()):
+            return False
+        return plan.shared is not None or (
+            plan.masks is None and not PRUNERS[self.config.pruning.pruner].needs_data
+        )
+
+    def _announced(self, plan: Plan) -> tuple[Tensor, Tensor] | None:
+        """The announced masks of the round before and of this one; before the first everything is kept."""
+        if plan.base is None:
+            return None
+        return torch.ones_like(plan.base) if self._mask is None else self._mask, plan.base
+
+    def _progress(self) -> Progress:
+        return Progress(self.server, self.roster, self._policy, self._mask)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -355,9 +419,11 @@ class SafariStrategy(Strategy):
             if self.run is None:
                 yield None
                 return
-            log = RunLog.open(self.run, self.config, self.layout)
+            log = RunLog.open(self.run, self.config, self.layout, self._methods.client.server)
             with log.run.writing():
-                self._server, self.roster = log.load(self.server, self.roster)
+                found = log.load(self._progress())
+                self._server, self.roster = found.server, found.roster
+                self._policy, self._mask = dict(found.policy), found.mask
                 self._resumed = self._among_strangers = self.server.round > 0
                 if self._resumed:
                     _log.info("Going on after round %s of %s", self.server.round, self.run)
@@ -375,16 +441,20 @@ class SafariStrategy(Strategy):
         if initial is not None and len(initial):
             vector = dense_vector(initial, self.layout)
             self._others |= others_of(initial, self._names)
-        gate = self.config.aggregation.gate
+        gate, half = self.config.aggregation.gate, self._methods.client.server
+        before = [] if half is None else [half_step(half, self.config.clients, self.layout.parameters)]
         self._server = Server.start(
             vector,
             self.config.clients,
             self.rule,
             parameters=self.layout.parameters,
-            steps=steps_of(
-                [(plug.name, plug.options) for plug in self.config.aggregation.steps],
-                self.config.aggregation.average,
-            ),
+            steps=[
+                *before,
+                *steps_of(
+                    [(plug.name, plug.options) for plug in self.config.aggregation.steps],
+                    self.config.aggregation.average,
+                ),
+            ],
             gate=gate_of(gate.name, gate.options),
         )
 
@@ -409,6 +479,11 @@ class SafariStrategy(Strategy):
             raise ConfigError(
                 f"run must be None inside another strategy, got {self.run}: records and checkpoints need "
                 "SafariStrategy's own start"
+            )
+        if self.config.policy.name != STATIC:
+            raise ConfigError(
+                f"policy.name must be {STATIC!r} inside another strategy, got {self.config.policy.name!r}: only "
+                "SafariStrategy's own start knows how many rounds there will be"
             )
         if not self._begun and self.upload == "frame":
             _log.warning(
@@ -437,8 +512,8 @@ class SafariStrategy(Strategy):
             self.module,
             self.layout,
             self.server.model,
-            self.server.round,
             self.config,
+            self._plan(kind),
             dense=self._dense(self.server.model) if self.download == "dense" else None,
             remember=self._downloads is not None,
             upload=PACKETS if self.datagrams is not None and kind == MessageType.TRAIN else self.upload,
@@ -451,8 +526,15 @@ class SafariStrategy(Strategy):
         for (frames, heard), group in self._by_news(nodes).items():
             content = sent.content(config, server_round, frames, heard)
             messages += [Message(content, dst_node_id=node, message_type=kind, ttl=ttl) for node in group]
-            sizes += [sent.size if frames is None else sum(map(len, frames))] * len(group)
+            sizes += [sent.bytes_with(frames)] * len(group)
         return replace(sent, size=sum(sizes) // len(sizes) if sizes else sent.size), messages
+
+    def _plan(self, kind: str) -> Plan:
+        """The round's masks and what travels beside the model; to be tested, a model travels alone."""
+        methods = replace(self._methods, config=self.config)
+        if kind != MessageType.TRAIN:
+            return methods.alone(self.server.round)
+        return methods.plan(self._policy, self.server, self.module, self._batch)
 
     def _by_news(self, nodes: Iterable[int]) -> dict[tuple[tuple[bytes, ...] | None, int], list[int]]:
         """Nodes by the frames that each needs (None: the model in full) and, where clients want to know what

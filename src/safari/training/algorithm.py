@@ -101,7 +101,8 @@ class ClientAlgorithm:
     gives `[clients, n]`. `direction(gradient, local) -> (direction, state)`; `finish(local) -> (state, up)`;
     what `direction` puts into the state and `finish` does not return is gone after the round. `send(local)`
     is what goes up in place of the trained parameters. `check(task)` raises ConfigError where a task cannot
-    be trained this way. `name` is what messages begin with.
+    be trained this way. `counts_labels`: the loss looks at `known.label_counts`. `name` is what messages begin
+    with.
     """
 
     init: Callable[[int, int, torch.device], State] = _nothing
@@ -111,6 +112,7 @@ class ClientAlgorithm:
     send: Callable[[LocalRound], Tensor] | None = None
     server: ServerHalf | None = None
     check: Callable[[Task], None] = field(default=lambda task: None)
+    counts_labels: bool = False
     name: str = "the client algorithm"
 
     @property

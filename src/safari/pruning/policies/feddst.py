@@ -6,12 +6,13 @@ import torch
 
 from safari.models import Layout
 from safari.pruning.policies.regrow import (
+    OwnMask,
     Pace,
+    Steepest,
     drop_and_grow,
     first_mask,
     layer_counts,
     moved_counts,
-    steepest,
     targets,
 )
 from safari.pruning.policy import FromGradient, MaskPolicy, MaskRound, Masks, State
@@ -47,11 +48,7 @@ def feddst(*, interval: int = 10, fraction: float = 0.3, stop: float = 0.75) -> 
         moves = pace.moves(round.number, round.rounds)
         if moves:
             back = moved_counts(pace, mask, round.layout, round.number, round.rounds)
-            stay = [g - b for g, b in zip(layer_counts(mask, round.layout), back, strict=True)]
-            rest = drop_and_grow(mask, round.model, round.layout, stay, [0] * len(goal), None)
-            chosen = steepest(mask, round.layout, back)
-            own = lambda gradient: rest | chosen(gradient)
-
+            own = OwnMask(Steepest(mask, round.layout, back), round.model)
         after = {"mask": mask, "open": torch.full_like(state["open"], float(moves))}
         return Masks(shared=None if moves else mask, support=mask, own=own, announced=True), after
 

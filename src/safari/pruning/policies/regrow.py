@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -116,26 +117,65 @@ def drop_and_grow(
     return out
 
 
-def steepest(mask: Tensor, layout: Layout, counts: Sequence[int]) -> FromGradient:
-    """Clients' choice of what comes back: the `counts[l]` cut weights of layer l with the largest gradient."""
+@dataclass(frozen=True, eq=False)
+class Steepest:
+    """Clients' choice of what comes back: the `counts[l]` cut weights of layer l with the largest gradient.
 
-    def choose(gradient: Tensor) -> Tensor:
+    Called with gradients, a row a client, it gives bools likewise. It is data rather than a closure, so that a
+    server can tell a client far away what to do: the mask, the layout and the counts say all.
+    """
+
+    mask: Tensor
+    layout: Layout
+    counts: Sequence[int]
+
+    def __call__(self, gradient: Tensor) -> Tensor:
+        """True where a weight should come back."""
         out = torch.zeros_like(gradient, dtype=torch.bool)
-        for entry, count in zip(weight_entries(layout), counts, strict=True):
+        for entry, count in zip(weight_entries(self.layout), self.counts, strict=True):
             here = slice(entry.offset, entry.end)
-            size = torch.where(mask[here], -1.0, gradient[:, here].abs())
+            size = torch.where(self.mask[here], -1.0, gradient[:, here].abs())
             # Stable, so that among equals the lower index is taken, on every device.
             order = torch.sort(size, dim=1, descending=True, stable=True).indices[:, :count]
             out[:, here] = torch.zeros_like(out[:, here]).scatter(1, order, True)
         return out
 
-    return choose
+
+@dataclass(frozen=True, eq=False)
+class GradientVotes:
+    """Clients' reports: the gradient at the weights that `choose` chooses, 0 elsewhere."""
+
+    choose: Steepest
+
+    def __call__(self, gradient: Tensor) -> Tensor:
+        """The votes, a row a client."""
+        return torch.where(self.choose(gradient), gradient, 0.0)
 
 
-def votes_for(mask: Tensor, layout: Layout, counts: Sequence[int]) -> FromGradient:
-    """Clients' reports: the gradient at the weights that `steepest` chooses, 0 elsewhere."""
-    choose = steepest(mask, layout, counts)
-    return lambda gradient: torch.where(choose(gradient), gradient, 0.0)
+@dataclass(frozen=True, eq=False)
+class OwnMask:
+    """A mask that each client moves by itself: in layer l the `counts[l]` smallest weights of `choose.mask` are cut,
+    and those that `choose` chooses come back.
+    """
+
+    choose: Steepest
+    model: Tensor
+
+    @cached_property
+    def rest(self) -> Tensor:
+        """What stays of the mask, the same at every client."""
+        mask, layout, counts = self.choose.mask, self.choose.layout, self.choose.counts
+        stay = [kept - back for kept, back in zip(layer_counts(mask, layout), counts, strict=True)]
+        return drop_and_grow(mask, self.model, layout, stay, [0] * len(stay), None)
+
+    def __call__(self, gradient: Tensor) -> Tensor:
+        """The masks, a row a client."""
+        return self.rest | self.choose(gradient)
+
+
+def votes_for(mask: Tensor, layout: Layout, counts: Sequence[int]) -> GradientVotes:
+    """Clients' reports: the gradient at the `counts[l]` cut weights of layer l where it is largest."""
+    return GradientVotes(Steepest(mask, layout, counts))
 
 
 def next_votes(pace: Pace, mask: Tensor, round: MaskRound, breadth: float) -> FromGradient | None:

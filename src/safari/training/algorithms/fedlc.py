@@ -35,4 +35,4 @@ def calibrated(*, strength: float = 0.5, smoothing: float = 0.001) -> ClientAlgo
         shifted[..., : prior.shape[1]] += prior[:, None]
         return per_sample(task, shifted, labels)
 
-    return ClientAlgorithm(loss=loss, check=needs_classes("calibrated"))
+    return ClientAlgorithm(loss=loss, check=needs_classes("calibrated"), counts_labels=True)

@@ -22,4 +22,4 @@ def masked_loss() -> ClientAlgorithm:
         kept[..., : lacks.shape[1]] = kept[..., : lacks.shape[1]].masked_fill(lacks[:, None], 0.0)
         return per_sample(task, kept, labels)
 
-    return ClientAlgorithm(loss=loss, check=needs_classes("masked-loss"))
+    return ClientAlgorithm(loss=loss, check=needs_classes("masked-loss"), counts_labels=True)

@@ -1,0 +1,231 @@
+"""What a run does beyond FedAvg, as the server has it: its mask policy and its client algorithm.
+
+A policy is asked at the start of a round. Its answer travels as data: the mask inside the model's frame (or
+beside a lossy download), and, in the instructions, how many weights of each layer clients move or vote for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from safari.aggregation import Server
+from safari.config import Config
+from safari.errors import ConfigError
+from safari.flower.protocol import OWN, SCORED, SHARED, WORKED_OUT
+from safari.hosting import build, made
+from safari.models import Layout
+from safari.pruning import (
+    POLICIES,
+    PRUNERS,
+    Batch,
+    Budget,
+    MaskPolicy,
+    MaskRound,
+    Masks,
+    compute_mask,
+)
+from safari.pruning.policies.regrow import GradientVotes, OwnMask, Steepest
+from safari.rounds.half import half_state
+from safari.rounds.masks import as_received, budget_of, policy_masks, sparsity_of
+from safari.seeds import generator, torch_generator
+from safari.training import CLIENTS, ClientAlgorithm, Known, LocalRound
+
+STATIC, PLAIN = "static", "fedavg"
+# Built-in policies to which clients report nothing beside their model.
+_SILENT = (STATIC, "set", "feddst")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A round as it was planned: the policy's answer as clients are told it (None: they work their masks out from
+    the model alone), the policy's state from there on, and the vectors that travel down beside the model.
+
+    `up`: the vectors that come up beside each model, by name, and how many numbers each has.
+    """
+
+    number: int
+    budget: Budget
+    masks: Masks | None = None
+    policy: Mapping[str, Tensor] = field(default_factory=dict)
+    down: Mapping[str, Tensor] = field(default_factory=dict)
+    up: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def base(self) -> Tensor | None:
+        """The mask that travels with the model."""
+        return None if self.masks is None else self.masks.base
+
+    @property
+    def shared(self) -> Tensor | None:
+        """The mask that every client has to use."""
+        return None if self.masks is None else self.masks.shared
+
+    def received(self, x: Tensor) -> Tensor:
+        """The global model as clients hold it."""
+        return x if self.masks is None else as_received(x, self.masks)
+
+    @property
+    def kind(self) -> str:
+        """How a client finds its mask: one of `protocol.MASKS`."""
+        if self.masks is None:
+            return WORKED_OUT
+        if self.masks.shared is not None:
+            return SHARED
+        return SCORED if self.masks.own is None else OWN
+
+    @property
+    def moves(self) -> str:
+        """How many weights of each layer a client moves by itself, as JSON."""
+        own = None if self.masks is None else self.masks.own
+        return json.dumps(list(own.choose.counts) if isinstance(own, OwnMask) else [])
+
+    @property
+    def votes(self) -> str:
+        """How many weights of each layer a client votes for, as JSON."""
+        votes = None if self.masks is None else self.masks.votes
+        return json.dumps(list(votes.choose.counts) if isinstance(votes, GradientVotes) else [])
+
+
+@dataclass(frozen=True)
+class Methods:
+    """A run's mask policy and client algorithm. `up`: as in `Plan`."""
+
+    config: Config
+    layout: Layout
+    policy: MaskPolicy
+    client: ClientAlgorithm
+    up: Mapping[str, int]
+
+    @classmethod
+    def of(cls, config: Config, layout: Layout) -> Methods:
+        """The parts that a config names; ConfigError where one does not exist or cannot be had."""
+        policy, client = config.policy, config.client
+        chosen = build("client", "client", client.name, client.options, CLIENTS, ClientAlgorithm)
+        up = made("client", "client", client.name, CLIENTS, lambda: vectors_up(chosen, layout.parameters))
+        return cls(
+            config,
+            layout,
+            build("policy", "policy", policy.name, policy.options, POLICIES, MaskPolicy),
+            chosen,
+            up,
+        )
+
+    def check(self, download: str, upload: str, datagrams: bool) -> None:
+        """ConfigError for what cannot travel in the way that messages do."""
+        policy, client = self.config.policy.name, self.config.client.name
+        if not self.config.pruning.masks_gradient:
+            raise ConfigError("pruning.masks_gradient must be true on Flower, got false")
+        if download == "dense":
+            what = "clients without our side would not hear of it"
+            if policy != STATIC:
+                raise ConfigError(
+                    f"policy.name must be {STATIC!r} with download='dense', got {policy!r}: {what}"
+                )
+            if client != PLAIN:
+                raise ConfigError(
+                    f"client.name must be {PLAIN!r} with download='dense', got {client!r}: {what}"
+                )
+        how = "datagrams" if datagrams else "upload='dense'"
+        if datagrams or upload == "dense":
+            if policy not in _SILENT:
+                raise ConfigError(
+                    f"policy.name must be one of {', '.join(_SILENT)} with {how}, got {policy!r}: votes travel in "
+                    "one record with the model"
+                )
+            if self.up or self.client.server is not None:
+                raise ConfigError(
+                    f"client.name must be an algorithm that sends nothing beside the model with {how}, got "
+                    f"{client!r}"
+                )
+
+    def start(self) -> dict[str, Tensor]:
+        """The policy's state before the first round."""
+        return dict(self.policy.init(self.layout, torch.device("cpu")))
+
+    def alone(self, number: int) -> Plan:
+        """A round in which nothing travels but the model."""
+        pruning = self.config.pruning
+        return Plan(number, budget_of(self.layout, pruning, sparsity_of(pruning, number)))
+
+    def plan(
+        self, state: Mapping[str, Tensor], server: Server, module: nn.Module, batch: Batch | None
+    ) -> Plan:
+        """The round that comes next. `module` is scratch; `batch` is what a score at the server looks at."""
+        t, x, config = server.round, server.model.cpu(), self.config
+        budget = budget_of(self.layout, config.pruning, sparsity_of(config.pruning, t))
+        half = self.client.server
+        down = {} if half is None else half.down(half_state(server.step_state))
+        if config.policy.name == STATIC:
+            return Plan(t, budget, None, dict(state), down, self.up)
+        pruner = PRUNERS[config.pruning.pruner]
+
+        def by_score(support: Tensor | None) -> Tensor:
+            draws = torch_generator(config.seed, "pruner")
+            return compute_mask(module, self.layout, x, pruner, budget, batch, draws, support)
+
+        view = MaskRound(
+            number=t,
+            rounds=config.rounds,
+            model=x,
+            layout=self.layout,
+            budget=budget,
+            rng=generator(config.seed, "policy", t),
+            by_score=None if pruner.needs_data else by_score,
+        )
+        masks, after = policy_masks(self.policy, config.policy.name, dict(state), view)
+        return Plan(t, budget, self._told(masks, x), after, down, self.up)
+
+    def _told(self, masks: Masks, x: Tensor) -> Masks:
+        """The policy's answer as clients are told it; ConfigError where it cannot be told."""
+        base = torch.ones_like(x, dtype=torch.bool) if masks.base is None else masks.base
+        for name, given, kind, maker in (
+            ("votes", masks.votes, GradientVotes, "votes_for"),
+            ("own", masks.own, OwnMask, "OwnMask"),
+        ):
+            if given is None:
+                continue
+            choose = getattr(given, "choose", None)
+            if not isinstance(given, kind) or not isinstance(choose, Steepest):
+                raise ConfigError(
+                    f"policy.name: {self.config.policy.name}: {name} must be made by {maker} "
+                    "(safari.pruning.policies.regrow) on Flower: another function cannot travel to the clients"
+                )
+            if not torch.equal(choose.mask, base):
+                raise ConfigError(
+                    f"policy.name: {self.config.policy.name}: {name} must choose from the mask that is announced"
+                )
+        return Masks(masks.shared, None if masks.shared is not None else base, masks.own, masks.votes, True)
+
+
+def vectors_up(algorithm: ClientAlgorithm, parameters: int) -> dict[str, int]:
+    """The vectors that an algorithm sends up beside a model, by name, and how many numbers each has.
+
+    Found by asking it to finish a round of one step without a gradient.
+    """
+    if algorithm.finish is None:
+        return {}
+    zeros, device = torch.zeros(1, parameters), torch.device("cpu")
+    server = algorithm.server
+    down = {} if server is None else server.down(server.init(1, parameters, device))
+    local = partial(
+        LocalRound,
+        model=zeros,
+        start=zeros,
+        mask=torch.ones_like(zeros, dtype=torch.bool),
+        down=down,
+        known=Known(zeros.new_zeros(1, 0), zeros.new_ones(1)),
+        steps=1,
+        lr=0.1,
+        gradient=lambda at: zeros,
+    )
+    state = algorithm.init(1, parameters, device)
+    if algorithm.direction is not None:
+        _, state = algorithm.direction(zeros, local(state=state, step=0))
+    _, up = algorithm.finish(local(state=state, step=1))
+    return {name: rows.shape[1] for name, rows in up.items()}

@@ -1,0 +1,124 @@
+"""Going on after a checkpoint: what its numbers follow from, and what has to be the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from safari.aggregation import (
+    Server,
+    gate_defaults,
+    is_known,
+    is_known_gate,
+    is_known_step,
+    rule_defaults,
+    step_defaults,
+    with_tensors,
+)
+from safari.config import Config
+from safari.errors import RunError, SafariError
+from safari.runs import Saved, Trial
+from safari.runs.checkpoint import About
+
+_MEANINGFUL = (
+    "clients",
+    "cohort",
+    "data",
+    "partition",
+    "model",
+    "task",
+    "pruning",
+    "policy",
+    "local",
+    "client",
+    "uplink",
+    "downlink",
+    "packets",
+    "aggregation",
+)
+
+
+def saved_server(saved: Saved, server: Server, config: Config, trial: Trial) -> Server:
+    """The server that a checkpoint holds; RunError where the state of a server step is not in it."""
+    if config.aggregation.average and "average" not in saved.tensors:
+        raise RunError(
+            f"{trial.checkpoint} holds no average of the models, and aggregation.average is "
+            f"{config.aggregation.average}. Put 0 there, or begin a new run"
+        )
+    try:
+        return with_tensors(server, saved.round, saved.tensors)
+    except SafariError as error:
+        raise RunError(
+            f"{trial.checkpoint} does not fit aggregation.steps: {error}. Begin a new run"
+        ) from error
+
+
+def refuse_changes(saved: Saved | About, config: Config, trial: Trial) -> None:
+    """RunError when a checkpoint's numbers follow from another config; it names what differs."""
+    known, now = saved.facts.get("config", {}), meaning(config, trial.arm)
+    if not isinstance(known, Mapping):
+        raise RunError(f"{trial.checkpoint} does not say which config it was made under")
+    before = dict(known)
+    if before.get("rule") != now["rule"] or not is_known(now["rule"]["name"]):
+        # What another rule, or other options, leave to defaults is no news; nor can it be told of a user's
+        # rule that is not loaded, because a run is only looked at.
+        before.pop("defaults", None)
+    arm = next(a for a in config.arms if a.name == trial.arm)
+    config = config.for_arm(arm)
+    steps = config.aggregation.steps
+    table = before.get("aggregation")
+    same = isinstance(table, Mapping) and table.get("steps") == now["aggregation"]["steps"]
+    if not same or not all(is_known_step(plug.name) for plug in steps):
+        before.pop("step_defaults", None)
+    same = isinstance(table, Mapping) and table.get("gate") == now["aggregation"]["gate"]
+    if not same or not is_known_gate(config.aggregation.gate.name):
+        before.pop("gate_defaults", None)
+    changes = _changes(before, now)
+    if changes:
+        raise RunError(
+            f"{trial.checkpoint} was made under another config: {'; '.join(changes)}. "
+            "Put that back into config.toml, or begin a new run"
+        )
+
+
+def meaning(config: Config, arm: str) -> dict[str, Any]:
+    """What a trial's numbers follow from. How long it runs, how often it is tested and where is left out:
+    that may change between two processes."""
+    own = next(a for a in config.arms if a.name == arm)
+    rule, config = own.rule, config.for_arm(own)
+    table, gate = config.to_dict(), config.aggregation.gate
+    # How often bytes are counted changes nothing else.
+    wire = {name: value for name, value in table["wire"].items() if name != "every"}
+    wire["feedback"] = config.wire.feeds_back
+    # With its name, so that an option that a rule did not have then counts as a change.
+    defaults = {"name": rule.name, **rule_defaults(rule.name, rule.options)}
+    # As pairs, so that an option that was not given then counts as a change.
+    table["pruning"]["options"] = sorted(map(list, table["pruning"]["options"].items()))
+    held = {name: table["evaluation"][name] for name in ("validation", "clients")}
+    named: dict[str, Any] = {
+        "evaluation": held,
+        "wire": wire,
+        "rule": {"name": rule.name, **rule.options},
+        "defaults": defaults,
+        "step_defaults": [
+            {"name": plug.name, **step_defaults(plug.name, plug.options)} for plug in config.aggregation.steps
+        ],
+        "gate_defaults": {"name": gate.name, **gate_defaults(gate.name, gate.options)},
+    }
+    if config.policy.name != "static" or config.local.schedule != "constant":
+        # Masks that come to rest and rates that fall do so by the part of the run that is over.
+        named["rounds"] = config.rounds
+    return {name: table[name] for name in _MEANINGFUL} | named
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    lines = []
+    # Only what the checkpoint knew: a later version of the package may have fields that it had not.
+    for name, old in before.items():
+        new = now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            known = {key: new[key] for key in new if key in old or "name" in old}
+            lines += _changes({**dict.fromkeys(known), **old}, known, f"{prefix}{name}.")
+        elif old != new:
+            lines.append(f"{prefix}{name} was {old!r} and is {new!r}")
+    return lines

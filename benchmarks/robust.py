@@ -192,6 +192,21 @@ def table(results: Sequence[Mapping[str, Any]], seeds: int, rounds: int) -> str:
     return "\n".join([head, "", *lines]) + "\n"
 
 
+def as_json(record: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> str:
+    """The record and its results, a line for each attack, number of hostile clients and defence."""
+    cells: dict[tuple[str, int, str], dict[str, list[float]]] = {}
+    for r in results:
+        cell = cells.setdefault((r["attack"], r["hostile"], r["defence"]), {"top1": [], "refused": []})
+        cell["top1"].append(round(r["top1"], 5))
+        cell["refused"].append(r["refused"])
+    lines = [
+        json.dumps({"attack": attack, "hostile": count, "defence": defence, **cell})
+        for (attack, count, defence), cell in cells.items()
+    ]
+    head = json.dumps(record, indent=1).removesuffix("\n}")
+    return head + ',\n "results": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -229,9 +244,8 @@ def main() -> None:
             "seeds": args.seeds,
             "cpu_seconds": round(time.process_time() - begin),
             "cost": costs,
-            "results": results,
         }
-        (args.out / "digits.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        (args.out / "digits.json").write_text(as_json(record, results), encoding="utf-8")
         (args.out / "digits.md").write_text(page, encoding="utf-8")
 
 

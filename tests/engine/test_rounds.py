@@ -388,3 +388,13 @@ def test_data_is_read_once_for_a_run(tmp_path):
     with pytest.raises(SystemExit) as calls:
         assemble(parse({**SMALL, "model": {"name": f"{tmp_path}/once.py:count"}}), 0, load_data(parse({})))
     assert calls.value.code == 1
+
+
+@pytest.mark.parametrize("gate", ["off", "norm"])
+def test_a_diverging_run_goes_on_to_its_end(gate):
+    """Products of such updates overflow float32, which ended `safari+` with a linear-algebra error."""
+    local = {**SMALL["local"], "lr": 1e18}
+    for rule in ("safari+", "cluster-fedvarp", "fdms", "geometric-median"):
+        config = {**SMALL, "arms": [rule], "local": local, "aggregation": {"gate": gate}}
+        for _, after, _ in play(config):
+            assert bool(torch.isfinite(after.server.model).all()), rule

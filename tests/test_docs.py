@@ -40,7 +40,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md"))]
 # Pages whose code needs an optional library, and the extra that brings it.
-NEEDS = {"flower.md": ("flwr", "flower"), "data.md": ("flwr_datasets", "hf")}
+NEEDS = {"flower.md": ("flwr", "flower"), "net.md": ("flwr", "flower"), "data.md": ("flwr_datasets", "hf")}
 LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"")
 FENCE = re.compile(r"^```(.*?)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 

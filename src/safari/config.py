@@ -351,7 +351,7 @@ class Config:
     packets: Plug = _plug(
         "none",
         "how uploads are cut into packets of which some get lost: none: they arrive whole, or not at all; "
-        "lossy: some packets arrive (docs/net.md)",
+        "lossy: some packets arrive; recorded: as in a run over datagrams (docs/net.md)",
     )
     aggregation: Aggregation = field(default_factory=Aggregation)
     wire: Wire = field(default_factory=Wire)

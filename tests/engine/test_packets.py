@@ -103,7 +103,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_bits(tmp_path, engine):
         ({"packets": {"name": "lossy", "loss": 2}}, "packets: loss must lie between 0 and 1, got 2"),
         (
             {"packets": {"name": "lossi"}},
-            r"packets.name must be one of lossy, none; got 'lossi' \(did you mean",
+            r"packets.name must be one of lossy, none, recorded; got 'lossi' \(did you mean",
         ),
         (
             {"packets": LOSSY, "wire": {"values": "step"}},
@@ -114,6 +114,40 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_bits(tmp_path, engine):
 def test_what_does_not_go_together_is_refused(change, problem):
     with pytest.raises(ConfigError, match=problem):
         world_of({**BIG, **change})
+
+
+def arrivals(path, *rounds):
+    """A file of records in which these ranges of each client's model arrived."""
+    lines = [
+        {
+            "round": t, "arrived": [int(c) for c, ranges in blocks.items() if ranges], "lost": not any(blocks.values()),
+            "blocks": {client: {"ranges": ranges} for client, ranges in blocks.items()},
+        }
+        for t, blocks in enumerate(rounds, 1)
+    ]  # fmt: skip
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return {"name": "recorded", "file": str(path)}
+
+
+@pytest.mark.parametrize("engine", ["reference", "vectorised"])
+def test_arrivals_of_a_network_are_replayed_number_by_number(tmp_path, engine):
+    size = world_of(BIG).layout.size
+    half = size // 2
+    whole, first, last = [[0, size]], [[0, half]], [[half, size - half]]
+    packets = arrivals(
+        tmp_path / "rounds.jsonl",
+        {"0": whole, "1": first, "2": last, "3": [], "4": [[0, 1], [5, 2]]},
+        {"0": [], "1": []},
+        dict.fromkeys("01234", whole),
+    )
+    config = {**BIG, "rounds": 3, "packets": packets, "engine": {**BIG["engine"], "name": engine}}
+    found = records(config)
+    assert [record["arrived"] for record in found] == [[0, 1, 2, 4], [], [0, 1, 2, 3, 4]]
+    assert found[0]["parts"] == pytest.approx({"1": half / size, "2": 1 - half / size, "4": 3 / size})
+    assert found[1]["lost"]
+    assert "parts" not in found[2]
+    with pytest.raises(ConfigError, match="rounds must be at most the 3 that packets has, got 4"):
+        world_of({**config, "rounds": 4})
 
 
 def test_algorithms_that_send_more_than_a_model_are_refused():

@@ -114,14 +114,21 @@ class Network:
             chain = "{ type filter hook input priority 0; policy accept; }"
             _run("ip", "netns", "exec", here, "nft", f"add chain inet lab input {chain}")
 
-    # --- weather
+    # --- loss
 
     def rule(self, place: str, what: str) -> None:
         """Add a rule to what arrives at a place."""
         _run("ip", "netns", "exec", self.name(place), "nft", f"add rule inet lab input {what}")
 
+    def redirect(self, place: str, what: str) -> None:
+        """Send what leaves a place elsewhere, by network address translation; `clear` does not undo it."""
+        run = ("ip", "netns", "exec", self.name(place), "nft")
+        _run(*run, "add table ip detour")
+        _run(*run, "add chain ip detour output { type nat hook output priority -100; }")
+        _run(*run, f"add rule ip detour output {what}")
+
     def clear(self) -> None:
-        """Fine weather everywhere."""
+        """No loss anywhere."""
         for place in self._places:
             _run("ip", "netns", "exec", self.name(place), "nft", "flush", "chain", "inet", "lab", "input")
 

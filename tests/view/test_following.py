@@ -122,9 +122,16 @@ def test_a_record_as_columns_and_codes(tmp_path):
     assert list(log.status) == [1, 1, 3, 5, 1, 0]
     assert list(log.stand_in) == [0, 0, 1, 0, 0, 0], "client 0 is written as 1; who was refused, is refused"
     assert list(log.stand_ins) == [0, 0, 1, 0, 0, 0]
+    assert list(log.part) == [255] * 6
     assert log.layers == ["1.weight", "3.weight"]
     assert list(log.layer_churn) == [0.0, 0.5] * 2
     assert log.seconds == {"round": [1, 2], "train": [0.5, 0.5]}
+
+
+def test_models_that_came_in_part_have_their_share(tmp_path):
+    _, log = made(tmp_path, record(1, parts={"1": 0.5}), record(2, parts={"0": 0.0, "1": 0.999}))
+    assert list(log.part) == [255, 127, 255, 0, 254, 255]
+    assert decode_array(log.detail(1)["part"]).tolist() == [0, 254, 255]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from safari.engine.codec import RoundCodec
 from safari.engine.state import State
 from safari.engine.world import World
 from safari.errors import ConfigError
-from safari.links import Packetisation, coverage
+from safari.links import Packetisation, coverage, range_coverage
 from safari.rounds.arrivals import Arrived
 from safari.seeds import generator
 
@@ -47,9 +47,13 @@ def deliver(
     counts = np.zeros(len(world.parts), np.int64)
     counts[arrived.ids] = [len(own) - 1 for own in edges]
     inner = {name: array for name, array in state.packets.items() if name != _MEASURED}
-    delivered, after = link.apply(inner, t, counts, generator(world.seed, "packets", t))
     codec.in_packets([link.sent(int(counts[client])) * cut.packet for client in arrived.ids])
-    rows = [coverage(cut.layout, own, delivered[i]) for i, own in zip(arrived.ids, edges, strict=True)]
+    if link.ranges is not None:
+        known_ranges, after = link.ranges(inner, t), inner
+        rows = [range_coverage(cut.layout, known_ranges.get(i, ())) for i in arrived.ids]
+    else:
+        delivered, after = link.apply(inner, t, counts, generator(world.seed, "packets", t))
+        rows = [coverage(cut.layout, own, delivered[i]) for i, own in zip(arrived.ids, edges, strict=True)]
     came = torch.from_numpy(np.stack(rows)).to(x.device)
     some = [row for row, own in enumerate(rows) if own.any()]
     came = came[some]
@@ -95,3 +99,9 @@ def check_packets(world: World) -> None:
             "wire.feedback must be false with packets, got true: a client does not learn which packets of its upload "
             "have arrived"
         )
+    if world.packets.rounds is not None:
+        rounds = world.packets.rounds(world.packets.init(world.setting("packets")))
+        if rounds < world.config.rounds:
+            raise ConfigError(
+                f"rounds must be at most the {rounds} that packets has, got {world.config.rounds}"
+            )

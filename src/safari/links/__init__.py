@@ -1,11 +1,16 @@
 """Who arrives: links up and down, seeded, unknown to the server by construction."""
 
+from collections.abc import Callable
+
 from safari.links.checked import check_arrays, checked_link, link_of
 from safari.links.link import Link, Setting, check_length, from_probability, probabilities, spread
 from safari.links.models import LINKS
-from safari.links.packetisation import Packetisation, coverage
-from safari.links.packets import PACKET_LINKS, PacketLink
+from safari.links.packetisation import Packetisation, coverage, range_coverage
+from safari.links.packets import PacketLink, lossy, none
+from safari.links.recorded import recorded
 from safari.links.trace import read_trace, trace
+
+PACKET_LINKS: dict[str, Callable[..., PacketLink]] = {"none": none, "lossy": lossy, "recorded": recorded}
 
 __all__ = [
     "LINKS",
@@ -21,6 +26,7 @@ __all__ = [
     "from_probability",
     "link_of",
     "probabilities",
+    "range_coverage",
     "read_trace",
     "spread",
     "trace",

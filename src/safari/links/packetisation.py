@@ -92,6 +92,23 @@ def coverage(layout: WireLayout, edges: Ints, delivered: Sequence[bool] | Bools)
     return layout.from_wire(np.repeat(flags, np.diff(edges)))
 
 
+def range_coverage(layout: WireLayout, ranges: Sequence[tuple[int, int]]) -> Bools:
+    """True where a coordinate of the flat vector lies in one of these ranges (first, count) in wire order.
+
+    >>> layout = WireLayout(["w", "bias", "v"], [4, 2, 2], [True, False, True])
+    >>> range_coverage(layout, [(0, 5), (7, 1)]).astype(int).tolist()
+    [1, 1, 1, 1, 0, 1, 1, 0]
+    """
+    flags = np.zeros(layout.d, np.bool_)
+    for first, count in ranges:
+        if not 0 <= first < first + count <= layout.d:
+            raise SafariError(
+                f"ranges must lie within the model's {layout.d} numbers, got [{first}, {count}]"
+            )
+        flags[first : first + count] = True
+    return layout.from_wire(flags)
+
+
 def _non_negative(rows: npt.NDArray[np.float64], shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Least squares of shares = rows · costs with costs of at least 0; every subset of columns is tried."""
     best, least = np.full(3, 1.0 / max(1.0, rows.sum())), np.inf

@@ -11,7 +11,7 @@ packet of a message, so that a model may arrive in part. What is done with the p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,8 @@ from safari.errors import ConfigError, one_of
 from safari.links.link import Bools, Floats, Setting, State, probabilities, spread
 
 Ints = NDArray[np.int64]
+# What arrived of each client: (first coordinate, count) in wire order. Clients of whom nothing came are left out.
+Ranges = Mapping[int, Sequence[tuple[int, int]]]
 
 WHOLE, FEC, BLOCKS = "whole", "fec", "blocks"
 RECOVER = (WHOLE, FEC, BLOCKS)
@@ -33,6 +35,8 @@ class PacketLink:
     `counts` says how many packets each client's model has. `delivered` holds for each client a bool for
     each of them; `rng` is fresh every round. `sent(count)` is how many packets go out for a model of
     `count`. `limit` is the most bytes of a packet. `whole`: models are not cut at all, and none of this is asked.
+    `ranges(state, round)`: for a link that knows what arrives by coordinates; `apply` is not asked then.
+    `rounds(state)`: for a link that ends, how many rounds it has.
     """
 
     init: Callable[[Setting], State]
@@ -40,6 +44,8 @@ class PacketLink:
     sent: Callable[[int], int]
     limit: int = 1155
     whole: bool = False
+    ranges: Callable[[State, int], Ranges] | None = None
+    rounds: Callable[[State], int] | None = None
 
 
 def none() -> PacketLink:
@@ -182,6 +188,3 @@ def _check(burst: float, rates: Floats, loss: float | Sequence[float], recover: 
         raise ConfigError(one_of("recover", recover, RECOVER))
     if not repair >= 0 or (repair and recover != FEC):
         raise ConfigError(f"repair must be at least 0, and 0 unless recover is fec; got {repair}")
-
-
-PACKET_LINKS: dict[str, Callable[..., PacketLink]] = {"none": none, "lossy": lossy}

@@ -323,13 +323,21 @@ class Relay:
     """A relay between clients and a server that treats datagrams as a bad network would. For trials and
     tests.
 
-    Clients send to its `port`; each of them gets a socket of its own towards the server, as behind a NAT.
-    Use it in an `async with` statement.
+    Clients send to its `port` (0: any free one); each of them gets a socket of its own towards the server, as
+    behind a NAT. Use it in an `async with` statement.
     """
 
-    def __init__(self, host: str, server: tuple[str, int], up: Conditions, down: Conditions, seed: int = 0):
+    def __init__(
+        self,
+        host: str,
+        server: tuple[str, int],
+        up: Conditions,
+        down: Conditions,
+        seed: int = 0,
+        port: int = 0,
+    ):
         self._host, self._server, self._conditions, self._seed = host, server, (up, down), seed
-        self._sock = _bound(host, 0)
+        self._sock = _bound(host, port)
         self.port: int = self._sock.getsockname()[1]
         self._ways: dict[Any, tuple[socket.socket, Path, Path]] = {}
         self._timers: dict[Path, asyncio.TimerHandle] = {}

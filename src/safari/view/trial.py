@@ -22,6 +22,8 @@ MOST_LAYERS = 2000
 BY_LAYER = ("layer_density", "layer_churn", "mask_age")
 # Beyond this number clients are counted, but not shown one by one: there are not so many pixels.
 MOST_CLIENTS = 5_000
+# In `TrialLog.part`: the client's model came whole, or not at all.
+WHOLE = 255
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,9 @@ def drawn_clients(clients: int) -> int:
 class TrialLog:
     """A trial's records so far.
 
-    `status` (`ClientStatus`), `stand_in` (the first client that stood in, plus 1) and `stand_ins` (how many
-    did) hold a number for each round and client; `layer_density`, `layer_churn` and `mask_age` for each round
+    `status` (`ClientStatus`), `stand_in` (the first client that stood in, plus 1), `stand_ins` (how many did) and
+    `part` (how much of the model came where it arrived in packets, 0 to 254; `WHOLE` elsewhere) hold a number
+    for each round and client; `layer_density`, `layer_churn` and `mask_age` for each round
     and layer.
 
     trial: whose records. clients: how many clients the config has. metrics: those of the run's task.
@@ -61,6 +64,7 @@ class TrialLog:
     def _clear(self) -> None:
         self.columns: dict[str, list[float | int | None]] = {n: [] for n in number_names(self.metrics)}
         self.status, self.stand_in, self.stand_ins = bytearray(), array("H"), array("H")
+        self.part = bytearray()
         self.layers: list[str] = []
         self.layer_density, self.layer_churn, self.mask_age = array("f"), array("f"), array("f")
         self.seconds: dict[str, list[float | None]] = {"round": []}
@@ -142,6 +146,7 @@ class TrialLog:
             "status": encode_array(np.frombuffer(bytes(self.status), np.uint8)[start * m :], "u1"),
             "stand_in": encode_array(np.array(self.stand_in, np.uint16)[start * m :], "u2"),
             "stand_ins": encode_array(np.array(self.stand_ins, np.uint16)[start * m :], "u2"),
+            "part": encode_array(np.frombuffer(bytes(self.part), np.uint8)[start * m :], "u1"),
             **{
                 name: encode_array(np.array(getattr(self, name), np.float32)[start * layers :], "f4")
                 for name in BY_LAYER
@@ -172,6 +177,11 @@ class TrialLog:
         first, count = np.zeros(self.drawn, np.uint16), np.zeros(self.drawn, np.uint16)
         for client, others in record.stood_in.items():
             first[client], count[client] = others[0] + 1, len(others)
+        part = np.full(self.drawn, WHOLE, np.uint8)
+        for client, share in (record.parts or {}).items():
+            if client < self.drawn and share is not None:
+                part[client] = min(max(int(WHOLE * share), 0), WHOLE - 1)
+        self.part += part.tobytes()
         self.stand_in.frombytes(first.tobytes())
         self.stand_ins.frombytes(count.tobytes())
 

@@ -1,7 +1,7 @@
 // Where the data come from: a server that goes on telling, or what was frozen into this file.
 
 // The arrays of a trial's details: a number for each round and client, or each round and layer.
-export const PACKED = ["status", "stand_in", "stand_ins", "layer_density", "layer_churn", "mask_age"];
+export const PACKED = ["status", "stand_in", "stand_ins", "part", "layer_density", "layer_churn", "mask_age"];
 
 const KINDS = { u1: Uint8Array, u2: Uint16Array, f4: Float32Array };
 

@@ -6,6 +6,8 @@ import { clientColours, colours, rgb } from "./theme.js";
 
 // As ClientStatus in runs/record.py has them.
 const STATUS = { NOT_ASKED: 0, ARRIVED: 1, LOST: 2, LOST_UP: 3, LOST_DOWN: 4, REFUSED: 5 };
+// In a detail's `part`: the model came whole, or not at all. Below it, the share that came in 255ths.
+const WHOLE = 255;
 const WORDS = ["not asked", "arrived", "lost", "lost on the way up", "lost on the way down", "refused"];
 
 export class ArrivalStrip extends RoundChart {
@@ -23,7 +25,7 @@ export class ArrivalStrip extends RoundChart {
   }
 
   caption() {
-    return "Each row is a client, each column a round. Where an update was lost and another client stood in for it, the cell has that client's colour.";
+    return "Each row is a client, each column a round. Where an update was lost and another client stood in for it, the cell has that client's colour. A model that came in part is the darker the less of it came.";
   }
 
   legend() {
@@ -32,6 +34,9 @@ export class ArrivalStrip extends RoundChart {
     if (!detail) return [];
     const has = present(detail);
     const out = [{ label: "arrived", colour: arrived }];
+    if (detail.part.some((share) => share < WHOLE)) {
+      for (const percent of [75, 25]) out.push({ label: `${percent} % of the model came`, colour: css(mixed(percent / 100)), edge: true });
+    }
     const names = [STATUS.LOST, STATUS.LOST_UP, STATUS.LOST_DOWN].filter((code) => has.codes.has(code));
     for (const code of names) out.push({ label: WORDS[code], colour: code === STATUS.LOST_DOWN ? lostDown : lost, edge: true });
     if (has.codes.has(STATUS.REFUSED)) out.push({ label: "refused", colour: refused });
@@ -99,10 +104,10 @@ export class ArrivalStrip extends RoundChart {
         let [r, g, b] = [0, 0, 0];
         for (let t = start; t < end; t += 1) {
           const cell = t * clients + client;
-          const at = 3 * shade(detail, cell);
-          r += table[at];
-          g += table[at + 1];
-          b += table[at + 2];
+          const [red, green, blue] = cellRgb(detail, cell, table);
+          r += red;
+          g += green;
+          b += blue;
         }
         const to = 4 * (y * width + column);
         data[to] = r / (end - start);
@@ -139,8 +144,7 @@ export class ArrivalStrip extends RoundChart {
 
   cellColour(detail, cell) {
     const table = palette(this.page.clients().groups);
-    const at = 3 * shade(detail, cell);
-    return `rgb(${table[at]} ${table[at + 1]} ${table[at + 2]})`;
+    return css(cellRgb(detail, cell, table));
   }
 
   share(detail, client) {
@@ -156,12 +160,12 @@ export class ArrivalStrip extends RoundChart {
   csv() {
     const detail = this.detail();
     const rounds = this.page.trial().columns.round;
-    const rows = [["round", "client", "status", "stand-in", "stand-ins"]];
+    const rows = [["round", "client", "status", "stand-in", "stand-ins", "share"]];
     for (let t = 0; t < detail.length; t += 1) {
       for (let client = 0; client < detail.clients; client += 1) {
         const cell = t * detail.clients + client;
         const stood = detail.stand_in[cell] > 0;
-        rows.push([rounds[t], client, WORDS[detail.status[cell]], stood ? detail.stand_in[cell] - 1 : "", stood ? detail.stand_ins[cell] : ""]);
+        rows.push([rounds[t], client, WORDS[detail.status[cell]], stood ? detail.stand_in[cell] - 1 : "", stood ? detail.stand_ins[cell] : "", shareOf(detail, cell)]);
       }
     }
     return rows;
@@ -187,12 +191,40 @@ function present(detail) {
   return { codes, standIns: detail.stand_in.some((client) => client > 0) };
 }
 
+// How much of a model came: 0 to 1.
+function shareOf(detail, cell) {
+  if (detail.status[cell] !== STATUS.ARRIVED) return 0;
+  return detail.part[cell] === WHOLE ? 1 : Math.round((1000 * detail.part[cell]) / WHOLE) / 1000;
+}
+
 function statusWords(detail, cell) {
-  const words = WORDS[detail.status[cell]];
+  const came = inPart(detail, cell) ? `, ${Math.round(100 * shareOf(detail, cell))} % of its model` : "";
+  const words = WORDS[detail.status[cell]] + came;
   if (!detail.stand_in[cell]) return words;
   const others = detail.stand_ins[cell] - 1;
   const more = others > 0 ? ` and ${plural(others, "other")}` : "";
-  return `${words}; client ${detail.stand_in[cell] - 1}${more} stood in`;
+  const rest = came ? " for the rest" : "";
+  return `${words}; client ${detail.stand_in[cell] - 1}${more} stood in${rest}`;
+}
+
+function inPart(detail, cell) {
+  return detail.status[cell] === STATUS.ARRIVED && detail.part[cell] < WHOLE;
+}
+
+// A model that came in part is between arrived and lost, whoever stood in for the rest.
+function cellRgb(detail, cell, table) {
+  if (inPart(detail, cell)) return mixed(shareOf(detail, cell));
+  const at = 3 * shade(detail, cell);
+  return [table[at], table[at + 1], table[at + 2]];
+}
+
+function mixed(share) {
+  const [arrived, lost] = [rgb(colours().arrived), rgb(colours().lost)];
+  return arrived.map((value, k) => Math.round(share * value + (1 - share) * lost[k]));
+}
+
+function css([r, g, b]) {
+  return `rgb(${r} ${g} ${b})`;
 }
 
 // Which colour of the palette: that of the client that stood in, or else of the status.

@@ -371,7 +371,7 @@ def test_a_client_without_data_says_so(tmp_path):
         (
             {"policy": {"name": "rigl"}},
             {"upload": "dense"},
-            "policy.name must be one of static, set, feddst with",
+            "policy.name must be one of static, set, feddst, early-bird with",
         ),
         (
             {"client": {"name": "scaffold"}},

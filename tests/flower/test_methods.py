@@ -100,6 +100,23 @@ def test_a_client_algorithm_gives_the_same_records_as_in_the_engine(client, tmp_
     assert_same(world, strategy, lines, models)
 
 
+def test_early_bird_waits_with_the_cut_as_in_the_engine(tmp_path):
+    policy = {"name": "early-bird", "window": 2, "tolerance": 0.2}
+    world = small(policy=policy, pruning={"pruner": "mag", "scope": "erk"}, arms=["safari"])
+    strategy, lines, models = on_flower(world, own_loop(world), tmp_path / "run")
+    assert_same(world, strategy, lines, models)
+    densities = [line["density"] for line in lines if line["arrived"]]
+    assert densities[0] == 1.0
+    assert densities[-1] < 0.3
+
+
+@pytest.mark.parametrize("name", ["fedawe", "fedpbc"])
+def test_vectors_for_each_client_alone_are_refused(name, tmp_path):
+    world = small(client={"name": name}, arms=["drop"])
+    with pytest.raises(ConfigError, match=f"client.name: {name} sends each client a vector of its own"):
+        on_flower(world, our_loop(world), tmp_path / "run")
+
+
 EVERYTHING = {
     "policy": {"name": "rigl", "interval": 1, "stop": 1.0},
     "client": {"name": "scaffold"},

@@ -205,7 +205,7 @@ def race(experiment: Experiment, results: Results) -> Table | None:
     for case in experiment.cases:
         for arm, trials in results.arms(case).items():
             row = [case.name, arm]
-            for column in _GAPS:
+            for column in ("top1", "average_top1"):
                 levels = {seed: numbers.get(column) for seed, numbers in goal.items()}
                 reached = [
                     _first(trials[seed], column, level)

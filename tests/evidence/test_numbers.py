@@ -132,3 +132,15 @@ def test_a_task_with_other_metrics():
     assert "top1" not in found["curve"]
     assert found["perplexity"] is not None
     assert "alternation" in found
+
+
+def test_an_option_that_a_rule_got_later_does_not_make_old_records_strange():
+    from safari.config import Arm, Plug
+    from safari.evidence.numbers import made_by, maker_of
+
+    plain, idle = Arm("mifa", Plug("mifa")), Arm("mifa", Plug("mifa", {"idle": True}))
+    old = {"rule": {"name": "mifa"}, "defaults": {}}
+    assert made_by(old, plain)
+    assert not made_by(old, idle)
+    assert all(made_by(maker_of(arm), arm) for arm in (plain, idle))
+    assert not made_by(maker_of(idle), plain)

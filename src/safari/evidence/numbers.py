@@ -51,6 +51,8 @@ COLUMNS: dict[str, bool] = {
     "phi": False,
 }
 _SHARES = ("top1", "top5", "accuracy", "top1_wobble", "alternation", "lost_updates", "right_group")
+# Options that rules were given after records were made, with the value that is what they did before.
+_FORMER: dict[str, dict[str, Any]] = {"mifa": {"idle": False}}
 _WINDOWS = 20
 _DIGITS = 5
 
@@ -104,7 +106,9 @@ def maker_of(arm: Arm) -> dict[str, dict[str, Any]]:
 def made_by(entry: Mapping[str, Any], arm: Arm) -> bool:
     """Was this made by the rule that the arm has now? Entries that do not name defaults are believed."""
     now = maker_of(arm)
-    return {**now, "rule": entry["rule"], "defaults": entry.get("defaults", now["defaults"])} == now
+    former = {k: v for k, v in _FORMER.get(arm.rule.name, {}).items() if k not in arm.rule.options}
+    then = {**former, **entry.get("defaults", now["defaults"])}
+    return {**now, "rule": entry["rule"], "defaults": then} == now
 
 
 def trial_numbers(

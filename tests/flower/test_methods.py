@@ -6,15 +6,32 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'safari-fl[flower]'")
 
+from dataclasses import replace
+
+import numpy as np
 import torch
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
 
 from engine.kit import world_of
+from flower.kit import Loopback, Net
 from flower.test_equality import SAME, TABLE
-from flower.twin import on_flower, our_loop, own_loop
+from flower.twin import grid_of, on_flower, our_loop, own_loop
+from safari.aggregation import Server
 from safari.engine.parts import rule_of
 from safari.engine.reference import run_round
 from safari.engine.state import State, initial
 from safari.engine.world import World
+from safari.errors import ConfigError, RunError, SafariError
+from safari.flower import SafariStrategy, sparse
+from safari.flower.arrays import frame_of, frame_record, with_beside
+from safari.flower.protocol import DOWNLINK_LOST, UPLINK_LOST
+from safari.flower.rule_state import grown_half, vacated_half
+from safari.models import Layout
+from safari.rounds.beside import wire_layout
+from safari.rounds.half import half_step
+from safari.training.algorithms import scaffold
+from safari.wire import Identity, Shared, decode, encode, reference_digest
 
 ROUNDS = 5
 POLICIES = [
@@ -81,3 +98,314 @@ def test_a_client_algorithm_gives_the_same_records_as_in_the_engine(client, tmp_
     world = small(client=client, arms=["drop"])
     strategy, lines, models = on_flower(world, our_loop(world), tmp_path / "run")
     assert_same(world, strategy, lines, models)
+
+
+def test_early_bird_waits_with_the_cut_as_in_the_engine(tmp_path):
+    policy = {"name": "early-bird", "window": 2, "tolerance": 0.2}
+    world = small(policy=policy, pruning={"pruner": "mag", "scope": "erk"}, arms=["safari"])
+    strategy, lines, models = on_flower(world, own_loop(world), tmp_path / "run")
+    assert_same(world, strategy, lines, models)
+    densities = [line["density"] for line in lines if line["arrived"]]
+    assert densities[0] == 1.0
+    assert densities[-1] < 0.3
+
+
+@pytest.mark.parametrize("name", ["fedawe", "fedpbc"])
+def test_vectors_for_each_client_alone_are_refused(name, tmp_path):
+    world = small(client={"name": name}, arms=["drop"])
+    with pytest.raises(ConfigError, match=f"client.name: {name} sends each client a vector of its own"):
+        on_flower(world, our_loop(world), tmp_path / "run")
+
+
+EVERYTHING = {
+    "policy": {"name": "rigl", "interval": 1, "stop": 1.0},
+    "client": {"name": "scaffold"},
+    "checkpoint": {"every": 1},
+    "aggregation": {"steps": [{"name": "fedadam", "lr": 0.01}], "average": 0.5},
+}
+
+
+class CrashError(Exception):
+    """The end of a process."""
+
+
+class Crashing(Loopback):
+    """A grid that ends its process instead of sending the n-th round."""
+
+    after = 3
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        self.after -= bool(messages)
+        if not self.after:
+            self.after = -1
+            raise CrashError
+        return super().push_messages(messages)
+
+
+def test_policy_algorithm_and_server_step_together_and_after_a_crash(tmp_path):
+    world = small(**EVERYTHING, arms=["safari+"])
+    grid = grid_of(world, our_loop(world), Crashing)
+    with pytest.raises(CrashError):
+        on_flower(world, our_loop(world), tmp_path / "run", grid=grid)
+    # A new process with nothing but the folder; the clients keep what they have.
+    strategy, lines, models = on_flower(world, our_loop(world), tmp_path / "run", grid=grid)
+    assert [line["resumed"] for line in lines] == [False, False, True, False, False]
+    whole, expected, all_models = on_flower(world, our_loop(world), tmp_path / "whole")
+    state = assert_same(world, whole, expected, all_models)
+    assert torch.equal(strategy.server.model, state.server.model)
+    assert torch.equal(models[ROUNDS], all_models[ROUNDS])
+    for name, tensor in whole.server.step_state.items():
+        assert torch.equal(strategy.server.step_state[name], tensor), name
+    for name in (*SAME, "bytes"):
+        assert [line[name] for line in lines] == [line[name] for line in expected]
+    # Another policy is another run.
+    policy = {**EVERYTHING["policy"], "interval": 3}
+    other = small(**{**EVERYTHING, "policy": policy}, arms=["safari+"])
+    with pytest.raises(RunError, match=r"policy\.interval was 1 and is 3"):
+        on_flower(other, our_loop(other), tmp_path / "run")
+
+
+@pytest.mark.parametrize("schedule", ["cubic", "wait"])
+def test_schedules_and_scopes_are_worked_out_by_the_clients(schedule, tmp_path):
+    pruning = {
+        "pruner": "mag", "scope": "uniform", "dense": ["last"], "schedule": schedule,
+        "initial": 0.2, "begin": 1, "end": 3,
+    }  # fmt: skip
+    world = small(pruning=pruning, arms=["mifa"])
+    strategy, lines, models = on_flower(world, own_loop(world), tmp_path / "run")
+    assert_same(world, strategy, lines, models)
+    densities = [round(line["density"], 2) for line in lines]
+    assert (densities[0], densities[-1]) == (0.8, 0.2)
+
+
+def test_a_mask_travels_beside_lossy_downloads(tmp_path):
+    world = small(policy={"name": "rigl", "interval": 1, "stop": 1.0}, arms=["drop"])
+    _, lines, _ = on_flower(world, own_loop(world), tmp_path / "run", download="step", evaluate=True)
+    assert not any(line["refused"] for line in lines)
+    assert all(line["churn"] > 0 for line in lines)
+    kept = {line["density"] for line in lines if line["arrived"]}
+    assert len(kept) == 1
+    assert lines[-1]["bytes"]["down"] < 0.4 * lines[0]["bytes"]["down"]
+
+
+# --- messages that are lost on the way down, and replies made with an old mask
+
+PERFECT = {"uplink": {"name": "perfect"}, "downlink": {"name": "perfect"}}
+MOVING = {"policy": {"name": "set", "interval": 1, "stop": 1.0}}
+
+
+def attacked(world, tmp_path, change, app):
+    """Records and models of a run in which one client's replies are changed."""
+    nodes = grid_of(world, app).apps
+
+    def hostile(message, context):
+        return change(message, nodes[17](message, context))
+
+    grid = grid_of(world, app)
+    grid.apps[17] = hostile
+    return on_flower(world, app, tmp_path / "run", grid=grid)[1:]
+
+
+def late(rounds, instead):
+    """A client whose replies in these rounds (from 1) are others: `instead(message, its own, its last)`."""
+    kept = {}
+
+    def change(message, reply):
+        number = message.content["config"]["server-round"]
+        found = instead(message, reply, kept.get("last")) if number in rounds else reply
+        kept["last"] = reply
+        return found
+
+    return change
+
+
+def lost(message, reply, last):
+    return Message(Error(UPLINK_LOST, "lost"), reply_to=message)
+
+
+def again(message, reply, last):
+    """The reply of the round before, which came late."""
+    return Message(last.content, reply_to=message)
+
+
+def test_who_missed_a_mask_gets_the_next_one_whole(tmp_path):
+    world = small(**MOVING, **PERFECT, arms=["drop"])
+    deaf = {node: own_loop(world) for node in grid_of(world, None).apps}
+    masks = []
+
+    def hard_of_hearing(message, context):
+        if message.content["config"]["server-round"] in (2, 3):
+            return Message(Error(DOWNLINK_LOST, "lost"), reply_to=message)
+        masks.append(masks_in(message, world))
+        return own_loop(world)(message, context)
+
+    grid = grid_of(world, None)
+    grid.apps = {**deaf, 17: hard_of_hearing}
+    strategy, lines, _ = on_flower(world, None, tmp_path / "run", grid=grid)
+    assert [1 in line["arrived"] for line in lines] == [True, False, False, True, True]
+    assert not any(line["refused"] for line in lines)
+    assert not torch.equal(masks[0], masks[1])
+    assert torch.equal(masks[-1], strategy._mask)
+
+
+def masks_in(message, world) -> torch.Tensor:
+    """The mask that a message announces: it needs nothing that an earlier one held."""
+    return torch.from_numpy(decode(frame_of(message.content["arrays"]), wire_layout(world.layout)).mask)
+
+
+@pytest.mark.parametrize("policy", ["set", "feddst"])
+def test_a_reply_made_with_an_old_mask_is_as_if_it_were_lost(policy, tmp_path):
+    world = small(policy={**MOVING["policy"], "name": policy}, **PERFECT, arms=["safari"])
+    lines, models = attacked(world, tmp_path / "late", late((2, 4), again), own_loop(world))
+    without, expected = attacked(world, tmp_path / "lost", late((2, 4), lost), own_loop(world))
+    for number, (line, other) in enumerate(zip(lines, without, strict=True), 1):
+        assert ("1" in line["refused"]) == (number in (2, 4))
+        assert {n: line[n] for n in SAME} == {n: other[n] for n in SAME}
+        assert torch.equal(models[number], expected[number])
+    assert lines[1]["refused"]["1"].startswith("round must be 1, got 0")
+
+
+def test_a_mask_that_was_not_announced_is_refused(tmp_path):
+    world = small(**MOVING, **PERFECT, arms=["drop"])
+
+    def other_mask(message, reply):
+        """An honest reply in all but its mask, which drops a weight and keeps another."""
+        config = message.content["config"]
+        x = decode(frame_of(message.content["arrays"]), wire_layout(world.layout))
+        mask = x.mask.copy()
+        mask[np.flatnonzero(mask)[0]], mask[np.flatnonzero(~mask)[0]] = False, True
+        whose = Identity("1", config["safari.round"], reference_digest(x.vector))
+        shared = Shared(wire_layout(world.layout), x.vector, x.mask)
+        frame = encode(np.where(mask, x.vector, np.float32(0)), mask, shared, identity=whose)
+        return Message(RecordDict({**reply.content, "arrays": frame_record(frame)}), reply_to=message)
+
+    lines, _ = attacked(world, tmp_path, other_mask, own_loop(world))
+    words = "the mask must be the one that was announced, 2 weights differ"
+    assert [line["refused"] for line in lines] == [{"1": words}] * ROUNDS
+
+
+# --- what cannot be used is refused
+
+
+def beside(**more):
+    """A reply with other records beside its model; None takes one away."""
+
+    def change(message, reply):
+        if not reply.has_content():
+            return reply
+        arrays = {n: a for n, a in reply.content["arrays"].items() if n not in more}
+        given = {n: d for n, d in more.items() if d is not None}
+        record = with_beside(ArrayRecord(arrays), given)
+        return Message(RecordDict({**reply.content, "arrays": record}), reply_to=message)
+
+    return change
+
+
+NAN = np.full(2, np.nan, "<f4").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("tables", "change", "words"),
+    [
+        ({"policy": POLICIES[2]}, {"votes": None}, "the reply must hold votes beside its model, got none"),
+        ({"policy": POLICIES[2]}, {"votes": b"abc"}, "the votes cannot be read: "),
+        ({"policy": POLICIES[0]}, {"votes": b"abc"}, "the reply holds votes, and none were asked for"),
+        ({}, {"vector.variate": b"abc"}, "the reply must hold nothing beside its model, got variate"),
+        (
+            {"client": {"name": "scaffold"}},
+            {"vector.variate": None},
+            "must hold variate beside its model, got nothing",
+        ),
+        (
+            {"client": {"name": "scaffold"}},
+            {"vector.variate": b""},
+            "variate, beside the model, cannot be read: ",
+        ),
+        ({"client": {"name": "fednova"}}, {"vector.steps": b"abc"}, "1 numbers must have 4 bytes, got 3"),
+        (
+            {"client": {"name": "fednova"}},
+            {"vector.steps": NAN[:4]},
+            "1 numbers of steps are NaN or infinite",
+        ),
+    ],
+)
+def test_what_travels_beside_a_model_is_checked(tables, change, words, tmp_path):
+    world = small(**{**PERFECT, "rounds": 2}, **tables, arms=["drop"])
+    lines, _ = attacked(world, tmp_path, beside(**change), our_loop(world))
+    assert words in lines[0]["refused"]["1"]
+    assert lines[0]["arrived"] == [0, 2, 3, 4, 5]
+
+
+def test_a_loop_of_ones_own_cannot_be_another_algorithm(tmp_path):
+    world = small(client={"name": "scaffold"}, **PERFECT, arms=["drop"])
+    with pytest.raises(
+        SafariError, match=r"use safari\.flower\.local_training in the place of sparse or sparse_mod"
+    ):
+        on_flower(world, own_loop(world), tmp_path / "run", give_up=1)
+
+
+def test_a_client_without_data_says_so(tmp_path):
+    world = small(policy={"name": "feddst", "interval": 1}, **PERFECT, arms=["drop"])
+    app = ClientApp()
+    app.train()(
+        sparse(lambda context: world.fresh_module())(lambda model, message, context: {"num-examples": 1})
+    )
+    lines = on_flower(world, app, tmp_path / "run", rounds=2)[1]
+    assert "give inputs and labels by batch=" in lines[1]["reasons"]["0"]
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "words"),
+    [
+        (
+            {"policy": {"name": "set"}},
+            {"download": "dense"},
+            "policy.name must be 'static' with download='dense'",
+        ),
+        (
+            {"client": {"name": "fedprox"}},
+            {"download": "dense"},
+            "client.name must be 'fedavg' with download='dense'",
+        ),
+        (
+            {"policy": {"name": "rigl"}},
+            {"upload": "dense"},
+            "policy.name must be one of static, set, feddst with",
+        ),
+        (
+            {"client": {"name": "scaffold"}},
+            {"upload": "dense"},
+            "an algorithm that sends nothing beside the model",
+        ),
+        ({"policy": {"name": "rigl", "interval": 0}}, {}, "interval must be at least 1, got 0"),
+        ({"client": {"name": "scafold"}}, {}, "did you mean 'scaffold'?"),
+        ({"pruning": {"masks_gradient": False}}, {}, "config.pruning.masks_gradient has no effect here"),
+    ],
+)
+def test_what_cannot_travel_is_refused_before_the_first_round(config, options, words):
+    with pytest.raises(ConfigError) as told:
+        SafariStrategy(Net(), 3, config=config, **options)
+    assert words in str(told.value)
+
+
+def test_a_moving_mask_inside_another_strategy_is_refused():
+    strategy = SafariStrategy(Net(), 3, config={"policy": {"name": "set"}})
+    with pytest.raises(ConfigError, match=r"policy\.name must be 'static' inside another strategy"):
+        strategy.configure_train(1, strategy_arrays(), ConfigRecord(), Loopback({30: None}))
+
+
+def strategy_arrays() -> ArrayRecord:
+    return ArrayRecord(dict(Net().state_dict()))
+
+
+def test_a_new_client_in_a_seat_starts_without_the_old_ones_variate(tmp_path):
+    layout = Layout.of(Net())
+    half = scaffold().server
+    server = Server.start(torch.zeros(layout.size), 3, "drop", parameters=layout.parameters,
+                          steps=[half_step(half, 3, layout.parameters)])  # fmt: skip
+    server = replace(server, step_state={"0.variate": torch.ones(3, layout.parameters)})
+    found = vacated_half(server, half, [1]).step_state["0.variate"]
+    assert found.sum(1).tolist() == [layout.parameters, 0, layout.parameters]
+    wide = grown_half({"step.0.variate": found, "model": server.model}, half, 5, layout.parameters)
+    assert wide["step.0.variate"].sum(1).tolist() == [layout.parameters, 0, layout.parameters, 0, 0]

@@ -111,7 +111,7 @@ def on_flower(
     return strategy, RunFolder.open(run).trials()[0].records(), models
 
 
-def grid_of(world: World, app: ClientApp) -> Loopback:
+def grid_of(world: World, app: ClientApp, kind: type[Loopback] = Loopback) -> Loopback:
     nodes = NODES[: world.config.clients]
     configs = {n: {"partition-id": i, "num-partitions": len(nodes)} for i, n in enumerate(nodes)}
-    return Loopback(dict.fromkeys(nodes, app), configs)
+    return kind(dict.fromkeys(nodes, app), configs)

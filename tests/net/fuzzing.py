@@ -11,7 +11,7 @@ from net.joined import session_for
 from safari.net.channel import Channel
 from safari.net.fec import Source
 from safari.net.pace import Pacing
-from safari.net.seal import DOWN, UP, Counts, Drop, Sealer, Session
+from safari.net.seal import DOWN, UP, WINDOW, Counts, Drop, Sealer, Session
 from safari.net.server import Server
 
 PACING = Pacing(rate=1e9)
@@ -21,6 +21,7 @@ KINDS = (
     "truncated",
     "extended",
     "replayed",
+    "reordered",
     "random",
     "foreign",
     "stale",
@@ -38,6 +39,8 @@ class Attack:
     honest: list[tuple[bytes, str]]
     stale: list[bytes]
     down: list[bytes]
+    # Authentic and never received, but overtaken by more than the window.
+    late: list[bytes]
 
     @classmethod
     def prepare(cls, packets: int = 150) -> Attack:
@@ -61,7 +64,18 @@ class Attack:
             server.receive(data, "a", 0.0)
         server.close(sessions[2].id)
         down = [Sealer(session, DOWN, 1).seal(1, bytes(30)) for session in sessions[:2]]
-        return cls(server, sessions[:2], honest, stale, down)
+        third = session_for("c")
+        server.open(third, source, 0.0, 1_000_000)
+        end = Channel(third, out=UP, back=DOWN, epoch=2, now=0.0, pacing=PACING, counts=Counts())
+        late = [end.data(b"\0\0\1\0" + bytes(i), 0.0) for i in range(1, 100)]
+        end._sealer.counter += WINDOW
+        server.receive(end.report(False, (5,), padded=True), "c", 0.0)
+        return cls(server, sessions[:2], honest, stale, down, late)
+
+    @property
+    def accepted(self) -> int:
+        """How many datagrams were accepted on the way here."""
+        return len(self.stale) + 1
 
     def datagrams(self, count: int, rng: np.random.Generator) -> Iterator[tuple[str, bytes]]:
         """So many hostile datagrams, each with its kind; all kinds equally often."""
@@ -83,6 +97,8 @@ class Attack:
             return data[: seed % len(data)]
         if kind == "extended":
             return data + bytes(1 + seed % 2000)
+        if kind == "reordered":
+            return self.late[seed % len(self.late)]
         if kind == "random":
             return rng.bytes(seed % 1500)
         if kind == "foreign":
@@ -114,6 +130,7 @@ def expected() -> dict[str, set[Drop]]:
         "truncated": {Drop.TRUNCATED, Drop.FORGED, Drop.REPLAYED},
         "extended": {Drop.OVERSIZED, Drop.FORGED, Drop.REPLAYED},
         "replayed": {Drop.REPLAYED},
+        "reordered": {Drop.REPLAYED},
         "random": {Drop.TRUNCATED, Drop.FOREIGN},
         "foreign": {Drop.FOREIGN},
         "stale": {Drop.STALE},

@@ -19,7 +19,7 @@ from safari.training import evaluate
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 SETTINGS = {
-    "seed": 0, "rounds": 4, "clients": 3, "rule": "safari+", "model": "cnn", "sparsity": 0.8, "values": "auto",
+    "seed": 0, "rounds": 3, "clients": 2, "rule": "safari+", "model": "cnn", "sparsity": 0.8, "values": "auto",
 }  # fmt: skip
 
 
@@ -31,7 +31,7 @@ def test_the_strategy_and_its_clients_in_namespaces_with_loss_by_nft(tmp_path):
     """Flower's messages go through memory here, and models through real sockets and the kernel's packet filter."""
     world = lab.world_of(SETTINGS)
     model = world.fresh_module()
-    with Network(3, tmp_path) as network:
+    with Network(2, tmp_path) as network:
 
         def client(number: int):
             def answer(message, context):
@@ -48,27 +48,28 @@ def test_the_strategy_and_its_clients_in_namespaces_with_loss_by_nft(tmp_path):
             model.load_state_dict(arrays.to_torch_state_dict())
             return MetricRecord({**evaluate(model, world.data.test_x, world.data.test_y, batch=1000)})
 
-        changes = {1: lambda: network.lose(30), 3: lambda: network.lose(60)}
+        changes = {1: lambda: network.lose(30), 2: lambda: network.lose(60)}
         datagrams = Datagrams(SERVER, listen=SERVER, insecure=True, client_rate=2e6, server_rate=6e6)
         network.inside("server", datagrams.open)
         strategy = SafariStrategy(
             model,
-            3,
+            2,
             SETTINGS["rule"],
             config=world.config,
             run=tmp_path / "run",
             datagrams=datagrams,
             give_up=None,
         )
-        grid = Loopback({node: client(i) for i, node in enumerate(sorted(NODES))})
-        strategy.start(grid, num_rounds=4, timeout=60.0, evaluate_fn=change)
+        grid = Loopback({node: client(i) for i, node in enumerate(sorted(NODES)[:2])})
+        strategy.start(grid, num_rounds=3, timeout=60.0, evaluate_fn=change)
         prefix = network.name("")
     assert prefix not in namespaces()
     lines = lines_of(tmp_path / "run")
     shares = [[block["packets"] / block["of"] for block in line["blocks"].values()] for line in lines]
-    assert shares[0] == [1.0] * 3
-    assert sum(shares[1] + shares[2]) / 6 == pytest.approx(0.7, abs=0.2)
-    assert sum(shares[3]) / 3 == pytest.approx(0.4, abs=0.25)
+    assert shares[0] == [1.0, 1.0]
+    # Of 38 packets each: four standard deviations.
+    assert sum(shares[1]) / 2 == pytest.approx(0.7, abs=0.3)
+    assert sum(shares[2]) / 2 == pytest.approx(0.4, abs=0.32)
     simulated = simulate(tmp_path / "run", tmp_path / "simulated")
     assert [line["arrived"] for line in simulated] == [line["arrived"] for line in lines]
     assert [line["top1"] for line in simulated] == pytest.approx([line["top1"] for line in lines], abs=0.01)

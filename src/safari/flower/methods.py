@@ -38,7 +38,7 @@ from safari.training import CLIENTS, ClientAlgorithm, Known, LocalRound
 
 STATIC, PLAIN = "static", "fedavg"
 # Built-in policies to which clients report nothing beside their model.
-_SILENT = (STATIC, "set", "feddst")
+_SILENT = (STATIC, "set", "feddst", "early-bird")
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,13 @@ class Methods:
         policy, client = self.config.policy.name, self.config.client.name
         if not self.config.pruning.masks_gradient:
             raise ConfigError("pruning.masks_gradient must be true on Flower, got false")
+        half = self.client.server
+        sent = {} if half is None else half.down(half.init(1, self.layout.parameters, torch.device("cpu")))
+        if any(vector.ndim > 1 for vector in sent.values()):
+            raise ConfigError(
+                f"client.name: {client} sends each client a vector of its own, which only our own engines can; "
+                "here all clients get the same message"
+            )
         if download == "dense":
             what = "clients without our side would not hear of it"
             if policy != STATIC:

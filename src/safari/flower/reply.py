@@ -17,7 +17,7 @@ from safari.flower.broadcast import ARRAYS, Broadcast
 from safari.flower.protocol import PARTITION_ID, SAFARI, ClientInfo, node_name
 from safari.models import Layout
 from safari.pruning import weight_entries
-from safari.pruning.policies.regrow import GradientVotes
+from safari.pruning.policies.regrow import GradientVotes, OwnMask
 from safari.rounds.beside import decode_vector, votes_from_bytes
 from safari.text import visible
 from safari.wire import Identity, decode
@@ -265,6 +265,14 @@ def _check_mask(mask: Tensor, sent: Broadcast, came: Tensor | None = None) -> No
         wrong = int((differ if came is None else differ & came).sum())
         if wrong:
             raise SafariError(f"the mask must be the one that was announced, {wrong} weights differ")
+    own = None if sent.plan.masks is None else sent.plan.masks.own
+    if isinstance(own, OwnMask):
+        dropped = own.rest & ~mask
+        wrong = int((dropped if came is None else dropped & came).sum())
+        if wrong:
+            raise SafariError(
+                f"the mask must keep what stays of the one that was announced, it cuts {wrong} weights"
+            )
 
 
 def _dense_mask(vector: Tensor, info: ClientInfo | None, layout: Layout) -> Tensor:

@@ -138,6 +138,7 @@ LIMITS = [
     ("evaluation.batch", 0, "evaluation.batch must be at least 1, got 0"),
     ("evaluation.validation", -0.1, "evaluation.validation must be at least 0.0, got -0.1"),
     ("evaluation.validation", 1, "evaluation.validation must be below 1.0, got 1"),
+    ("evaluation.clients", 1, "evaluation.clients must be below 1.0, got 1"),
     ("evaluation.last", 0, "evaluation.last must be at least 1, got 0"),
     ("evaluation.target", 0, "evaluation.target must be above 0.0, got 0"),
     ("pruning.scope", "erdos", "pruning.scope must be one of erk, global, uniform; got 'erdos'"),

@@ -336,7 +336,7 @@ class Config:
     policy: Plug = _plug(
         "static",
         "which weights are trained in each round: static: what was cut stays cut (the paper); set, rigl, "
-        "sparse-momentum, feddst, fedrts: masks that move; or your own",
+        "sparse-momentum, feddst, fedrts: masks that move; early-bird: cut when masks rest; or your own",
     )
     local: Local = field(default_factory=Local)
     client: Plug = _plug(

@@ -25,6 +25,7 @@ BASE: dict[str, Any] = {
     "wire": {"every": 3},
 }
 MOVING = {"interval": 2}
+OPTIONS: dict[str, dict[str, Any]] = {"static": {}, "early-bird": {"window": 2}}
 
 
 def records(folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -37,7 +38,7 @@ def records(folder: Path) -> dict[str, list[dict[str, Any]]]:
 @pytest.mark.parametrize(
     "part",
     [
-        *({"policy": {"name": name, **(MOVING if name != "static" else {})}} for name in POLICIES),
+        *({"policy": {"name": name, **OPTIONS.get(name, MOVING)}} for name in POLICIES),
         *({"client": {"name": name}} for name in CLIENTS if name != "fedavg"),
     ],
     ids=lambda part: next(iter(part.values()))["name"],

@@ -61,7 +61,7 @@ def assert_same(world: World, strategy, lines, models, *, bytes_down: bool = Tru
         # On Flower a frame states its client, round and model, in 20 bytes. In the first round a server that has
         # no data expects another mask where clients work it out.
         worked_out = t == 0 and world.config.policy.name == "static"
-        assert worked_out or line["bytes"]["up"] == (up if up is None else up + 20)
+        assert worked_out or line["bytes"]["up"] == (up if up is None else pytest.approx(up + 20, abs=1e-6))
     assert state.server.step_state.keys() == strategy.server.step_state.keys()
     for name, tensor in state.server.step_state.items():
         assert torch.equal(strategy.server.step_state[name], tensor), name
@@ -98,6 +98,23 @@ def test_a_client_algorithm_gives_the_same_records_as_in_the_engine(client, tmp_
     world = small(client=client, arms=["drop"])
     strategy, lines, models = on_flower(world, our_loop(world), tmp_path / "run")
     assert_same(world, strategy, lines, models)
+
+
+def test_early_bird_waits_with_the_cut_as_in_the_engine(tmp_path):
+    policy = {"name": "early-bird", "window": 2, "tolerance": 0.2}
+    world = small(policy=policy, pruning={"pruner": "mag", "scope": "erk"}, arms=["safari"])
+    strategy, lines, models = on_flower(world, own_loop(world), tmp_path / "run")
+    assert_same(world, strategy, lines, models)
+    densities = [line["density"] for line in lines if line["arrived"]]
+    assert densities[0] == 1.0
+    assert densities[-1] < 0.3
+
+
+@pytest.mark.parametrize("name", ["fedawe", "fedpbc"])
+def test_vectors_for_each_client_alone_are_refused(name, tmp_path):
+    world = small(client={"name": name}, arms=["drop"])
+    with pytest.raises(ConfigError, match=f"client.name: {name} sends each client a vector of its own"):
+        on_flower(world, our_loop(world), tmp_path / "run")
 
 
 EVERYTHING = {

@@ -31,6 +31,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sparse-momentum": {"interval": 2},
     "feddst": {"interval": 3},
     "fedrts": {"interval": 2},
+    "early-bird": {"window": 2, "latest": 0.4},
 }
 
 
@@ -70,8 +71,11 @@ def play(name: str, rounds: int = ROUNDS, sparsity: float = 0.7) -> list[tuple[t
 @pytest.mark.parametrize("name", POLICIES)
 def test_counts_are_exact_in_every_round(name: str) -> None:
     budget = budget_for(LAYOUT, 0.7, "erk")
-    for base, _, own, *_ in play(name):
+    for t, (base, _, own, *_) in enumerate(play(name)):
         for mask in (base, *own):
+            if name == "early-bird" and t < 1:
+                assert bool(mask.all()), "nothing is cut before a second mask can be compared with the first"
+                continue
             kept = [int(mask[e.offset : e.end].sum()) for e in weight_entries(LAYOUT)]
             assert kept == list(budget.layers)
             assert bool(mask[~LAYOUT.prunable].all()), "what cannot be pruned is kept"
@@ -190,3 +194,37 @@ def test_a_budget_is_exact_whatever_the_scope(sizes, sparsity, scope) -> None:
         torch.Generator().manual_seed(0),
     )  # fmt: skip
     assert int(mask.sum()) == budget.total
+
+
+def cut_by_magnitude(model: torch.Tensor, kept: int) -> set[int]:
+    prunable = [i for i in range(LAYOUT.size) if LAYOUT.prunable[i]]
+    return set(sorted(prunable, key=lambda i: (-abs(float(model[i])), i))[:kept])
+
+
+@pytest.mark.parametrize(("tolerance", "window", "latest"), [(0.1, 3, 1.0), (0.02, 2, 1.0), (0.0, 4, 0.5)])
+def test_early_bird_cuts_as_the_plain_loop(tolerance: float, window: int, latest: float) -> None:
+    """A model that moves less and less: the masks it would have come to rest."""
+    policy = POLICIES["early-bird"](tolerance=tolerance, window=window, latest=latest)
+    state, draw, weights = policy.init(LAYOUT, torch.device("cpu")), torch.Generator().manual_seed(3), 160
+    model, history, cut, rounds = torch.randn(LAYOUT.size, generator=draw), [], None, 20
+    budget = budget_for(LAYOUT, 0.7, "global")
+    for t in range(rounds):
+        model = model + torch.randn(LAYOUT.size, generator=draw) * 0.6**t
+
+        def by_score(support: torch.Tensor | None, model: torch.Tensor = model) -> torch.Tensor:
+            return compute_mask(NET, LAYOUT, model, PRUNERS["mag"], budget, None, torch.Generator(), support)
+
+        round = MaskRound(t, rounds, model, LAYOUT, budget, np.random.default_rng(t), by_score)
+        masks, state = policy.apply(state, round)
+        history.append(cut_by_magnitude(model, budget.total))
+        if cut is None:
+            recent = history[-window:]
+            rests = len(recent) == window and all(
+                len(history[-1] ^ other) / weights <= tolerance for other in recent
+            )
+            cut = history[-1] if rests or t >= latest * rounds else None
+        kept = {i for i in range(LAYOUT.size) if LAYOUT.prunable[i] and masks.shared[i]}
+        everything = {i for i in range(LAYOUT.size) if LAYOUT.prunable[i]}
+        assert kept == (everything if cut is None else cut)
+    assert cut is not None
+    assert history[0] != cut

@@ -13,7 +13,7 @@ from safari.aggregation import Round
 from safari.errors import ConfigError
 from safari.models import Layout
 from safari.tasks import regression
-from safari.training import CLIENTS, ClientSide, Known, train_local
+from safari.training import CLIENTS, ClientSide, Known, LocalRound, train_local
 
 STEPS, LR = 3, 0.3
 COUNTS = torch.tensor([[6.0, 2.0, 0.0]])
@@ -186,9 +186,72 @@ def test_a_task_without_classes_is_refused_with_a_reason(name: str) -> None:
         ("feddyn", {"alpha": 0.0}, "alpha must be above 0, got 0.0"),
         ("calibrated", {"smoothing": 0.0}, "smoothing must be above 0 and at most 1, got 0.0"),
         ("dane", {"mu": float("nan")}, "mu must be at least 0, got nan"),
+        ("fedawe", {"lr": 0.0}, "lr must be a finite number above 0, got 0.0"),
     ],
 )
 def test_options_out_of_bounds(name: str, options: dict, text: str) -> None:
     with pytest.raises(ConfigError) as error:
         CLIENTS[name](**options)
     assert str(error.value) == text
+
+
+# --- clients that go on from their own models: three of them, pulled towards corners of their own
+
+CORNERS = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-3.0, 1.0]])
+PATTERN = [[0, 2], [1], [], [0], [0, 1, 2], [2], [], [1, 2]]
+
+
+def moved(model: torch.Tensor, client: int) -> torch.Tensor:
+    """Half of the way to the client's corner, in place of local steps."""
+    return model + (CORNERS[client] - model) / 2
+
+
+def played(name: str) -> list[list[float]]:
+    """The global models of rounds in which only some clients take part, by the algorithm's own two halves."""
+    algorithm = CLIENTS[name]()
+    x, own = torch.zeros(2), dict(algorithm.init(3, 2, torch.device("cpu")))
+    held, found = algorithm.server.init(3, 2, torch.device("cpu")), []
+    for t, ids in enumerate(PATTERN):
+        down = algorithm.server.down(held)
+        # With FedPBC everybody trains in every round; with FedAWE nothing is kept of what does not arrive.
+        starts = algorithm.begin(x.expand(3, -1), own, down)
+        models = torch.stack([moved(start, client) for client, start in enumerate(starts)])
+        if algorithm.finish is not None:
+            local = LocalRound(models, starts, torch.ones(3, 2).bool(), own, down, None, 1, 1, 0.1, None)
+            own = dict(algorithm.finish(local)[0])
+        if ids:
+            weights = torch.full((3,), 1 / 3, dtype=torch.float64)
+            round = Round(
+                t, x, torch.arange(3), torch.tensor(ids), models[ids], torch.ones(1, 2).bool(), weights, 2
+            )
+            step, held = algorithm.server.apply(held, models[ids].mean(0) - x, {}, round)
+            x = x + step
+        found.append(x.tolist())
+    return found
+
+
+def test_fedawe_as_a_plain_loop() -> None:
+    x, models, since, expected = torch.zeros(2), [torch.zeros(2)] * 3, [-1] * 3, []
+    for t, ids in enumerate(PATTERN):
+        if ids:
+            innovations = {i: models[i] - moved(models[i], i) for i in ids}
+            x = sum(models[i] - (t - since[i]) * innovations[i] for i in ids) / len(ids)
+        for i in ids:
+            models[i], since[i] = x, t
+        expected.append(x.tolist())
+    torch.testing.assert_close(torch.tensor(played("fedawe")), torch.tensor(expected))
+    # Client 1, away in round 0, begins at (0, 0) and counts twice: its way to (0, 1) becomes (0, 2).
+    assert expected[1] == [0.0, 2.0]
+
+
+def test_fedpbc_as_a_plain_loop() -> None:
+    x, models, expected = torch.zeros(2), [torch.zeros(2)] * 3, []
+    for ids in PATTERN:
+        models = [moved(model, i) for i, model in enumerate(models)]
+        if ids:
+            x = sum(models[i] for i in ids) / len(ids)
+        models = [x if i in ids else model for i, model in enumerate(models)]
+        expected.append(x.tolist())
+    torch.testing.assert_close(torch.tensor(played("fedpbc")), torch.tensor(expected))
+    # Client 1 went half of the way to (0, 2) twice.
+    assert expected[1] == [0.0, 1.5]

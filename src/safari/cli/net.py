@@ -77,8 +77,8 @@ def serve(host: str | None, port: int, data_port: int, out: Path, rounds: int, *
     Example, and what to run on each client is printed:
       safari net serve --clients 3
     """
-    from safari.flower.lab import check
-    from safari.flower.launch import Lab, follow, own_address, superlink
+    from safari.lab.app import check
+    from safari.lab.launch import Lab, follow, own_address, superlink
 
     table = {name.replace("_", "-"): value for name, value in settings.items()} | {"rounds": rounds}
     # Report errors here rather than in the log of another process.
@@ -115,7 +115,7 @@ def join(server: str, client: int, clients: int, fingerprint: str | None, certif
     Example, as the server prints it:
       safari net join 192.168.1.10:8000 --client 0 --clients 3 --fingerprint 3f9a...
     """
-    from safari.flower.launch import join as join_lab
+    from safari.lab.launch import join as join_lab
 
     if client >= clients:
         raise click.UsageError(f"--client must lie between 0 and {clients - 1}, got {client}")

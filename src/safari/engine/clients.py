@@ -15,8 +15,7 @@ Rows = Mapping[str, Tensor]
 
 def side_of(world: World, state: Rows, down: Rows, clients: Sequence[int]) -> ClientSide:
     """What these clients have beside the model."""
-    rows = list(clients)
-    return ClientSide({name: tensor[rows] for name, tensor in state.items()}, down, world.known.rows(rows))
+    return ClientSide(state, down, world.known).rows(list(clients))
 
 
 def put_rows(state: Rows, found: Rows, clients: Sequence[int]) -> dict[str, Tensor]:

@@ -45,7 +45,7 @@ class RoundCodec:
         self.residual = residual if residual is None else residual.clone()
         self._up: list[float] = []
         self._beside = 0
-        self._beside_down = 0
+        self._beside_down = 0.0
         self._modes: Counter[str] = Counter()
 
     def up(self, clients: Sequence[int], models: Tensor, masks: Tensor) -> Tensor:
@@ -105,10 +105,12 @@ class RoundCodec:
             self._beside += len(votes_to_bytes(row, layout))
 
     def beside_down(self, vectors: Mapping[str, Tensor]) -> None:
-        """Count what travels down beside the model."""
+        """Count what travels down beside the model; of what each client gets for itself, the mean over clients."""
         if self.counts:
             for vector in vectors.values():
-                self._beside_down += len(encode_vector(vector, vector != 0, self._world.layout))
+                rows = vector if vector.ndim > 1 else vector[None]
+                sizes = [len(encode_vector(row, row != 0, self._world.layout)) for row in rows]
+                self._beside_down += sum(sizes) / len(sizes)
 
     def sizes(self) -> dict[str, float | None]:
         """Bytes of an upload that arrived (mean over clients) and of the broadcast; None: not counted.

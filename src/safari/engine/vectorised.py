@@ -331,8 +331,7 @@ class Vectorised:
         def train(share: Sequence[int]) -> tuple[GroupTraining, float, float]:
             rows, start = list(share), time.perf_counter()
             own = masks if len(masks) == 1 else masks[rows]
-            part = ClientSide({n: v[rows] for n, v in side.state.items()}, side.down, side.known.rows(rows))
-            found = self._train_stacked(x, own, [group[i] for i in share], t, part)
+            found = self._train_stacked(x, own, [group[i] for i in share], t, side.rows(rows))
             return found, start, time.perf_counter()
 
         pool, everybody = self._pool, range(len(group))
@@ -413,14 +412,7 @@ class Vectorised:
         each = masks.expand(len(group), -1)
         with self._precision():
             found = [
-                train(
-                    self.world,
-                    x,
-                    mask,
-                    client,
-                    t,
-                    ClientSide({n: v[[k]] for n, v in side.state.items()}, side.down, side.known.rows([k])),
-                )
+                train(self.world, x, mask, client, t, side.rows([k]))
                 for k, (client, mask) in enumerate(zip(group, each, strict=True))
             ]
         return GroupTraining(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -31,14 +30,14 @@ from safari.pruning import (
     compute_mask,
 )
 from safari.pruning.policies.regrow import GradientVotes, OwnMask, Steepest
-from safari.rounds.half import half_state
+from safari.rounds.half import half_state, vectors_up
 from safari.rounds.masks import as_received, budget_of, policy_masks, sparsity_of
 from safari.seeds import generator, torch_generator
-from safari.training import CLIENTS, ClientAlgorithm, Known, LocalRound
+from safari.training import CLIENTS, ClientAlgorithm
 
 STATIC, PLAIN = "static", "fedavg"
 # Built-in policies to which clients report nothing beside their model.
-_SILENT = (STATIC, "set", "feddst")
+_SILENT = (STATIC, "set", "feddst", "early-bird")
 
 
 @dataclass(frozen=True)
@@ -121,6 +120,13 @@ class Methods:
         policy, client = self.config.policy.name, self.config.client.name
         if not self.config.pruning.masks_gradient:
             raise ConfigError("pruning.masks_gradient must be true on Flower, got false")
+        half = self.client.server
+        sent = {} if half is None else half.down(half.init(1, self.layout.parameters, torch.device("cpu")))
+        if any(vector.ndim > 1 for vector in sent.values()):
+            raise ConfigError(
+                f"client.name: {client} sends each client a vector of its own, which only our own engines can; "
+                "here all clients get the same message"
+            )
         if download == "dense":
             what = "clients without our side would not hear of it"
             if policy != STATIC:
@@ -201,31 +207,3 @@ class Methods:
                     f"policy.name: {self.config.policy.name}: {name} must choose from the mask that is announced"
                 )
         return Masks(masks.shared, None if masks.shared is not None else base, masks.own, masks.votes, True)
-
-
-def vectors_up(algorithm: ClientAlgorithm, parameters: int) -> dict[str, int]:
-    """The vectors that an algorithm sends up beside a model, by name, and how many numbers each has.
-
-    Found by asking it to finish a round of one step without a gradient.
-    """
-    if algorithm.finish is None:
-        return {}
-    zeros, device = torch.zeros(1, parameters), torch.device("cpu")
-    server = algorithm.server
-    down = {} if server is None else server.down(server.init(1, parameters, device))
-    local = partial(
-        LocalRound,
-        model=zeros,
-        start=zeros,
-        mask=torch.ones_like(zeros, dtype=torch.bool),
-        down=down,
-        known=Known(zeros.new_zeros(1, 0), zeros.new_ones(1)),
-        steps=1,
-        lr=0.1,
-        gradient=lambda at: zeros,
-    )
-    state = algorithm.init(1, parameters, device)
-    if algorithm.direction is not None:
-        _, state = algorithm.direction(zeros, local(state=state, step=0))
-    _, up = algorithm.finish(local(state=state, step=1))
-    return {name: rows.shape[1] for name, rows in up.items()}

@@ -3,6 +3,7 @@
 All tensors are stacked, a row a client; a single client is a stack of one. So the same few lines serve the
 reference engine, all clients at once, and one client on a device.
 
+    begin       where the local steps begin, instead of at the broadcast
     loss        the training loss of each sample, from outputs, labels and what the client knows of its own data
     direction   what a local step follows, from the gradient:  FedProx: g + μ (w - x);  SCAFFOLD: g - c_i + c
     finish      after the last step: the state that stays with the client, and vectors that travel beside the model
@@ -55,7 +56,8 @@ class LocalRound:
     """Some clients in the middle of a round.
 
     `model` (`float32[clients, parameters]`) is where they stand, `start` where they began, masked; `mask`
-    what they keep. `state` holds each client's own tensors, `down` the vectors that came with the broadcast.
+    what they keep. `state` holds each client's own tensors, `down` the vectors that came with the broadcast (one
+    for all, or a row a client).
     `step` counts the local steps done, of `steps` in all; `lr` is the learning rate. `gradient(at)` is the
     gradient of the current mini-batch's loss at other models; it costs as much as a step.
     """
@@ -77,7 +79,8 @@ class ServerHalf:
     """The server's side of a client algorithm.
 
     `init(clients, parameters, device) -> state`, a dict of tensors that checkpoints can hold. `down(state)`
-    gives the vectors (`float32[parameters]`) that travel with the next broadcast. `apply(state, step, up,
+    gives the vectors that travel with the next broadcast: of one dimension where all clients get the same
+    (`float32[parameters]`), of two where each gets a row of its own (`float32[clients, n]`). `apply(state, step, up,
     round) -> (step, state)` follows the weighted sum: `step` is the change of the parameters that it gave,
     `up` what the arrivals sent beside their models, a row each in the order of `round.arrived`. It is not
     called when nobody arrived.
@@ -97,6 +100,8 @@ class ClientAlgorithm:
     """A client algorithm; every part that is None is plain FedAvg's.
 
     `init(clients, parameters, device)` gives the state that stays with the clients, a row each.
+    `begin(start, state, down)` gives where their local steps begin, in place of the broadcast, which is `start`
+    (`float32[clients, parameters]`); masks are still computed on the broadcast, and applied to what it gives.
     `loss(outputs, labels, known, task)` takes outputs `[clients, n, ...]` and labels `[clients, n, ...]` and
     gives `[clients, n]`. `direction(gradient, local) -> (direction, state)`; `finish(local) -> (state, up)`;
     what `direction` puts into the state and `finish` does not return is gone after the round. `send(local)`
@@ -106,6 +111,7 @@ class ClientAlgorithm:
     """
 
     init: Callable[[int, int, torch.device], State] = _nothing
+    begin: Callable[[Tensor, State, State], Tensor] | None = None
     loss: Callable[[Tensor, Tensor, Known, Task], Tensor] | None = None
     direction: Callable[[Tensor, LocalRound], tuple[Tensor, State]] | None = None
     finish: Callable[[LocalRound], tuple[State, State]] | None = None

@@ -45,6 +45,21 @@ class ClientSide:
     down: State
     known: Known
 
+    def rows(self, rows: list[int]) -> ClientSide:
+        """The same of some of these clients."""
+        state = {name: tensor[rows] for name, tensor in self.state.items()}
+        # What has one dimension is the same for all.
+        down = {name: tensor[rows] if tensor.ndim > 1 else tensor for name, tensor in self.down.items()}
+        return ClientSide(state, down, self.known.rows(rows))
+
+    def begin(self, algorithm: ClientAlgorithm, start: Tensor, parameters: int) -> Tensor:
+        """Where these clients' local steps begin: `start`, a model for all or a row each; or as the algorithm says."""
+        if algorithm.begin is None:
+            return start
+        rows = start.expand(len(self.known.samples), -1)
+        own = algorithm.begin(rows[:, :parameters], self.state, self.down)
+        return torch.cat([own, rows[:, parameters:]], dim=1)
+
 
 def train_local(
     module: nn.Module,
@@ -77,8 +92,9 @@ def train_local(
     The logits are (1, 1), so the gradient of the loss is (-1/2, 1/2).
     """
     task, algorithm = task or classification(), algorithm or ClientAlgorithm()
+    side = side or ClientSide({}, {}, Known(start.new_zeros(1, 0), start.new_zeros(1)))
     # Filled, not multiplied: 0 · inf is NaN, and 0 · -1 is -0.
-    begin = start.masked_fill(~mask, 0.0)
+    begin = side.begin(algorithm, start, layout.parameters).view(-1).masked_fill(~mask, 0.0)
     layout.write(module, begin)
     masks = layout.split(mask)
     # Only what is prunable can be masked: for the rest the mask is all True.
@@ -88,7 +104,6 @@ def train_local(
     optimizer = OPTIMISERS[optimiser](
         (p for p in module.parameters() if p.requires_grad), lr, max(1, len(batches))
     )
-    side = side or ClientSide({}, {}, Known(begin.new_zeros(1, 0), begin.new_zeros(1)))
     steps = _Steps(module, layout, begin, mask, task, algorithm, side, len(batches), lr)
     losses = []
     module.train()

@@ -59,6 +59,7 @@ def train_stacked(
     """
     task, algorithm = task or classification(), algorithm or ClientAlgorithm()
     side = side or ClientSide({}, {}, Known(start.new_zeros(flat.clients, 0), start.new_zeros(flat.clients)))
+    start = side.begin(algorithm, start, flat.layout.parameters)
     # Filled, not multiplied, here and below: 0 · inf is NaN, and 0 · -1 is -0.
     begin = flat.from_rows(start.masked_fill(~masks, 0.0).expand(flat.clients, -1))
     # Apart, because a pass writes to the buffers while the parameters wait for their gradients.
@@ -131,13 +132,8 @@ class _Local:
         lr: float | Tensor,
         frozen: Collection[str],
     ):
-        self._forward, self._flat, self._loss, self._luck, self._frozen = (
-            forward,
-            flat,
-            loss,
-            random_state,
-            frozen,
-        )
+        self._forward, self._flat, self._loss = forward, flat, loss
+        self._random_state, self._frozen = random_state, frozen
         self._parameters, self._buffers, self._algorithm = parameters, buffers, algorithm
         self._side, self._state, self._steps, self._lr, self._done = side, side.state, steps, lr, 0
         self._mask = masks[:, : flat.layout.parameters]
@@ -183,7 +179,9 @@ class _Local:
         elsewhere = self._flat.from_parameter_rows(at)
         # A pass writes to the buffers: this one to a copy, for it is no step.
         tensors, wanted = _leaves(self._flat, elsewhere, self._buffers.clone(), self._frozen)
-        found, _ = _gradients(self._forward, self._flat, tensors, wanted, x, y, self._luck, self._loss)
+        found, _ = _gradients(
+            self._forward, self._flat, tensors, wanted, x, y, self._random_state, self._loss
+        )
         return self._rows(found).masked_fill(~self._mask, 0.0)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from safari.pruning.policies.early_bird import early_bird
 from safari.pruning.policies.feddst import feddst
 from safari.pruning.policies.fedrts import fedrts
 from safari.pruning.policies.rigl import rigl
@@ -17,6 +18,7 @@ POLICIES: dict[str, Callable[..., MaskPolicy]] = {
     "sparse-momentum": sparse_momentum,
     "feddst": feddst,
     "fedrts": fedrts,
+    "early-bird": early_bird,
 }
 
-__all__ = ["POLICIES", "feddst", "fedrts", "rigl", "set_", "sparse_momentum", "static"]
+__all__ = ["POLICIES", "early_bird", "feddst", "fedrts", "rigl", "set_", "sparse_momentum", "static"]

@@ -6,9 +6,11 @@ from safari.training.algorithm import ClientAlgorithm
 from safari.training.algorithms.bvr_l_sgd import bvr_l_sgd
 from safari.training.algorithms.dane import dane
 from safari.training.algorithms.fedavg import fedavg
+from safari.training.algorithms.fedawe import fedawe
 from safari.training.algorithms.feddyn import feddyn
 from safari.training.algorithms.fedlc import calibrated
 from safari.training.algorithms.fednova import fednova
+from safari.training.algorithms.fedpbc import fedpbc
 from safari.training.algorithms.fedprox import fedprox
 from safari.training.algorithms.heterofl import masked_loss
 from safari.training.algorithms.scaffold import scaffold
@@ -23,6 +25,8 @@ CLIENTS: dict[str, Callable[..., ClientAlgorithm]] = {
     "fednova": fednova,
     "dane": dane,
     "bvr-l-sgd": bvr_l_sgd,
+    "fedpbc": fedpbc,
+    "fedawe": fedawe,
 }
 
 __all__ = [
@@ -31,8 +35,10 @@ __all__ = [
     "calibrated",
     "dane",
     "fedavg",
+    "fedawe",
     "feddyn",
     "fednova",
+    "fedpbc",
     "fedprox",
     "masked_loss",
     "scaffold",

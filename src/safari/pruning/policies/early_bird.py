@@ -1,0 +1,57 @@
+"""Early-Bird tickets (You et al., ICLR 2020): train densely, and cut once the mask has come to rest.
+
+    m_t         the mask that the score would give on the dense global model of round t
+    d(m, m')  = share of the prunable weights in which they differ
+    cut by m_t  in the first round t with  max_{s < window} d(m_t, m_{t-s}) ≤ tolerance
+
+Until then nothing is cut, and uploads are dense; from then on the mask stays.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from safari.errors import ConfigError
+from safari.models import Layout
+from safari.pruning.policies.regrow import first_mask
+from safari.pruning.policy import MaskPolicy, MaskRound, Masks, State
+
+
+def early_bird(*, tolerance: float = 0.1, window: int = 5, latest: float = 0.5) -> MaskPolicy:
+    """Early-Bird: nothing is cut until the mask that would be cut has rested for `window` rounds.
+
+    `tolerance`: the largest share of weights in which two of these masks may differ. `latest`: the part of the run
+    at which the cut is made in any case. It wants a score that changes with the model, such as mag or synflow.
+    """
+    if not 0 <= tolerance < 1:
+        raise ConfigError(f"tolerance must be at least 0 and below 1, got {tolerance}")
+    if not 2 <= window <= 100:
+        raise ConfigError(f"window must lie between 2 and 100, got {window}")
+    if not 0 <= latest <= 1:
+        raise ConfigError(f"latest must lie between 0 and 1, got {latest}")
+
+    def init(layout: Layout, device: torch.device) -> State:
+        nothing = torch.zeros(layout.size, dtype=torch.bool, device=device)
+        # `seen` counts the masks in `last`; an empty `mask` means that nothing is cut yet.
+        return {
+            "mask": nothing,
+            "last": nothing.repeat(window - 1, 1),
+            "seen": torch.zeros(1, dtype=torch.int64),
+        }
+
+    def apply(state: State, round: MaskRound) -> tuple[Masks, State]:
+        if bool(state["mask"].any()):
+            return Masks(shared=state["mask"], announced=True), state
+        found, seen = first_mask(round, "early-bird"), int(state["seen"])
+        prunable = round.prunable
+        apart = (state["last"] != found)[:, prunable].float().mean(1)
+        rests = seen >= window - 1 and bool((apart <= tolerance).all())
+        if rests or round.number >= latest * round.rounds:
+            return Masks(shared=found, announced=True), {**state, "mask": found}
+        last = state["last"].clone()
+        last[seen % (window - 1)] = found
+        everything = torch.ones_like(found)
+        after = {"mask": state["mask"], "last": last, "seen": state["seen"] + 1}
+        return Masks(shared=everything, announced=True), after
+
+    return MaskPolicy(init, apply, name="policy early-bird")

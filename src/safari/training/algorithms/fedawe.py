@@ -1,0 +1,57 @@
+"""FedAWE (Xiang et al., NeurIPS 2024): adaptive weighting for clients that come and go, without known probabilities.
+
+    a client that takes part in round t begins at x_i, the model that it got after it last took part (x⁰ before)
+    it sends       w_i, its model after the local steps
+    the server     y_i = x_i + η (t - τ_i) (w_i - x_i),   x_next = mean of y_i over the arrivals, which alone get it
+
+τ_i is the round in which it last took part (-1 before): a client that was away for long echoes its update, and
+going on from where it was keeps models of the missing in the mean ("implicit gossip").
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from safari.aggregation import Round
+from safari.errors import ConfigError
+from safari.training.algorithm import ClientAlgorithm, ServerHalf, State
+from safari.training.algorithms.memory import vector_each
+
+
+def fedawe(*, lr: float = 1.0) -> ClientAlgorithm:
+    """FedAWE: clients go on from the model they last took part with, and echo rounds in which they were away.
+
+    `lr`: η, the authors' global learning rate. The server works out the mean itself, so it is meant for the rule
+    `drop`: no rule for the missing has a say. "Took part" means that the upload arrived. The server keeps the
+    model of each client and sends it, beside the broadcast, to those that missed rounds; their bytes count both.
+    """
+    if not 0 < lr < float("inf"):
+        raise ConfigError(f"lr must be a finite number above 0, got {lr}")
+
+    def begin(start: Tensor, state: State, down: State) -> Tensor:
+        return torch.where(down["current"] > 0, start, down["held"])
+
+    def init(clients: int, parameters: int, device: torch.device) -> State:
+        held = vector_each(clients, parameters, device)
+        ones = torch.ones(clients, 1, device=device)
+        # At first everybody holds the broadcast; `held` is filled when that moves on.
+        return {"held": held, "current": ones, "since": -ones}
+
+    def down(state: State) -> State:
+        return {"held": state["held"], "current": state["current"]}
+
+    def apply(state: State, step: Tensor, up: State, round: Round) -> tuple[Tensor, State]:
+        x = round.global_model[: round.parameters]
+        held = torch.where(state["current"] > 0, x, state["held"])
+        began = held[round.arrived].masked_fill(~round.masks[:, : round.parameters], 0.0)
+        echo = lr * (round.number - state["since"][round.arrived])
+        y = began + echo * (round.models[:, : round.parameters] - began)
+        share = round.weights[round.present]
+        mean = (share / share.sum()).to(y) @ y
+        rows = round.arrived[:, None]
+        since = state["since"].scatter(0, rows, float(round.number))
+        current = torch.zeros_like(state["current"]).scatter(0, rows, 1.0)
+        return mean - x, {"held": held, "current": current, "since": since}
+
+    return ClientAlgorithm(begin=begin, server=ServerHalf(init, down, apply))

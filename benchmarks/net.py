@@ -8,6 +8,9 @@ SuperNodes do not fit on a small machine; a new connection for each message woul
 
     python benchmarks/net.py measure --out results/net/clients.json        (root: namespaces and TUN)
     python benchmarks/net.py draw results/net/clients.json docs/images/net.svg
+    python benchmarks/net.py draw-packets results/net/packets.json docs/images/packets.svg
+
+The last draws what `safari reproduce packets` has found.
 """
 
 from __future__ import annotations
@@ -390,6 +393,56 @@ def command_draw(args: argparse.Namespace) -> None:
     figure.savefig(args.figure, metadata={"Date": None})
 
 
+def command_draw_packets(args: argparse.Namespace) -> None:
+    """Accuracy against megabytes sent, from the results of `safari reproduce packets`."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "safari"
+    from matplotlib import pyplot as plt
+
+    cases = json.loads(args.file.read_text())["experiments"]["packets"]["cases"]
+    looks = {"whole": ("#c2410c", "x"), "fec": ("#7048a8", "s"), "blocks": ("#0b7285", "o")}
+    labels = {"whole": "whole models", "fec": "erasure code", "blocks": "the blocks that came"}
+    figure, panel = plt.subplots(figsize=(5.6, 3.2), layout="constrained")
+    means = {}
+    for name, case in cases.items():
+        seeds = case["arms"]["safari+"]["seeds"].values()
+        means[name] = [
+            float(np.mean([100 * s["top1"] for s in seeds])),
+            float(np.mean([s["megabytes_up"] for s in seeds])),
+        ]
+    for way, (colour, mark) in looks.items():
+        chosen = {name.split("-")[0]: pair for name, pair in means.items() if name.endswith(way)}
+        tops, sizes = zip(*chosen.values(), strict=True)
+        panel.plot(sizes, tops, mark, color=colour, label=labels[way], markersize=6, markerfacecolor="none")
+        for loss, (top, size) in chosen.items():
+            offset = {"whole": (-4, 7), "fec": (-6, -15), "blocks": (0, 0)}[way]
+            if way != "blocks":
+                panel.annotate(
+                    f"{loss}%",
+                    (size, top),
+                    xytext=offset,
+                    textcoords="offset points",
+                    fontsize=8,
+                    color=colour,
+                )
+        if way == "blocks":
+            # They lie on each other.
+            panel.annotate(
+                "1% to 30%",
+                (min(sizes), min(tops)),
+                xytext=(-56, -4),
+                textcoords="offset points",
+                fontsize=8,
+                color=colour,
+            )
+    panel.set(xlabel="megabytes sent by all clients", ylabel="final top-1 accuracy (%)", ylim=(0, 100))
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.legend(frameon=False, fontsize=8, loc="center right")
+    figure.savefig(args.figure, metadata={"Date": None})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -414,6 +467,10 @@ def main() -> None:
     draw.add_argument("file", type=Path)
     draw.add_argument("figure", type=Path)
     draw.set_defaults(go=command_draw)
+    packets = commands.add_parser("draw-packets")
+    packets.add_argument("file", type=Path)
+    packets.add_argument("figure", type=Path)
+    packets.set_defaults(go=command_draw_packets)
     end = commands.add_parser("end")
     end.add_argument("role", choices=("server", "clients"))
     end.add_argument("transport", choices=TRANSPORTS)

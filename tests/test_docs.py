@@ -59,6 +59,11 @@ class Block:
         return next((word.removeprefix("file=") for word in self.words if word.startswith("file=")), None)
 
     @property
+    def needs(self) -> list[str]:
+        """The libraries of extras without which the block cannot run."""
+        return [word.removeprefix("needs=") for word in self.words if word.startswith("needs=")]
+
+    @property
     def commands(self) -> list[tuple[list[str], str]]:
         """Each command of a console block, and what it prints."""
         pieces = re.split(r"^\$ ", self.text, flags=re.MULTILINE)
@@ -111,7 +116,7 @@ def test_every_block_of_a_page_does_what_it_says(page, page_module, tmp_path, mo
         if block.file is not None:
             assert Path(block.file).parent == Path(), place
             (tmp_path / block.file).write_text(block.text, encoding="utf-8")
-        elif block.language == "python":
+        elif block.language == "python" and all(importlib.util.find_spec(library) for library in block.needs):
             run_python(block, place, page_module)
         elif block.language == "console":
             for command, output in block.commands:

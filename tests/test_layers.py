@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "safari"
 # Upper rooms use lower ones. Rooms on one line may use each other, but not in a circle.
 LEVELS = (
     ("__main__", "cli"),
-    ("api",),
+    ("api", "lab"),
     ("evidence",),
     ("engine", "flower", "view"),
     ("rounds",),
@@ -37,6 +37,8 @@ LEVELS = (
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 WITHOUT_TORCH = ("wire", "net")
+# Rooms on one line that know nothing of each other: what both need lies below.
+APART = (("engine", "flower"), ("view", "flower"))
 
 Modules = Mapping[str, set[str]]
 
@@ -105,6 +107,8 @@ def wrong_directions(modules: Modules) -> Iterator[str]:
                 yield f"{module} imports {other}: nothing imports cli"
             elif here and there and there in LEVEL and LEVEL[there] < LEVEL[here]:
                 yield f"{module} imports {other}: {here} is below {there}"
+            elif any({here, there} == set(pair) for pair in APART):
+                yield f"{module} imports {other}: {here} and {there} are apart"
         if here not in ("", *LEVELS[0]) and _from_the_top(modules, module):
             yield f"{module} imports from safari itself: name the room"
 
@@ -223,6 +227,14 @@ def build(folder: Path, **files: str) -> dict[str, set[str]]:
         (
             {"engine__run": "from safari.cli.main import go", "cli__main": "def go(): ..."},
             "safari.engine.run imports safari.cli.main: nothing imports cli",
+        ),
+        (
+            {"flower__run": "from safari.engine.world import World", "engine__world": "class World: ..."},
+            "safari.flower.run imports safari.engine.world: flower and engine are apart",
+        ),
+        (
+            {"engine__run": "def late():\n    from safari import flower", "flower__strategy": ""},
+            "safari.engine.run imports safari.flower: engine and flower are apart",
         ),
         ({"attic__box": ""}, "safari.attic.box: no room is called 'attic'; give it a place in LEVELS"),
         (

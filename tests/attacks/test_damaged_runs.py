@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import shutil
+import warnings
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,11 +21,12 @@ from safari.cli import cli
 from safari.errors import SafariError
 from safari.report.gather import read_run
 from safari.runs import RunFolder
+from safari.runs.tables import TABLES
 from safari.view import write_report
 from safari.view.page import frozen_page
 
 # So many of the damages without `-m slow`: others each time that one is added, the same ones otherwise.
-FAST = 60
+FAST = 48
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +68,18 @@ def figures(run: Path) -> None:
     read_run(RunFolder.open(run))
 
 
+def loaded(run: Path) -> None:
+    with warnings.catch_warnings():
+        # Lines that were left out are named in warnings.
+        warnings.simplefilter("ignore")
+        found = safari.load(run)
+        for table in TABLES:
+            found.columns(table)
+        found._repr_html_()
+        repr(found)
+        found.model("safari")
+
+
 def page(run: Path) -> None:
     frozen_page([RunFolder.open(run)])
 
@@ -95,7 +109,7 @@ def show(run: Path) -> None:
     command("show", run)
 
 
-LOOKING: Sequence[Callable[[Path], None]] = (summary, figures, page)
+LOOKING: Sequence[Callable[[Path], None]] = (summary, figures, page, loaded)
 RUNNING: Sequence[Callable[[Path], None]] = (finished, going_on, going_back, upload, frame)
 
 

@@ -113,6 +113,11 @@ def test_show_and_resume_of_a_finished_run_load_nothing(sent):
     assert not ran()
     assert package.resume(sent)["arms"]["own"]["seeds"]["0"]["finished"]
     assert not ran()
+    loaded = package.load(sent)
+    assert set(loaded.columns("rounds")["arm"]) == {"drop", "own"}
+    assert len(loaded.model("own"))
+    assert "own" in repr(loaded)
+    assert not ran()
 
 
 def test_the_wire_is_looked_at_without_the_rule(sent):

@@ -53,5 +53,6 @@ def test_a_round_in_one_line():
         "round": 7, "top1": 0.5, "blocks": {"0": {"packets": 3, "of": 4}, "1": {"packets": 0, "of": 0}},
     }  # fmt: skip
     assert (
-        _line(record, 20) == "round    7 of 20   top-1  50.0 %   packets that came of client 0: 3/4  1: 0/?"
+        _line(record, 20)
+        == "round    7 of 20   top-1  50.0 %   packets received: client 0: 3/4, client 1: 0/?"
     )

@@ -116,3 +116,31 @@ def test_alternation_is_told_apart_from_wobble() -> None:
     assert found["top1_wobble"] > 0.1
     even = trial_numbers([r if r["round"] % 2 == 0 else {**r, "top1": None} for r in records], config, None)
     assert (even["alternation"], even["top1_wobble"]) == (None, pytest.approx(0.0, abs=1e-9))
+
+
+def test_a_task_with_other_metrics():
+    from safari.runs.metrics import RunMetrics
+    from safari.tasks import tokens
+
+    metrics = RunMetrics.of(tokens())
+    records = [
+        {**record(t), "perplexity": 10.0 / t, "accuracy": 0.1 * t, "average": None} for t in range(1, 5)
+    ]
+    found = trial_numbers(records, CONFIG, None, metrics)
+    assert found["curve"]["perplexity"] == [10.0, 5.0, 3.3333, 2.5]
+    assert set(found["curve"]) >= {"round", "perplexity", "accuracy", "loss"}
+    assert "top1" not in found["curve"]
+    assert found["perplexity"] is not None
+    assert "alternation" in found
+
+
+def test_an_option_that_a_rule_got_later_does_not_make_old_records_strange():
+    from safari.config import Arm, Plug
+    from safari.evidence.numbers import made_by, maker_of
+
+    plain, idle = Arm("mifa", Plug("mifa")), Arm("mifa", Plug("mifa", {"idle": True}))
+    old = {"rule": {"name": "mifa"}, "defaults": {}}
+    assert made_by(old, plain)
+    assert not made_by(old, idle)
+    assert all(made_by(maker_of(arm), arm) for arm in (plain, idle))
+    assert not made_by(maker_of(idle), plain)

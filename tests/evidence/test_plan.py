@@ -162,7 +162,7 @@ def test_results_from_before_feedback_was_automatic_keep_their_names() -> None:
          ["FILE, case rand: pruning.pruner must be one of grasp, mag, rand, snip, synflow; got 'rnad' "
           "(did you mean 'rand'?); your own goes in as file.py:name or package.module:name"]),
         (TINY.replace('"loss"', '"los"'),
-         ["FILE: show must be one of average, bytes, curves, diagnosis, groups, loss, matrix, similarity, "
+         ["FILE: show must be one of average, bytes, curves, diagnosis, groups, loss, matrix, perplexity, similarity, "
           "sweep, top5; got 'los' (did you mean 'loss'?)"]),
         (TINY.replace("set = {", "rounds = {"), ["FILE: quick.rounds is not a field"]),
         (TINY + "[cost]\ngpu = 'cheap'", ["FILE: cost.gpu must be a number, got 'cheap'"]),
@@ -175,9 +175,11 @@ def test_results_from_before_feedback_was_automatic_keep_their_names() -> None:
         (TINY.replace('against = "perfect"', ""),
          ["FILE: checks[0]: margin, within and times need against, at_least does without"]),
         (TINY.replace("margin = 1.0", 'margin = 1.0\ncolumn = "top2"'),
-         ["FILE: checks[0].column must be one of alternation, average_loss, average_loss_wobble, "
+         ["FILE: checks[0].column must be one of accuracy, alternation, average_accuracy, average_loss, "
+          "average_loss_wobble, average_perplexity, "
           "average_top1, average_top1_wobble, average_top5, bytes_up, error, loss, loss_wobble, "
-          "lost_updates, megabytes_up, phi, right_group, rounds_to_stay, rounds_to_target, top1, "
+          "lost_updates, megabytes_up, perplexity, perplexity_wobble, phi, right_group, "
+          "rounds_to_stay, rounds_to_target, top1, "
           "top1_wobble, top5; got 'top2' (did you mean 'top5'?)"]),
         (TINY.replace("margin = 1.0", "within = 0"), ["FILE: checks[0].within must be above 0, got 0"]),
         (TINY.replace('against = "perfect"', 'against = "mga/perfect"'),
@@ -302,4 +304,7 @@ def test_the_experiments_that_come_with_the_package_are_valid(quick: bool) -> No
             assert about
             assert all(check.arm in {arm.name for arm in case.config.arms} for case in about)
         data = {case.config.data.name for case in experiment.cases}
-        assert data == ({"digits"} if quick or experiment.name in ("digits", "noise") else {"cifar10"})
+        if experiment.name in ("text", "lora"):
+            assert data == {"dialogue"}
+        else:
+            assert data == ({"digits"} if quick or experiment.name in ("digits", "noise") else {"cifar10"})

@@ -118,7 +118,14 @@ def held(server: Server) -> int:
     """How many things the server keeps, of any kind."""
     peers = server._peers.values()
     of_peers = sum(len(p.packets) + len(p.flying) + len(p.channel._sent_at) for p in peers)
-    return of_peers + len(server._peers) + len(server._retired) + len(server._heap) + len(server._rates)
+    return (
+        of_peers
+        + len(server._peers)
+        + len(server._retired)
+        + len(server._heap)
+        + len(server._rates)
+        + len(server._trips)
+    )
 
 
 def expected() -> dict[str, set[Drop]]:

@@ -229,3 +229,17 @@ def test_uploads_that_do_not_fit_are_refused(packets, problem):
 def test_an_upload_before_the_broadcast_is_refused():
     with pytest.raises(SafariError, match="packets can be uploaded once, after the broadcast came"):
         Bench().client.upload(PACKETS, 0.0)
+
+
+def test_the_round_trip_is_known_before_the_upload_and_remembered():
+    slow = Conditions(delay=5.0)
+    net = Net.start(MESSAGE[:20_000], [PACKETS[:3]], slow, slow, pacing=FAST, train=100.0, deadline=300)
+    net.run(until=50.0)
+    (session,) = net.sessions
+    before = net.server.look(session.id)
+    assert before.informed
+    assert before.round_trip == pytest.approx(10.0, abs=0.5)
+    net.server.close(session.id)
+    again = session_for(session.identity.client, round=1)
+    net.server.open(again, net.source, 60.0, 1000)
+    assert net.server.look(again.id).round_trip == before.round_trip

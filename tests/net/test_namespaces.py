@@ -14,7 +14,8 @@ from flwr.app import Context, MetricRecord
 from flower.kit import NODES, Loopback, lines_of
 from net.end_to_end import PHASES, play, simulate
 from net.namespaces import SERVER, Network, why_not
-from safari.flower import Datagrams, SafariStrategy, lab
+from safari.flower import Datagrams, SafariStrategy
+from safari.lab import app as lab
 from safari.training import evaluate
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))

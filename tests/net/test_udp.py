@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 
 import numpy as np
 import pytest
@@ -71,6 +72,19 @@ def test_blocking_calls_and_an_outsider():
         assert server.complete(offer.session)
         assert server.close(offer.session).packets == dict(enumerate(PACKETS))
         assert server.counts.dropped[Drop.FORGED] == 50 - server.counts.dropped[Drop.TRUNCATED] > 0
+
+
+def test_the_server_hears_that_the_broadcast_came_before_the_client_trains():
+    with ServerSocket(HOST, pacing=Pacing(rate=3e6)) as server:
+        offer = offer_for(server, Source(MESSAGE[:20_000]), "a", server.port)
+        with ClientSocket(offer, rng=np.random.default_rng(0)) as client:
+            assert client.receive() == MESSAGE[:20_000]
+            end = clock() + 10
+            while not server.look(offer.session).informed and clock() < end:
+                time.sleep(0.01)
+            found = server.look(offer.session)
+    assert found.informed
+    assert 0 < found.round_trip < 10
 
 
 def test_a_server_that_is_not_there_costs_the_deadline_and_no_more():

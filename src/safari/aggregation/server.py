@@ -419,8 +419,9 @@ def _form(thing: object) -> str:
 def _giants(view: Round) -> dict[int, str]:
     """Whose numbers are too large to be averaged."""
     found = {}
-    for client, model in zip(view.arrived.tolist(), view.models, strict=True):
-        if (largest := _largest(model)) >= _GIANT:
+    for row, client in enumerate(view.arrived.tolist()):
+        sent = [view.models[row], *(rows[row] for rows in view.up.values())]
+        if (largest := max(map(_largest, sent))) >= _GIANT:
             found[client] = f"its numbers, up to {largest:.0e}, are too large to be averaged"
     return found
 

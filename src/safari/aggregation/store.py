@@ -50,7 +50,9 @@ def with_tensors(server: Server, round: int, tensors: Mapping[str, Tensor]) -> S
             got = "nothing" if found is None else f"shape {[*found.shape]}"
             raise SafariError(f"{_step_name(name)} must be a tensor of shape {[*first.shape]}, got {got}")
         steps[name] = found.to(device)
-    gate = {name: _inside(first, tensors.get(f"{_GATE}{name}")) for name, first in server.gate_state.items()}
+    # What a gate has learned of vectors beside the models is not in its first state.
+    gate = {n.removeprefix(_GATE): t.to(device) for n, t in tensors.items() if n.startswith(_GATE)}
+    gate |= {name: _inside(first, tensors.get(f"{_GATE}{name}")) for name, first in server.gate_state.items()}
     return replace(
         server,
         model=tensors["model"].to(device),

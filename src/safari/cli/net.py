@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 
-@click.group(short_help="Train over datagrams on a network of your own.")
+@click.group(short_help="Train over datagrams on a local network.")
 def net() -> None:
     """Train over best-effort datagrams: a ready example, one command on each machine.
 
@@ -19,7 +19,7 @@ def net() -> None:
     """
 
 
-@net.command(short_help="Be the server of the lab example.")
+@net.command(short_help="Start the server of the lab example.")
 @click.option(
     "--clients", type=click.IntRange(2, 1000), default=3, show_default=True, help="How many will join."
 )
@@ -71,17 +71,17 @@ def net() -> None:
     show_default=True, help="The folder for certificates, logs and the run; a run that is there goes on.",
 )  # fmt: skip
 def serve(host: str | None, port: int, data_port: int, out: Path, rounds: int, **settings: Any) -> None:
-    """Be the server: start a SuperLink with TLS, wait for the clients, train.
+    """Start a SuperLink with TLS, wait for the clients and train.
 
     \b
     Example, and what to run on each client is printed:
       safari net serve --clients 3
     """
-    from safari.flower.lab import check
-    from safari.flower.launch import Lab, follow, own_address, superlink
+    from safari.lab.app import check
+    from safari.lab.launch import Lab, follow, own_address, superlink
 
     table = {name.replace("_", "-"): value for name, value in settings.items()} | {"rounds": rounds}
-    # What is wrong is told here, not in the log of another process.
+    # Report errors here rather than in the log of another process.
     check(table)
     lab = Lab(out, host or own_address(), port, data_port, table)
     lab.prepare()
@@ -99,7 +99,7 @@ def serve(host: str | None, port: int, data_port: int, out: Path, rounds: int, *
     click.echo(f"done: safari show {lab.run}", err=True)
 
 
-@net.command(short_help="Be a client of the lab example.")
+@net.command(short_help="Join the lab example as a client.")
 @click.argument("server", metavar="HOST:PORT")
 @click.option("--client", type=click.IntRange(0), required=True, help="Which client this is, from 0.")
 @click.option("--clients", type=click.IntRange(1), required=True, help="How many there are.")
@@ -109,13 +109,13 @@ def serve(host: str | None, port: int, data_port: int, out: Path, rounds: int, *
     help="Or the certificate of the server's authority (ca.crt).",
 )  # fmt: skip
 def join(server: str, client: int, clients: int, fingerprint: str | None, certificate: Path | None) -> None:
-    """Be a client: join the server at HOST:PORT and train for it until Ctrl-C.
+    """Join the server at HOST:PORT as a client, and train until Ctrl-C.
 
     \b
     Example, as the server prints it:
       safari net join 192.168.1.10:8000 --client 0 --clients 3 --fingerprint 3f9a...
     """
-    from safari.flower.launch import join as join_lab
+    from safari.lab.launch import join as join_lab
 
     if client >= clients:
         raise click.UsageError(f"--client must lie between 0 and {clients - 1}, got {client}")
@@ -125,9 +125,10 @@ def join(server: str, client: int, clients: int, fingerprint: str | None, certif
 
 
 def _line(record: Mapping[str, Any], rounds: int) -> str:
-    """A round in one line: what the model can do, and what of each client came."""
+    """A round in one line: accuracy, and the packets received from each client."""
     blocks = record.get("blocks") or {}
-    came = "  ".join(f"{client}: {block['packets']}/{block['of'] or '?'}" for client, block in blocks.items())
+    shares = [f"client {client}: {block['packets']}/{block['of'] or '?'}" for client, block in blocks.items()]
+    received = ", ".join(shares) or "no client is connected"
     score = record.get("top1")
     top1 = f"{100 * score:5.1f} %" if score is not None else "      -"
-    return f"round {record['round']:>4} of {rounds}   top-1 {top1}   packets that came of client {came}"
+    return f"round {record['round']:>4} of {rounds}   top-1 {top1}   packets received: {received}"

@@ -9,6 +9,7 @@ import torch
 
 from safari.aggregation import Compensation
 from safari.engine.world import World
+from safari.rounds.half import vectors_up
 from safari.seeds import generator, torch_generator
 
 # As many numbers as a rule is tried on, so that trying one costs next to nothing.
@@ -21,7 +22,9 @@ def rehearse(world: World, rule: Compensation) -> None:
     arrived = cohort if rule.overrides_network else _first_arrivals(world, cohort)
     ids = arrived[: max(1, _MOST_TRIED // world.layout.size)]
     noise = torch.randn(len(ids), world.layout.size, generator=torch_generator(world.seed, "rehearsal"))
-    world.server(rule).step_stacked(ids, world.start + 0.01 * noise.to(world.device), cohort)
+    sizes = vectors_up(world.client, world.layout.parameters)
+    up = {name: world.start.new_zeros(len(ids), size) for name, size in sizes.items()}
+    world.server(rule).step_stacked(ids, world.start + 0.01 * noise.to(world.device), cohort, up=up)
 
 
 def _first_arrivals(world: World, cohort: Sequence[int]) -> list[int]:

@@ -9,7 +9,6 @@ from safari.config import Config
 from safari.errors import one_of
 from safari.evidence.fields import fitting
 from safari.evidence.numbers import COLUMNS, is_share
-from safari.runs.summary import average_columns
 
 # As `against`: every other ranked arm of the case.
 EVERY_RIVAL = "*"
@@ -80,7 +79,7 @@ def wrong_cases(checks: Sequence[Check], cases: Mapping[str, Config]) -> list[st
         f"checks[{k}].column is {check.column}, and aggregation.average is 0 in case {name}"
         for k, check in enumerate(checks)
         for name, config in cases.items()
-        if check.column in average_columns() and not config.aggregation.average and check.is_about(name)
+        if check.column.startswith("average_") and not config.aggregation.average and check.is_about(name)
     ]
     named = [
         (f"checks[{k}].{field}", name)

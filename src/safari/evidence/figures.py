@@ -28,6 +28,7 @@ _CURVES = {
     "average": ("average_top1", "Top-1 of the running average", "top-1 accuracy (%)", True),
     "top5": ("top5", "Top-5", "top-5 accuracy (%)", True),
     "loss": ("loss", "Test loss", "test loss", False),
+    "perplexity": ("perplexity", "Perplexity", "perplexity", False),
 }
 
 

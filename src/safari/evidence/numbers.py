@@ -14,8 +14,9 @@ import numpy as np
 from safari.aggregation import rule_defaults
 from safari.config import Arm, Config
 from safari.errors import RunError
-from safari.runs import Trial, read_checkpoint, read_lines, summarise_trial
+from safari.runs import CLASSIFICATION, RunMetrics, Trial, read_checkpoint, read_lines, summarise_trial
 from safari.runs.files import write_atomically
+from safari.runs.metrics import read_metrics
 from safari.runs.summary import average_columns, wobbles
 from safari.runs.versions import versions_of
 from safari.stats import steadiness
@@ -27,12 +28,17 @@ COLUMNS: dict[str, bool] = {
     "top1": True,
     "top5": True,
     "loss": False,
+    "perplexity": False,
+    "accuracy": True,
     "top1_wobble": False,
     "loss_wobble": False,
+    "perplexity_wobble": False,
     "alternation": False,
     "average_top1": True,
     "average_top5": True,
     "average_loss": False,
+    "average_perplexity": False,
+    "average_accuracy": True,
     "average_top1_wobble": False,
     "average_loss_wobble": False,
     "rounds_to_target": False,
@@ -44,7 +50,9 @@ COLUMNS: dict[str, bool] = {
     "error": False,
     "phi": False,
 }
-_SHARES = ("top1", "top5", "top1_wobble", "alternation", "lost_updates", "right_group")
+_SHARES = ("top1", "top5", "accuracy", "top1_wobble", "alternation", "lost_updates", "right_group")
+# Options that rules were given after records were made, with the value that is what they did before.
+_FORMER: dict[str, dict[str, Any]] = {"mifa": {"idle": False}}
 _WINDOWS = 20
 _DIGITS = 5
 
@@ -59,7 +67,8 @@ def is_share(column: str) -> bool:
 def write_numbers(trial: Trial, config: Config) -> Numbers:
     """Put a finished trial's numbers beside its records."""
     arm = next(arm for arm in config.arms if arm.name == trial.arm)
-    numbers = trial_numbers(trial.records(config.clients), config, group_of(config))
+    metrics = read_metrics(trial.root)
+    numbers = trial_numbers(trial.records(config.clients), config, group_of(config), metrics)
     numbers |= maker_of(arm)
     numbers["code"] = versions_of(trial)
     numbers["seconds"] = round(_seconds(trial), 3)
@@ -97,27 +106,33 @@ def maker_of(arm: Arm) -> dict[str, dict[str, Any]]:
 def made_by(entry: Mapping[str, Any], arm: Arm) -> bool:
     """Was this made by the rule that the arm has now? Entries that do not name defaults are believed."""
     now = maker_of(arm)
-    return {**now, "rule": entry["rule"], "defaults": entry.get("defaults", now["defaults"])} == now
+    former = {k: v for k, v in _FORMER.get(arm.rule.name, {}).items() if k not in arm.rule.options}
+    then = {**former, **entry.get("defaults", now["defaults"])}
+    return {**now, "rule": entry["rule"], "defaults": then} == now
 
 
 def trial_numbers(
-    records: Sequence[Mapping[str, Any]], config: Config, groups: Sequence[int] | None
+    records: Sequence[Mapping[str, Any]],
+    config: Config,
+    groups: Sequence[int] | None,
+    metrics: RunMetrics = CLASSIFICATION,
 ) -> Numbers:
     """The summary of a trial, its curve, and how often a missing client's first stand-in was of its group."""
-    summary = summarise_trial(records, config)
-    evaluated = [r for r in records if r["top1"] is not None]
-    curve = {key: [_rounded(r[key]) for r in evaluated] for key in ("round", "top1", "top5", "loss")}
+    summary = summarise_trial(records, config, metrics)
+    names = [metric.name for metric in metrics.metrics]
+    evaluated = [r for r in records if r[metrics.score] is not None]
+    curve = {key: [_rounded(r[key]) for r in evaluated] for key in ("round", *names)}
     averaged = any(r.get("average") for r in evaluated)
     if averaged:
-        for key in ("top1", "top5", "loss"):
+        for key in names:
             curve[f"average_{key}"] = [_rounded((r.get("average") or {}).get(key)) for r in evaluated]
     else:
-        summary = {key: value for key, value in summary.items() if key not in average_columns()}
+        summary = {key: value for key, value in summary.items() if key not in average_columns(metrics)}
     sent = _sent(records)
     if sent is not None:
         curve["megabytes_up"] = [_rounded(sent[r["round"]]) for r in evaluated]
     numbers = {
-        **steadiness_numbers(curve, config.rounds, config.evaluation.last),
+        **steadiness_numbers(curve, config.rounds, config.evaluation.last, metrics),
         **summary,
         "megabytes_up": None if sent is None else sent[records[-1]["round"]],
         "curve": curve,
@@ -138,8 +153,10 @@ def trial_numbers(
     return numbers
 
 
-def steadiness_numbers(curve: Mapping[str, Sequence[Any]], rounds: int, last: int) -> Numbers:
-    """Wobble of every curve within the last rounds, and the alternation of top-1 with its t statistic.
+def steadiness_numbers(
+    curve: Mapping[str, Sequence[Any]], rounds: int, last: int, metrics: RunMetrics = CLASSIFICATION
+) -> Numbers:
+    """Wobble of every curve within the last rounds, and the alternation of the score with its t statistic.
 
     `alternation` is the size of the difference between even and odd rounds, without the trend; None where
     only one of the two was tested. The sign is that of `alternation_t`: positive where even rounds are
@@ -147,7 +164,7 @@ def steadiness_numbers(curve: Mapping[str, Sequence[Any]], rounds: int, last: in
     """
     numbers: Numbers = {}
     for prefix in ("", "average_"):
-        for name in wobbles():
+        for name in wobbles(metrics):
             if f"{prefix}{name}" not in curve:
                 continue
             window = [
@@ -157,7 +174,7 @@ def steadiness_numbers(curve: Mapping[str, Sequence[Any]], rounds: int, last: in
             ]
             found = steadiness([r for r, _ in window], [v for _, v in window])
             numbers[f"{prefix}{name}_wobble"] = None if found is None else found.wobble
-            if (prefix, name) == ("", "top1"):
+            if (prefix, name) == ("", metrics.score):
                 size = None if found is None else found.alternation
                 numbers["alternation"] = None if size is None else abs(size)
                 numbers["alternation_t"] = None if found is None else found.t

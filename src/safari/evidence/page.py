@@ -72,7 +72,7 @@ def _section(experiment: Experiment, results: Results) -> Iterator[Block]:
     if experiment.finding:
         yield Note(experiment.finding)
     averaged = all(case.config.aggregation.average for case in experiment.cases)
-    for column in ("top1", *(["average_top1"] if averaged else [])):
+    for column in (experiment.score, *([f"average_{experiment.score}"] if averaged else [])):
         if "matrix" in experiment.show:
             yield from matrices(experiment, results, column)
         yield from rivals(experiment, results, column)

@@ -45,7 +45,7 @@ from safari.plugins import fits, options_of, resolve
 from safari.toml import read_toml
 
 FIGURES = (
-    "curves", "average", "loss", "top5", "bytes", "sweep", "matrix", "similarity", "groups", "diagnosis",
+    "curves", "average", "loss", "top5", "perplexity", "bytes", "sweep", "matrix", "similarity", "groups", "diagnosis",
 )  # fmt: skip
 # What changes where or how fast a run is computed, or what it is called, and not what it comes to. Arms and
 # seeds are left out because each trial stands alone: another arm is added to a case and begins nothing anew.
@@ -116,6 +116,12 @@ class Experiment:
     compare: str
     goal: str
     cost: Cost
+
+    @property
+    def score(self) -> str:
+        """The column that ranks models."""
+        tasks = {case.config.task.name for case in self.cases}
+        return "perplexity" if tasks == {"tokens"} else "top1"
 
 
 @dataclass(frozen=True)

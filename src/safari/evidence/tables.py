@@ -29,6 +29,11 @@ _TITLES = {
     "average_top1_wobble": "its wobble",
     "top5": "top-5 %",
     "average_top5": "top-5 of the average %",
+    "perplexity": "perplexity",
+    "perplexity_wobble": "wobble",
+    "average_perplexity": "perplexity of the average",
+    "accuracy": "accuracy %",
+    "average_accuracy": "accuracy of the average %",
     "loss": "loss",
     "loss_wobble": "its wobble",
     "rounds_to_target": "rounds to target",
@@ -44,11 +49,14 @@ _MEANS_ALONE = (
     "top1_wobble",
     "average_top1_wobble",
     "loss_wobble",
+    "perplexity_wobble",
     "alternation",
     "lost_updates",
     "megabytes_up",
 )
-_GAPS = ("top1", "average_top1")
+_GAPS = ("top1", "average_top1", "perplexity", "average_perplexity", "accuracy", "average_accuracy")
+# Numbers for which one decimal is too coarse.
+_FINE = ("loss", "loss_wobble", "phi", "error", "perplexity", "perplexity_wobble", "average_perplexity")
 
 
 def verdict_table(experiments: Sequence[Experiment], results: Results) -> Table | None:
@@ -91,7 +99,7 @@ def main_table(
             rows.append([*row, f"{len(trials)} of {case.config.seeds}", *code])
     titles = [t for name in names for t in (_TITLES[name], *([MINUS] if name in _GAPS else []))]
     header = ["case", "arm", *titles, "seeds", *(["code"] if several else [])]
-    kept = [k for k in range(len(header)) if k < 3 or any(row[k] != NOTHING for row in rows)]
+    kept = [k for k in range(len(header)) if k < 2 or any(row[k] != NOTHING for row in rows)]
     wobble = (
         " Wobble: standard deviation within those rounds, of top-1 in points, without its trend and without "
         "the difference between even and odd rounds, which has a column of its own."
@@ -197,7 +205,7 @@ def race(experiment: Experiment, results: Results) -> Table | None:
     for case in experiment.cases:
         for arm, trials in results.arms(case).items():
             row = [case.name, arm]
-            for column in _GAPS:
+            for column in ("top1", "average_top1"):
                 levels = {seed: numbers.get(column) for seed, numbers in goal.items()}
                 reached = [
                     _first(trials[seed], column, level)
@@ -296,7 +304,9 @@ def _lengths(cases: Sequence[Case]) -> str:
 
 def _gap(trials: Mapping[int, Numbers], other: Mapping[int, Numbers], name: str) -> str:
     gap = paired(trials, other, name)
-    return NOTHING if gap is None else _with_half(100 * gap.mean, gap.interval, 100)
+    factor, _ = scale(name)
+    digits = 3 if name in _FINE else 1
+    return NOTHING if gap is None else _with_half(factor * gap.mean, gap.interval, factor, digits)
 
 
 def _mean(trials: Mapping[int, Numbers], name: str) -> str:
@@ -304,7 +314,7 @@ def _mean(trials: Mapping[int, Numbers], name: str) -> str:
     if not values:
         return NOTHING
     factor, _ = scale(name)
-    digits = 0 if name.startswith("rounds") else 3 if name in ("loss", "loss_wobble", "phi", "error") else 1
+    digits = 0 if name.startswith("rounds") else 3 if name in _FINE else 1
     text = f"{factor * fmean(values):.{digits}f}"
     interval = mean_interval(values)
     if interval is not None and name not in _MEANS_ALONE:

@@ -20,8 +20,8 @@ _STATE, _RATE = "safari.net", "rate"
 def carry(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Answer a message whose model is to be fetched in datagrams; any other goes straight through.
 
-    The functions inside find the model in the message, as always, and reply with packets, which are sent; the
-    reply then says how many, and holds no model.
+    The training function finds the model in the message, as without datagrams, and replies with packets. These are
+    sent as datagrams; the reply to the server states how many, and holds no model.
     """
     config = message.content.config_records.get(CONFIG)
     offered = {n.removeprefix(NET_PREFIX): v for n, v in (config or {}).items() if n.startswith(NET_PREFIX)}
@@ -32,7 +32,7 @@ def carry(message: Message, context: Context, call_next: ClientAppCallable) -> M
     from safari.net.udp import ClientSocket
 
     offer = Offer.read(offered)
-    # Nobody inside needs to know the secret.
+    # The training function has no need of the secret.
     for name in offered:
         if f"{NET_PREFIX}{name}" != NET_CLIENT:
             del config[f"{NET_PREFIX}{name}"]

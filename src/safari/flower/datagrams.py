@@ -2,10 +2,10 @@
 
 A round's message carries, instead of the model, where to get it: the endpoint, a secret for this client and
 this round, and the deadline. The client fetches the model in datagrams, sends its update in datagrams, and
-answers with counts and metrics. What of the update came by the deadline is aggregated block by block.
+answers with counts and metrics. The blocks of the update that arrive by the deadline are aggregated.
 
-Whoever reads the secret can read and forge what goes between this client and the server in this round. So
-none is sent unless the control channel was seen to speak TLS, or `insecure` was asked for by name.
+With the secret one can read and forge the datagrams between this client and the server in this round. So no
+secret is sent unless the control channel uses TLS, or `insecure=True` was given.
 """
 
 from __future__ import annotations
@@ -54,10 +54,9 @@ class Datagrams:
         port: The UDP port to receive at; 0: any free one.
         listen: The local address to receive at.
         public_port: The port under which clients reach it, where that is another; 0: the same.
-        superlink: Where the SuperLink's Fleet API is, as "host:port", to see that it speaks TLS.
+        superlink: The address of the SuperLink, "host:port", to verify that it uses TLS.
         root_certificates: The certificates (PEM) by which the SuperNodes know it.
-        insecure: Send secrets over a control channel without TLS. For simulations, and networks that nobody
-            else is on.
+        insecure: Send secrets over a control channel without TLS. For simulations and isolated networks.
         client_rate: Bytes a second that each client may send; 0: it learns its rate from delays.
         server_rate: Bytes a second to all clients together; 0: a rate for each is learned.
         repair: Redundancy that each client is sent at once, as a share of the model.
@@ -178,7 +177,7 @@ class Datagrams:
         self._socket.settle(sessions, deadline)
 
     def collect(self, sent: Broadcast) -> dict[int, Delivery]:
-        """What came of each node's update, by node; the round's sessions are over from now on."""
+        """The received part of each node's update, by node; ends the round's sessions."""
         found = {}
         for node, asked in self._asked.items():
             if self._socket is not None:

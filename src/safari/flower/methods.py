@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -31,10 +30,10 @@ from safari.pruning import (
     compute_mask,
 )
 from safari.pruning.policies.regrow import GradientVotes, OwnMask, Steepest
-from safari.rounds.half import half_state
+from safari.rounds.half import half_state, vectors_up
 from safari.rounds.masks import as_received, budget_of, policy_masks, sparsity_of
 from safari.seeds import generator, torch_generator
-from safari.training import CLIENTS, ClientAlgorithm, Known, LocalRound
+from safari.training import CLIENTS, ClientAlgorithm
 
 STATIC, PLAIN = "static", "fedavg"
 # Built-in policies to which clients report nothing beside their model.
@@ -46,7 +45,8 @@ class Plan:
     """A round as it was planned: the policy's answer as clients are told it (None: they work their masks out from
     the model alone), the policy's state from there on, and the vectors that travel down beside the model.
 
-    `up`: the vectors that come up beside each model, by name, and how many numbers each has.
+    `each`: those of which every client gets a row of its own, `[clients, n]`, and `fresh` the row of a client
+    that has no seat yet. `up`: the vectors that come up beside each model, by name, and how many numbers each has.
     """
 
     number: int
@@ -54,6 +54,8 @@ class Plan:
     masks: Masks | None = None
     policy: Mapping[str, Tensor] = field(default_factory=dict)
     down: Mapping[str, Tensor] = field(default_factory=dict)
+    each: Mapping[str, Tensor] = field(default_factory=dict)
+    fresh: Mapping[str, Tensor] = field(default_factory=dict)
     up: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -121,13 +123,6 @@ class Methods:
         policy, client = self.config.policy.name, self.config.client.name
         if not self.config.pruning.masks_gradient:
             raise ConfigError("pruning.masks_gradient must be true on Flower, got false")
-        half = self.client.server
-        sent = {} if half is None else half.down(half.init(1, self.layout.parameters, torch.device("cpu")))
-        if any(vector.ndim > 1 for vector in sent.values()):
-            raise ConfigError(
-                f"client.name: {client} sends each client a vector of its own, which only our own engines can; "
-                "here all clients get the same message"
-            )
         if download == "dense":
             what = "clients without our side would not hear of it"
             if policy != STATIC:
@@ -166,10 +161,9 @@ class Methods:
         """The round that comes next. `module` is scratch; `batch` is what a score at the server looks at."""
         t, x, config = server.round, server.model.cpu(), self.config
         budget = budget_of(self.layout, config.pruning, sparsity_of(config.pruning, t))
-        half = self.client.server
-        down = {} if half is None else half.down(half_state(server.step_state))
+        plan = Plan(t, budget, None, dict(state), *self._down(server), self.up)
         if config.policy.name == STATIC:
-            return Plan(t, budget, None, dict(state), down, self.up)
+            return plan
         pruner = PRUNERS[config.pruning.pruner]
 
         def by_score(support: Tensor | None) -> Tensor:
@@ -186,7 +180,18 @@ class Methods:
             by_score=None if pruner.needs_data else by_score,
         )
         masks, after = policy_masks(self.policy, config.policy.name, dict(state), view)
-        return Plan(t, budget, self._told(masks, x), after, down, self.up)
+        return replace(plan, masks=self._told(masks, x), policy=after)
+
+    def _down(self, server: Server) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+        """The vectors that travel down: the same for all, a row for each client, and the row of a newcomer."""
+        half = self.client.server
+        if half is None:
+            return {}, {}, {}
+        found = half.down(half_state(server.step_state))
+        first = half.down(half.init(1, self.layout.parameters, server.model.device))
+        each = {name: rows for name, rows in found.items() if rows.ndim > 1}
+        same = {name: vector for name, vector in found.items() if vector.ndim == 1}
+        return same, each, {name: first[name][0] for name in each}
 
     def _told(self, masks: Masks, x: Tensor) -> Masks:
         """The policy's answer as clients are told it; ConfigError where it cannot be told."""
@@ -208,31 +213,3 @@ class Methods:
                     f"policy.name: {self.config.policy.name}: {name} must choose from the mask that is announced"
                 )
         return Masks(masks.shared, None if masks.shared is not None else base, masks.own, masks.votes, True)
-
-
-def vectors_up(algorithm: ClientAlgorithm, parameters: int) -> dict[str, int]:
-    """The vectors that an algorithm sends up beside a model, by name, and how many numbers each has.
-
-    Found by asking it to finish a round of one step without a gradient.
-    """
-    if algorithm.finish is None:
-        return {}
-    zeros, device = torch.zeros(1, parameters), torch.device("cpu")
-    server = algorithm.server
-    down = {} if server is None else server.down(server.init(1, parameters, device))
-    local = partial(
-        LocalRound,
-        model=zeros,
-        start=zeros,
-        mask=torch.ones_like(zeros, dtype=torch.bool),
-        down=down,
-        known=Known(zeros.new_zeros(1, 0), zeros.new_ones(1)),
-        steps=1,
-        lr=0.1,
-        gradient=lambda at: zeros,
-    )
-    state = algorithm.init(1, parameters, device)
-    if algorithm.direction is not None:
-        _, state = algorithm.direction(zeros, local(state=state, step=0))
-    _, up = algorithm.finish(local(state=state, step=1))
-    return {name: rows.shape[1] for name, rows in up.items()}

@@ -1,4 +1,4 @@
-"""What arrived of a model: some packets of many, each of which says its own coordinates."""
+"""Reassembly of a partially received model; each packet states the coordinates that it carries."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from safari.wire.shared import Shared
 
 @dataclass(frozen=True, eq=False)
 class Delivery:
-    """A model as far as it arrived: 0 and False where `arrived` is False.
+    """The received part of a model: 0 and False where `arrived` is False.
 
     Args:
         vector: The model.
         mask: True where a weight is kept.
-        arrived: True where a coordinate came.
-        ranges: The coordinates that came, as (first, count) in wire order, ascending and disjoint.
-        packets: How many packets could be used.
-        total: How many there were, by the client's own word; 0 where none came.
-        refused: How many authentic packets could not be read.
-        size: Bytes of the packets that could be used.
-        modes: How the model travelled, in words; empty where nothing came.
+        arrived: True where a coordinate was received.
+        ranges: The received coordinates as (first, count) in wire order, ascending and disjoint.
+        packets: Number of usable packets.
+        total: Number of packets sent, as stated by the client; 0 if none was received.
+        refused: Number of authentic packets that could not be decoded.
+        size: Total size of the usable packets in bytes.
+        modes: Value and mask modes of the packets, for the record; empty if nothing was received.
     """
 
     vector: Floats
@@ -40,12 +40,12 @@ class Delivery:
 
     @property
     def whole(self) -> bool:
-        """All coordinates came."""
+        """All coordinates were received."""
         return bool(self.arrived.all())
 
 
 def assemble(upload: Upload, shared: Shared, identity: Identity) -> Delivery:
-    """The packets of an upload put together; any that is not of this client, round and model is refused."""
+    """Merge the packets of an upload; packets of another client, round or model are refused."""
     parts: list[Part] = []
     refused, size = 0, 0
     for number in sorted(upload.packets):

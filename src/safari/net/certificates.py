@@ -1,7 +1,7 @@
-"""Certificates for a lab: an authority of one's own, and a server's certificate that it has signed.
+"""Certificates for the lab example: a certificate authority and a server certificate signed by it.
 
-For trials on a network where nobody has certificates yet. The authority's key is thrown away once it has
-signed; its certificate is what clients need, and its fingerprint is how a person compares two of them.
+For networks without a PKI. The authority's key is discarded after signing; clients need the authority's
+certificate, which they can verify by its fingerprint.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def fingerprint(certificate: bytes) -> str:
 def fetch_authority(host: str, port: int, wanted: str) -> bytes:
     """The authority's certificate (PEM) that a server shows, when its fingerprint is the one wanted.
 
-    Nothing is believed before that: who sits in between can show any certificate, but none with this
+    The connection is not trusted before: a man in the middle can present any certificate, but none with this
     fingerprint.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

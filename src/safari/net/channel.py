@@ -6,8 +6,8 @@ Two kinds of datagrams carry, once opened,
     REPORT  1 byte flags | 4 bytes received | 6 bytes highest | 4 bytes lag
             | 2 bytes chunks | 2 bytes for each chunk | zeros
 
-A stamp is the sender's clock in units of 0.1 ms. A report says how much data came so far, the highest
-counter among it, and the least lag (the receiver's clock minus the stamp: the one-way delay up to a
+A stamp is the sender's clock in units of 0.1 ms. A report states how many data datagrams were received, the highest
+counter among them, and the least lag (the receiver's clock minus the stamp: the one-way delay up to a
 constant) since the report before. A client's report adds how many symbols of each chunk of the broadcast it
 still lacks. As long as it has nothing, it fills its reports with zeros to the size of a full datagram, so
 that a request is not shorter than what it causes to be sent to its address.
@@ -37,7 +37,7 @@ _REPORT_SECONDS = 0.05
 # Send times are kept for so many datagrams: a round trip is measured with the newest that was reported.
 _REMEMBERED = 8192
 _PRIOR = 4
-# Reports closer to each other than this tell nothing about a rate.
+# Reports closer together than this are useless for estimating a rate.
 _LEAST_SPAN = 0.04
 
 
@@ -51,10 +51,10 @@ class Data:
 
 @dataclass(frozen=True)
 class Report:
-    """What the other end says it has received.
+    """What the other end reports to have received.
 
     `missing`: symbols of each chunk of the broadcast that a client still lacks. `delivered`: the share of our
-    data, up to the newest that it knows of, that came; None where it knows of none.
+    data, up to the newest datagram that it has seen, that arrived; None if it has seen none.
     """
 
     complete: bool
@@ -111,7 +111,7 @@ class Channel:
         self._report_at: float | None = None
         self._lag: int | None = None
         self._first_lag: int | None = None
-        # When a report came, and how much of our data it knew the fate of.
+        # When a report arrived, and how much of our data it accounted for.
         self._through_from: tuple[float, int] | None = None
         self._through = float("inf")
 
@@ -121,9 +121,9 @@ class Channel:
         return self._sealer.counter
 
     def receive(self, data: bytes, now: float) -> Message | None:
-        """What a datagram of this session says; None where it was dropped, and counted.
+        """Decode a datagram of this session; None if it was dropped, and counted as such.
 
-        One that is not dropped here is counted by the caller.
+        Accepted datagrams are counted by the caller.
         """
         opened = self._opener.open(data)
         if isinstance(opened, Drop):
@@ -146,7 +146,7 @@ class Channel:
         return sealed
 
     def report(self, complete: bool = False, missing: tuple[int, ...] = (), padded: bool = False) -> bytes:
-        """A datagram that says what came so far."""
+        """A datagram that reports what was received so far."""
         flags = COMPLETE * complete + LAG * (self._lag is not None)
         body = (
             bytes([flags])
@@ -161,8 +161,12 @@ class Channel:
         self._unreported, self._report_at, self._lag = 0, None, None
         return self._sealer.seal(REPORT, body)
 
+    def report_now(self, now: float) -> None:
+        """Make a report due at once."""
+        self._report_at = now
+
     def report_at(self) -> float | None:
-        """When the other end should hear from this one about its data; None: nothing new to tell."""
+        """When the next report is due; None: there is nothing new to report."""
         return self._report_at
 
     def _data(self, opened: Opened, now: float) -> Data | None:
@@ -190,9 +194,9 @@ class Channel:
         delivered = None
         if received and before is not None:
             known = before[1] + 1
-            # A few that would have arrived, so that one burst at the start does not pass for the usual.
+            # Pseudo-observations of delivered datagrams, so that a loss burst at the start is not extrapolated.
             delivered = min(1.0, (received + _PRIOR) / (known + _PRIOR))
-        # An old report that was overtaken says nothing about the present.
+        # A report that was overtaken by a newer one is out of date.
         if body[0] & LAG and before is not None and opened.newest:
             self.round_trip = now - before[0]
             lag = int.from_bytes(body[11:15], "little")

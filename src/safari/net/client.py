@@ -26,8 +26,8 @@ UPLOAD_HEAD = 4
 PACKET = PAYLOAD - UPLOAD_HEAD
 MOST_PACKETS = 0xFFFF
 
-# Seconds between two requests that remain without an answer: at first, at most, and once something has come,
-# since then it is the reports or the answers to them that are lost.
+# Seconds between unanswered requests: initial, maximum, and the maximum once some symbols were received: then
+# the reports, or the answers to them, must have been lost.
 _FIRST_PAUSE, _LONGEST_PAUSE, _PAUSE_BETWEEN, _GROWTH = 0.1, 0.5, 0.25, 1.5
 
 
@@ -42,7 +42,7 @@ class Ready:
 class Expired:
     """The deadline passed: before the broadcast was whole, or with packets that were never sent.
 
-    `received` symbols came where `needed` might have been enough.
+    `received` symbols arrived; about `needed` would have been enough.
     """
 
     received: int
@@ -112,7 +112,7 @@ class Client:
 
     @property
     def received(self) -> int:
-        """Symbols of the broadcast that came."""
+        """Number of received symbols of the broadcast."""
         return self._sink.received
 
     @property
@@ -121,11 +121,11 @@ class Client:
         return len(self._queue)
 
     def next_event(self) -> Event | None:
-        """What happened, in order; None when there is nothing more to tell."""
+        """The next event, in order of occurrence; None if there is none."""
         return self._events.popleft() if self._events else None
 
     def receive(self, data: bytes, now: float) -> None:
-        """A datagram came from the network, whoever sent it."""
+        """Process a datagram from the network; it need not be authentic."""
         found = session_of(data)
         if isinstance(found, Drop):
             self.counts.drop(found)
@@ -165,7 +165,7 @@ class Client:
         due = self.channel.report_at()
         if asks or (due is not None and due <= now):
             complete, missing = self._sink.message is not None, self._sink.missing()
-            # A request that nothing has answered is long, so that the server may send to a new address.
+            # An unanswered request is padded to full size, which allows the server to send to a new address.
             out.append(self.channel.report(complete, missing, padded=asks))
         if asks:
             self._ask_at = now + self._pause
@@ -201,6 +201,9 @@ class Client:
         message = self._sink.message
         if message is not None:
             self._phase = _Phase.HOLD
+            # Before training: the server learns that nothing more is needed, and the round-trip time, by which
+            # it knows how long the last packets of the upload may take.
+            self.channel.report_now(now)
             self._events.append(Ready(message))
         return None
 

@@ -10,7 +10,7 @@ A datagram is
     21      n      ciphertext
     21 + n  16     tag
 
-with the first 21 bytes as associated data and bytes 9 to 20 as the nonce. A session lives for one round of
+with the first 21 bytes as associated data and bytes 9 to 20 as the nonce. A session lasts for one round of
 one client, its secret is handed out once through the control channel, and each direction has a key of its
 own, so a nonce repeats only if two processes begin in the same millisecond with the same secret. The key is
 derived from the identity as well: a datagram of another client, round or model does not authenticate.
@@ -111,7 +111,7 @@ class Session:
 
     @classmethod
     def fresh(cls, identity: Identity, random: Callable[[int], bytes] = os.urandom) -> Session:
-        """A session with an id and a secret that nobody has seen; `random` gives so many random bytes."""
+        """A new session; `random(n)` returns n random bytes."""
         return cls(random(SESSION_BYTES), random(SECRET_BYTES), identity)
 
     def key(self, direction: str) -> bytes:

@@ -1,8 +1,8 @@
 """The server's end of all sessions, without sockets or clock: bytes and `now` in, datagrams out.
 
 A session begins when the round is announced through the control channel, and ends when the server closes
-it. Until a client has asked from some address nothing is sent to it, and until it has shown that it
-receives there, little: so nobody can make the server flood a third party.
+it. Nothing is sent to an address before an authentic request came from it, and little before it has proved that
+it receives: the server cannot be used to flood a third party.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from safari.net.seal import DATAGRAM, DOWN, UP, Counts, Drop, Session, session_o
 Address = Hashable
 Datagram = tuple[bytes, Address]
 
-# Datagrams to an address that has not shown yet that it is the client's: so many at first, and so many more
-# with each request that comes from there, which is as long as one of them.
+# Datagrams allowed to an address that has not been validated: an initial allowance, and an increment for each
+# full-size request from there.
 UNPROVEN, FOR_A_REQUEST = 32, 2
-# Retired sessions that are still told apart from foreign ones.
+# Closed sessions that are remembered, to count their datagrams as stale rather than foreign.
 _RETIRED = 65_536
-# However little arrives, a client is not sent more than so many times the broadcast.
+# Lower bound for the estimated share of datagrams that are delivered.
 _LEAST_SHARE = 0.05
-# What has been on its way for so many round trips and seconds is lost.
+# A datagram counts as lost after so many round trips plus so many seconds.
 _PATIENCE = 1.5, 0.1
 
 
 @dataclass(frozen=True)
 class Upload:
-    """What a session brought: packets of the wire format by their number, out of `total` (0: unknown).
+    """The result of a session: packets of the wire format by number, out of `total` (0: unknown).
 
-    `asked`: the client was heard at all. `informed`: it got the whole broadcast.
+    `asked`: an authentic datagram was received. `informed`: the client has the whole broadcast.
     """
 
     packets: dict[int, bytes]
@@ -49,14 +49,14 @@ class Upload:
     sent: int
     bytes_sent: int
     bytes_received: int
-    # Seconds; infinite where it was never measured.
+    # Seconds; of an earlier session where this one has not measured it, infinite where none has.
     round_trip: float = math.inf
-    # When something authentic came last, by the clock of `now`.
+    # When the last authentic datagram was received, by the clock of `now`.
     heard_at: float = -math.inf
 
     @property
     def complete(self) -> bool:
-        """Every packet came."""
+        """Every packet was received."""
         return 0 < self.total == len(self.packets)
 
 
@@ -69,9 +69,9 @@ class _Peer:
     source: Source
     most_bytes: int
     address: Address | None = None
-    # The counter of the first datagram sent to this address.
+    # The counter of the first datagram sent to the present address.
     first_counter: int = 0
-    # Datagrams that went to addresses before they had shown anything, and how many may.
+    # Datagrams sent to unvalidated addresses, and how many are allowed.
     unproven: int = 0
     allowance: int = UNPROVEN
     proven: bool = False
@@ -79,7 +79,7 @@ class _Peer:
     # For each chunk: the number of the next symbol, and how many are planned in all.
     following: list[int] = field(default_factory=list)
     planned: list[int] = field(default_factory=list)
-    # (counter, time, chunk) of what was sent and may still be on its way.
+    # (counter, time, chunk) of datagrams in flight.
     flying: deque[tuple[int, float, int]] = field(default_factory=deque)
     packets: dict[int, bytes] = field(default_factory=dict)
     total: int = 0
@@ -94,7 +94,7 @@ class _Peer:
 
     @property
     def chunk(self) -> int | None:
-        """The chunk of the next symbol to send: the one that is least far, of those with anything planned."""
+        """The chunk of the next symbol to send: of those with symbols planned, the one with the fewest sent."""
         if self.informed:
             return None
         open_ = [c for c in range(len(self.planned)) if self.following[c] < self.planned[c]]
@@ -124,7 +124,7 @@ class Server:
             if not value >= least:
                 raise SafariError(f"{name} must be at least {least}, got {value}")
         self.counts = Counts()
-        # Uploads of which every packet came.
+        # Number of complete uploads.
         self.completed = 0
         self._epoch, self._pacing = epoch, pacing or Pacing()
         self._repair, self._excess = repair, excess
@@ -132,6 +132,8 @@ class Server:
         self._retired: set[bytes] = set()
         self._retired_order: deque[bytes] = deque()
         self._rates: dict[str, float] = {}
+        # Round-trip times of earlier sessions, for those in which none was measured.
+        self._trips: dict[str, float] = {}
         self._heap: list[tuple[float, int, _Peer]] = []
         self._tie = count()
 
@@ -165,6 +167,8 @@ class Server:
         upload, peer = self.look(session), self._peers.pop(session)
         if peer.address is not None:
             self._rates[peer.session.identity.client] = peer.channel.pacer.learned()
+        if upload.round_trip < math.inf:
+            self._trips[peer.session.identity.client] = upload.round_trip
         peer.due = None
         self._retired.add(session)
         self._retired_order.append(session)
@@ -173,10 +177,13 @@ class Server:
         return upload
 
     def look(self, session: bytes) -> Upload:
-        """What a session has brought so far."""
+        """The upload so far."""
         peer = self._peers.get(session)
         if peer is None:
             raise SafariError(f"session {session.hex()} must be open: it is not")
+        trip = peer.channel.round_trip
+        if trip == math.inf:
+            trip = self._trips.get(peer.session.identity.client, math.inf)
         return Upload(
             dict(peer.packets),
             peer.total,
@@ -185,17 +192,17 @@ class Server:
             peer.channel.sent,
             peer.channel.bytes_sent,
             peer.bytes_received,
-            peer.channel.round_trip,
+            trip,
             peer.heard_at,
         )
 
     def complete(self, session: bytes) -> bool:
-        """Has every packet of this open session come?"""
+        """Whether every packet of this open session was received."""
         peer = self._peers[session]
         return 0 < peer.total == len(peer.packets)
 
     def receive(self, data: bytes, address: Address, now: float) -> None:
-        """A datagram came from the network, whoever sent it."""
+        """Process a datagram from the network; it need not be authentic."""
         found = session_of(data)
         if isinstance(found, Drop):
             self.counts.drop(found)
@@ -254,7 +261,7 @@ class Server:
         peer.packets[number] = payload[UPLOAD_HEAD:]
         peer.stored += len(payload)
         self.completed += len(peer.packets) == total
-        # Whoever uploads has what it needs.
+        # A client that uploads has the broadcast.
         peer.informed = True
         return None
 
@@ -277,11 +284,11 @@ class Server:
                 lacking = missing - share * sum(1 for *_, c in peer.flying if c == chunk)
                 more = _enough(lacking, share) - waiting
             else:
-                # Nothing came at all, or not yet: little by little.
+                # Nothing was received, or not yet: proceed in small steps.
                 more = FOR_A_REQUEST * bool(missing) - waiting
             symbols = peer.source.shape.symbols[chunk]
             most = int(self._excess * symbols) + UNPROVEN
-            # At most the message once again, then the next report shall say.
+            # At most one more copy of the message before the next report.
             peer.planned[chunk] = min(peer.planned[chunk] + max(min(more, symbols), 0), most)
 
     def _serve(self, peer: _Peer, now: float, out: list[Datagram]) -> None:

@@ -24,9 +24,9 @@ from safari.net.path import Conditions, Path
 from safari.net.seal import LONGEST, Counts, Session
 from safari.net.server import Server, Upload
 
-# Asked of the kernel, which may grant less: what comes while this process does something else waits there.
+# Socket buffers requested from the kernel, which may grant less.
 _BUFFER = 8_000_000
-# Datagrams taken from a socket before anything else gets its turn.
+# Datagrams read from a socket before other work is done.
 _AT_ONCE = 256
 # A timer that fires more often than this costs more than it gains.
 _GRAIN = 0.001
@@ -72,7 +72,7 @@ class _Pump:
     def wake(self) -> None:
         """Send what is due, and set the timer for what is next."""
         for data, address in self._poll(clock()):
-            # A full buffer, a refusal, a missing route: lost, as anything on the way may be.
+            # A full buffer, an ICMP error, a missing route: lost, as any datagram may be.
             with contextlib.suppress(OSError):
                 self._send(data, address)
         if self._after is not None:
@@ -95,7 +95,7 @@ class _Pump:
             except BlockingIOError:
                 break
             except OSError:
-                # A port that nobody listens on is reported here; it may listen again.
+                # An ICMP error, for instance a closed port, is reported here; the port may open again.
                 continue
             self._receive(data, address, clock())
         self.wake()
@@ -134,7 +134,7 @@ class ServerSocket:
 
     @property
     def counts(self) -> Counts:
-        """Datagrams that came, by what became of them."""
+        """Received datagrams: accepted, and dropped by reason."""
         with self._lock:
             return Counts(self._core.counts.accepted, dict(self._core.counts.dropped))
 
@@ -146,7 +146,7 @@ class ServerSocket:
     def wait(
         self, sessions: Sequence[bytes], deadline: float, stop: Callable[[], bool] | None = None
     ) -> None:
-        """Until all these uploads are complete, `clock()` reaches the deadline, or `stop` says so."""
+        """Wait until all these uploads are complete, `clock()` reaches the deadline, or `stop()` is true."""
         with self._changed:
             while clock() < deadline and not all(map(self._core.complete, sessions)):
                 if stop is not None and stop():
@@ -154,9 +154,9 @@ class ServerSocket:
                 self._changed.wait(min(0.1, max(deadline - clock(), 0)))
 
     def settle(self, sessions: Sequence[bytes], deadline: float) -> None:
-        """Until these uploads are complete, or nothing more comes of them, or `clock()` reaches the deadline.
+        """Wait until these uploads are complete or silent, or `clock()` reaches the deadline.
 
-        Nothing more: for a round trip (a second where none was measured) and a moment, which a busy machine needs.
+        Silent: nothing was received for a round trip (a second if it was not measured) plus 0.3 seconds.
         """
         start = clock()
         while (now := clock()) < deadline:
@@ -173,17 +173,17 @@ class ServerSocket:
             time.sleep(min(_LOOK, max(deadline - now, 0)))
 
     def complete(self, session: bytes) -> bool:
-        """Has every packet of an open session come?"""
+        """Whether every packet of an open session was received."""
         with self._lock:
             return self._core.complete(session)
 
     def look(self, session: bytes) -> Upload:
-        """What an open session has brought so far."""
+        """The upload of an open session so far."""
         with self._lock:
             return self._core.look(session)
 
     def close(self, session: bytes) -> Upload:
-        """End a session: what it brought."""
+        """End a session and return its upload."""
         with self._lock:
             return self._core.close(session)
 
@@ -221,7 +221,7 @@ class ServerSocket:
 
 @dataclass(frozen=True)
 class Sending:
-    """How an upload went, by what the client knows: nobody tells it what arrived."""
+    """The client's view of an upload; it is not told what arrived."""
 
     packets: int
     unsent: int
@@ -268,12 +268,12 @@ class ClientSocket:
 
     @property
     def counts(self) -> Counts:
-        """Datagrams that came, by what became of them."""
+        """Received datagrams: accepted, and dropped by reason."""
         return self._core.counts
 
     @property
     def received(self) -> int:
-        """Symbols of the broadcast that came."""
+        """Number of received symbols of the broadcast."""
         return self._core.received
 
     async def receive_async(self) -> bytes | Expired:
@@ -320,8 +320,7 @@ class ClientSocket:
 
 
 class Relay:
-    """A relay between clients and a server that treats datagrams as a bad network would. For trials and
-    tests.
+    """A relay between clients and a server that loses and delays datagrams. For trials and tests.
 
     Clients send to its `port` (0: any free one); each of them gets a socket of its own towards the server, as
     behind a NAT. Use it in an `async with` statement.

@@ -15,6 +15,8 @@ from safari.runs.summary import summarise
 
 Columns = dict[str, list[Any]]
 
+# Seconds, about 30,000 years: nothing longer was measured.
+_LONGEST = 1e12
 _COUNTED = (ClientStatus.ARRIVED, ClientStatus.LOST, ClientStatus.LOST_UP, ClientStatus.LOST_DOWN)
 
 
@@ -182,13 +184,18 @@ def _seconds(trial: Trial, skipped: list[str] | None) -> dict[int, dict[str, flo
                 found[number] = {
                     name: float(value)
                     for name, value in line.items()
-                    if name != "round" and isinstance(value, int | float) and not isinstance(value, bool)
+                    if name != "round" and _is_seconds(value)
                 }
     except RunError as error:
         if skipped is None:
             raise
         skipped.append(str(error))
     return found
+
+
+def _is_seconds(value: object) -> bool:
+    """A number of seconds; an integer of hundreds of digits is no float, and NaN lies between nothing."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _LONGEST
 
 
 def _key(trial: Trial) -> dict[str, Any]:

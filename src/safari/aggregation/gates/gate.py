@@ -11,7 +11,7 @@ from torch import Tensor
 
 from safari.aggregation.checks import check_state, describe
 from safari.aggregation.compensation import Round, State
-from safari.errors import ConfigError
+from safari.errors import ConfigError, one_of
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,14 @@ class Ruling:
 
     `refused`: why an arrival is not let through, by client id; its client then counts as missing. `clipped`:
     why an arrival was made smaller, by client id. `models`: the models to go on with, a row for each arrival,
-    where some were clipped; None: as they arrived.
+    where some were clipped; None: as they arrived. `up`: the same for vectors that came beside the models, by
+    name; those that are not named stay as they arrived.
     """
 
     refused: Mapping[int, str] = field(default_factory=dict)
     clipped: Mapping[int, str] = field(default_factory=dict)
     models: Tensor | None = None
+    up: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -47,21 +49,32 @@ def judge(gate: Gate, state: State, round: Round) -> tuple[Ruling, State]:
     if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Ruling):
         raise ConfigError(f"{gate.name}: apply must return (Ruling, state), got {describe(found)}")
     ruling, following = found
-    models = ruling.models
-    if models is not None:
-        fits = isinstance(models, Tensor) and models.shape == round.models.shape
-        if not fits or models.dtype != round.models.dtype or models.device != round.models.device:
-            raise ConfigError(
-                f"{gate.name}: models must be a tensor of shape {[*round.models.shape]}, "
-                f"{round.models.dtype} on {round.models.device}, got {describe(models)}"
-            )
+    if ruling.models is not None:
+        _check_like(gate, "models", ruling.models, round.models)
+    for name, rows in ruling.up.items():
+        if name not in round.up:
+            raise ConfigError(f"{gate.name}: {one_of('up', name, round.up)}")
+        _check_like(gate, f"up[{name!r}]", rows, round.up[name])
     return ruling, check_state(gate.name, "apply", following)
+
+
+def _check_like(gate: Gate, name: str, found: object, given: Tensor) -> None:
+    fits = isinstance(found, Tensor) and found.shape == given.shape
+    if not (
+        fits and isinstance(found, Tensor) and found.dtype == given.dtype and found.device == given.device
+    ):
+        raise ConfigError(
+            f"{gate.name}: {name} must be a tensor of shape {[*given.shape]}, {given.dtype} on {given.device}, "
+            f"got {describe(found)}"
+        )
 
 
 def admitted(round: Round, ruling: Ruling) -> Round:
     """The round as the rule sees it: without those that were refused, with what was clipped."""
     if ruling.models is not None:
         round = replace(round, models=ruling.models)
+    if ruling.up:
+        round = replace(round, up={**round.up, **ruling.up})
     return without(round, ruling.refused) if ruling.refused else round
 
 

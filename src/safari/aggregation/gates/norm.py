@@ -8,8 +8,9 @@ mask, passes while
     ‖Δ‖ ≤ factor · max(m, floor · ‖x‖)
 
 and is refused otherwise, or scaled down to that norm (clipping, as in Sun et al., "Can You Really Backdoor
-Federated Learning?", 2019). Parameters and buffers are on different scales and have a bound each. Updates of
-0 say nothing about what is usual and are left out of the median.
+Federated Learning?", 2019). Parameters and buffers are on different scales and have a bound each, and so has
+every vector that a client algorithm sends beside the model, such as SCAFFOLD's control variate: with its own norm
+in the place of ‖Δ‖. Updates of 0 say nothing about what is usual and are left out of the median.
 
 In the first round the median is that of the arrivals themselves. Until three clients were heard there is no
 majority that could say what is usual, and updates are compared with the model alone: one passes unless it is
@@ -39,6 +40,8 @@ _AT_ONCE = 64_000_000
 # How many times as large as the model an update may be before there is a majority.
 _BEYOND_THE_MODEL = 1e6
 _MAJORITY = 3
+# What the state of a vector that comes beside the models is called.
+_BESIDE = "beside."
 
 
 def norm(*, factor: float = 100.0, action: Literal["refuse", "clip"] = "refuse", floor: float = 0.01) -> Gate:
@@ -62,7 +65,7 @@ def norm(*, factor: float = 100.0, action: Literal["refuse", "clip"] = "refuse",
     def apply(state: State, round: Round) -> tuple[Ruling, State]:
         known = state["norms"].cpu()
         if not len(round.arrived):
-            return Ruling(), {"norms": known}
+            return Ruling(), {**state, "norms": known}
         found = _norms(round).cpu()
         if not bool(found.isfinite().all()):
             # Squares of large numbers are beyond float32.
@@ -73,9 +76,15 @@ def norm(*, factor: float = 100.0, action: Literal["refuse", "clip"] = "refuse",
             for group, (x, count) in enumerate(_model_norms(round))
         ]
         over = found > torch.tensor(bounds, dtype=torch.float64)
-        if not bool(over.any()):
-            return Ruling(), {"norms": known}
-        return _ruling(round, found, over, bounds, action), {"norms": known}
+        ruling = _ruling(round, found, over, bounds, action) if bool(over.any()) else Ruling()
+        following = {"norms": known}
+        for name in sorted(round.up):
+            key = f"{_BESIDE}{name}"
+            before = torch.full((len(known),), math.nan, dtype=torch.float64)
+            heard = state.get(key, before[:0]).cpu()
+            before[: len(heard)] = heard
+            ruling, following[key] = _judge_beside(ruling, before, round, name, factor, floor, action)
+        return ruling, following
 
     return Gate(init, apply)
 
@@ -113,6 +122,30 @@ def _bound(norms: Tensor, model: float, count: int, factor: float, floor: float)
         return _BEYOND_THE_MODEL * max(model, math.sqrt(count))
     # The lower of the two in the middle.
     return factor * max(float(heard.median()), floor * model)
+
+
+def _judge_beside(
+    ruling: Ruling, known: Tensor, round: Round, name: str, factor: float, floor: float, action: str
+) -> tuple[Ruling, Tensor]:
+    """The ruling with what there is to say about one vector beside the models, and the latest norms of it."""
+    rows = round.up[name].flatten(1)
+    found = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).cpu()
+    norms = known.index_copy(0, round.arrived.cpu(), found)
+    x = torch.linalg.vector_norm(round.global_model[: round.parameters], dtype=torch.float64)
+    bound = _bound(norms, float(x), rows.shape[1], factor, floor)
+    over = found > bound
+    if not bool(over.any()):
+        return ruling, norms
+    reasons = {
+        client: f"its {name}, beside the model, has a norm of {found[row]:.3g}, and {bound:.3g} is the most"
+        for row, client in enumerate(round.arrived.tolist())
+        if over[row]
+    }
+    if action == "refuse":
+        return replace(ruling, refused={**reasons, **ruling.refused}), norms
+    scales = torch.where(over, bound / found, 1.0).to(rows.device)
+    smaller = (rows.double() * scales[:, None]).to(rows.dtype).view_as(round.up[name])
+    return replace(ruling, clipped={**reasons, **ruling.clipped}, up={**ruling.up, name: smaller}), norms
 
 
 def _ruling(round: Round, found: Tensor, over: Tensor, bounds: list[float], action: str) -> Ruling:

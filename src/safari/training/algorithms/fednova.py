@@ -34,7 +34,9 @@ def fednova() -> ClientAlgorithm:
         heard = state["steps"].index_copy(0, round.arrived, up["steps"][:, 0])
         asked = heard[round.cohort]
         weights = round.weights.to(asked) * (asked > 0)
-        return step * (weights @ asked / weights.sum()), {"steps": heard}
+        # No client makes 0 steps or fewer; one that says so must not turn the model into NaN.
+        mean = torch.where(weights.sum() > 0, weights @ asked / weights.sum(), 1.0)
+        return step * mean, {"steps": heard}
 
     server = ServerHalf(start, lambda state: {}, apply)
     return ClientAlgorithm(finish=finish, send=_normalised, server=server)

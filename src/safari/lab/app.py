@@ -1,7 +1,7 @@
 """The lab example: ServerApp and ClientApp that train on the embedded digits, with models in datagrams.
 
-`safari net serve` and `safari net join` run them on a network of one's own. Nothing here is special: an app
-of your own differs in `world_of` and in the loop.
+`safari net serve` and `safari net join` run them on a local network. An app of your own differs in `world_of`
+and in the training loop.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _world(items: tuple[tuple[str, Any], ...]) -> World:
 
 
 def check(settings: Mapping[str, Any]) -> None:
-    """ConfigError for settings that no run could be made of."""
+    """ConfigError for invalid settings."""
     world = world_of(settings)
     SafariStrategy(world.fresh_module(), settings["clients"], settings["rule"], config=world.config)
 

@@ -27,7 +27,7 @@ _LOOK, _LOOK_AT_STATE = 0.5, 20.0
 # Before a process that was asked to end is ended.
 _GRACE = 10.0
 _APP = {
-    "safari_lab.py": "from safari.flower import lab\n\nserver = lab.server\nclient = lab.client\n",
+    "safari_lab.py": "from safari.lab import app\n\nserver = app.server\nclient = app.client\n",
     "pyproject.toml": """[build-system]
 requires = ["hatchling"]
 build-backend = "hatchling.build"
@@ -66,7 +66,7 @@ class Lab:
         host: The name or address under which clients reach this machine.
         port: The TCP port of the SuperLink.
         data_port: The UDP port of the models.
-        settings: The run config: see `lab.config_of`.
+        settings: The run config: see `app.config_of`.
     """
 
     folder: Path

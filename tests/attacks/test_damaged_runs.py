@@ -26,7 +26,7 @@ from safari.view import write_report
 from safari.view.page import frozen_page
 
 # So many of the damages without `-m slow`: others each time that one is added, the same ones otherwise.
-FAST = 60
+FAST = 48
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""A real federation on loopback: SuperLink, five SuperNodes, TLS, node keys; and a bad day."""
+"""A real federation on loopback: SuperLink, three SuperNodes, TLS, node keys; and a bad day."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from flower.deploy import Federation, seconds_to_import, wait_until
 from safari.runs import RunFolder, read_checkpoint, read_lines
 
-NODES = 5
+NODES = 3
 
 
 class Story:
@@ -37,9 +37,9 @@ class Story:
 
 def test_training_goes_on_through_kills_delays_and_a_restart(tmp_path):
     run, everybody = tmp_path / "run", list(range(NODES))
-    # Each message starts a process that imports torch, five of them at once; how long that takes hangs on
-    # who else uses the machine. A round in which somebody is missing lasts as long as its deadline.
-    deadline = max(25.0, round(16 * seconds_to_import()))
+    # Each message starts a process that imports torch, three of them at once; how long that takes depends on
+    # what else the machine does. A round in which a client is missing lasts as long as its deadline.
+    deadline = max(15.0, round(10 * seconds_to_import()))
     # After the restart SuperNodes first work off what the dead run had asked for. They are behind then, by up
     # to a deadline, and catch up in each round by no more than what is left of it when they are done.
     story = Story(run, patience=12 * deadline)
@@ -54,24 +54,22 @@ def test_training_goes_on_through_kills_delays_and_a_restart(tmp_path):
             "success": 1.0, "model": "mlp",
         }  # fmt: skip
         federation.submit(**settings)
-        calm = wait_for("all five arrive", lambda line: line["arrived"] == everybody)
+        calm = wait_for("all three arrive", lambda line: line["arrived"] == everybody)
         nodes = calm["nodes"]
 
-        # Two die and one is late, in the middle of a round.
-        federation.kill("node-3")
-        federation.kill("node-4")
-        federation.pause("node-2")
-        bad = wait_for("a round without them", lambda line: line["arrived"] == [0, 1])
-        assert bad["missing"] == [2, 3, 4]
+        # One dies and one is late, in the middle of a round.
+        federation.kill("node-2")
+        federation.pause("node-1")
+        bad = wait_for("a round without them", lambda line: line["arrived"] == [0])
+        assert bad["missing"] == [1, 2]
         # The SuperLink notices after two missed heartbeats; the round may end before that.
         silence = (f"no reply within {deadline:g} s", "error 5: Error: Node Unavailable")
-        assert list(bad["reasons"]) == ["2", "3", "4"]
+        assert list(bad["reasons"]) == ["1", "2"]
         assert all(reason.startswith(silence) for reason in bad["reasons"].values())
-        assert set(bad["stand_ins"]) == {"2", "3", "4"}
-        assert all(who <= {0, 1} for who in map(set, bad["stand_ins"].values()))
+        assert bad["stand_ins"] == {"1": [0], "2": [0]}
 
         # Then the whole server side dies, again in the middle of a round: SuperLink, SuperExec, ServerApp.
-        federation.wake("node-2")
+        federation.wake("node-1")
         federation.kill("superlink")
         before = story.lines
         saved = read_checkpoint(RunFolder.open(run).trials()[0].checkpoint)
@@ -80,12 +78,11 @@ def test_training_goes_on_through_kills_delays_and_a_restart(tmp_path):
 
         # All come back, as what they were.
         federation.start_superlink()
-        federation.start_node(3)
-        federation.start_node(4)
+        federation.start_node(2)
         federation.submit(**settings)
         on = wait_for("a round after the restart", lambda line: line["resumed"])
         again = wait_for(
-            "all five again", lambda line: line["round"] >= on["round"] and line["arrived"] == everybody
+            "all three again", lambda line: line["round"] >= on["round"] and line["arrived"] == everybody
         )
         assert again["nodes"] == nodes
 

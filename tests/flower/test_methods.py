@@ -56,7 +56,7 @@ def assert_same(world: World, strategy, lines, models, *, bytes_down: bool = Tru
         assert torch.equal(models[t + 1], state.server.model), f"round {t + 1}"
         assert {name: line[name] for name in SAME} == {name: record[name] for name in SAME}
         assert line["train_loss"] == record["train_loss"]
-        assert line["bytes"]["down"] == record["bytes"]["down"]
+        assert line["bytes"]["down"] == pytest.approx(record["bytes"]["down"], abs=1e-6)
         up = record["bytes"]["up"]
         # On Flower a frame states its client, round and model, in 20 bytes. In the first round a server that has
         # no data expects another mask where clients work it out.
@@ -91,6 +91,8 @@ def test_a_policy_gives_the_same_records_as_in_the_engine(policy, tmp_path):
         {"name": "fednova"},
         {"name": "dane"},
         {"name": "bvr-l-sgd"},
+        {"name": "fedawe"},
+        {"name": "fedpbc"},
     ],
     ids=lambda client: client["name"],
 )
@@ -108,13 +110,6 @@ def test_early_bird_waits_with_the_cut_as_in_the_engine(tmp_path):
     densities = [line["density"] for line in lines if line["arrived"]]
     assert densities[0] == 1.0
     assert densities[-1] < 0.3
-
-
-@pytest.mark.parametrize("name", ["fedawe", "fedpbc"])
-def test_vectors_for_each_client_alone_are_refused(name, tmp_path):
-    world = small(client={"name": name}, arms=["drop"])
-    with pytest.raises(ConfigError, match=f"client.name: {name} sends each client a vector of its own"):
-        on_flower(world, our_loop(world), tmp_path / "run")
 
 
 EVERYTHING = {
@@ -371,7 +366,7 @@ def test_a_client_without_data_says_so(tmp_path):
         (
             {"policy": {"name": "rigl"}},
             {"upload": "dense"},
-            "policy.name must be one of static, set, feddst with",
+            "policy.name must be one of static, set, feddst, early-bird with",
         ),
         (
             {"client": {"name": "scaffold"}},

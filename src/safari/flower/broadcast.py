@@ -36,7 +36,7 @@ class Broadcast:
     instructions: Instructions
     shared: Shared
     layout: Layout
-    size: int
+    size: float
     plan: Plan
     beside: Mapping[str, bytes]
 
@@ -46,19 +46,35 @@ class Broadcast:
         server_round: int,
         frames: tuple[bytes, ...] | None = None,
         heard: int = NEVER,
+        own: Mapping[str, bytes] | None = None,
     ) -> RecordDict:
         """A message's content: the model (or frames that lead to it), the user's own config with the round
-        in it, and our instructions for clients that were last heard in round `heard`."""
+        in it, and our instructions for clients that were last heard in round `heard`. `own`: what travels beside
+        the model for one client alone."""
         entries = replace(self.instructions, heard=heard).entries()
         table = ConfigRecord({**config, "server-round": server_round, **entries})
         arrays = self.arrays if frames is None else chain_record(frames)
-        return RecordDict({ARRAYS: with_beside(arrays, self.beside), CONFIG: table})
+        return RecordDict({ARRAYS: with_beside(arrays, {**self.beside, **(own or {})}), CONFIG: table})
 
-    def bytes_with(self, frames: tuple[bytes, ...] | None) -> int:
+    def bytes_with(self, frames: tuple[bytes, ...] | None, own: Mapping[str, bytes]) -> float:
         """How many bytes of ours a message has, with the model in full or as frames."""
+        more = sum(map(len, own.values()))
         if frames is None:
-            return self.size
-        return sum(map(len, frames)) + sum(map(len, self.beside.values()))
+            return self.size + more
+        return sum(map(len, frames)) + sum(map(len, self.beside.values())) + more
+
+    def own_of(self, seat: int | None) -> dict[str, bytes]:
+        """What travels beside the model for the client in a seat alone; None: one that has no seat."""
+        rows = (
+            self.plan.fresh if seat is None else {name: rows[seat] for name, rows in self.plan.each.items()}
+        )
+        return _vectors(rows, self.layout)
+
+
+def _vectors(vectors: Mapping[str, Tensor], layout: Layout) -> dict[str, bytes]:
+    """An algorithm's vectors as they travel."""
+    rows = {name: vector.cpu() for name, vector in vectors.items()}
+    return {f"{VECTOR}{name}": encode_vector(row, row != 0, layout) for name, row in rows.items()}
 
 
 def predict_mask(module: nn.Module, layout: Layout, x: Tensor, round: int, budget: Budget) -> Tensor:
@@ -106,9 +122,7 @@ def broadcast(
     sent = vector if remember else received
     expected = predict_mask(module, layout, vector, plan.number, plan.budget) if base is None else base
     shared = Shared(wire, reference=received.numpy(), predicted_mask=expected.numpy())
-    beside = {
-        f"{VECTOR}{name}": encode_vector(row.cpu(), row.cpu() != 0, layout) for name, row in plan.down.items()
-    }
+    beside = _vectors(plan.down, layout)
     if base is not None and remember:
         beside[MASK] = encode_mask(base.numpy(), mask_known_by(vector, layout, wire))
     instructions = Instructions(

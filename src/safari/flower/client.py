@@ -59,7 +59,7 @@ from safari.pruning import (
     weight_entries,
 )
 from safari.pruning.policies.regrow import OwnMask, Steepest, votes_for
-from safari.rounds.beside import decode_vector, encode_vector, rounded, votes_to_bytes, wire_layout
+from safari.rounds.beside import encode_vector, rounded, votes_to_bytes, wire_layout
 from safari.rounds.masks import mask_and_votes, masked_gradient
 from safari.seeds import generator, torch_generator
 from safari.tasks import Task, classification
@@ -92,7 +92,8 @@ class Job:
     """One round at one client: the model as it came, the mask to train in, and how to answer.
 
     `received` is the global model as this client holds it, on the module's device. `votes` is what it reports to
-    the mask policy (None: nothing); `down` are the vectors of the client algorithm that came with the model.
+    the mask policy (None: nothing); `down` are the vectors of the client algorithm that came with the model, as
+    they travel.
     `state` is the client's own, which lasts from round to round. `offered_as`: the name under which it was
     offered datagrams.
     """
@@ -106,7 +107,7 @@ class Job:
     state: RecordDict
     received: Tensor
     votes: Tensor | None = None
-    down: Mapping[str, Tensor] = field(default_factory=dict)
+    down: Mapping[str, bytes] = field(default_factory=dict)
     offered_as: str = ""
 
     @property
@@ -406,12 +407,12 @@ def _shared(layout: Layout, x: Tensor, expected: Tensor, instructions: Instructi
 @dataclass(frozen=True)
 class Received:
     """A model as it came: the vector, which is in the module, the mask that came with it, where one did, and the
-    vectors of the client algorithm."""
+    vectors of the client algorithm as they travel."""
 
     layout: Layout
     vector: Tensor
     mask: Tensor | None
-    down: Mapping[str, Tensor]
+    down: Mapping[str, bytes]
 
 
 def _load(module: nn.Module, message: Message, context: Context) -> Received:
@@ -437,11 +438,7 @@ def _load(module: nn.Module, message: Message, context: Context) -> Received:
     layout.write(module, vector.to(next(module.parameters()).device))
     if _config(message).get(REMEMBER) is True:
         remember(context.state, vector.numpy())
-    down = {
-        name.removeprefix(VECTOR): decode_vector(data, layout.parameters, layout)
-        for name, data in beside.items()
-        if name.startswith(VECTOR)
-    }
+    down = {name.removeprefix(VECTOR): data for name, data in beside.items() if name.startswith(VECTOR)}
     return Received(layout, vector, mask, down)
 
 

@@ -21,7 +21,7 @@ class Evaluation:
 
     seats: Mapping[int, int]
     messages: tuple[Message, ...] = ()
-    size: int = 0
+    size: float = 0
 
 
 @dataclass(frozen=True)

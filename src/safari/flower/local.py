@@ -20,6 +20,7 @@ from safari.flower.datagram_client import carry
 from safari.flower.protocol import Instructions
 from safari.hosting import build as build_part
 from safari.pruning import Batch, Pruner, Score, as_pruner
+from safari.rounds.beside import decode_vector
 from safari.seeds import derive
 from safari.tasks import Task, classification
 from safari.text import visible
@@ -116,7 +117,12 @@ def _down(algorithm: ClientAlgorithm, job: Job) -> dict[str, Tensor]:
             f"the message must hold {', '.join(wanted) or 'nothing'} beside its model, got "
             f"{visible(', '.join(job.down) or 'nothing', 100)}: server and client must have the same algorithm"
         )
-    return {name: vector.to(job.received.device) for name, vector in job.down.items()}
+    found: dict[str, Tensor] = {}
+    for name, like in wanted.items():
+        vector = decode_vector(job.down[name], like.shape[-1], job.layout).to(job.received.device)
+        # What each client gets for itself is a stack of one.
+        found[name] = vector if like.ndim == 1 else vector[None]
+    return found
 
 
 def _known(counts: Sequence[int] | None, samples: int, like: Tensor) -> Known:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +45,8 @@ class Plan:
     """A round as it was planned: the policy's answer as clients are told it (None: they work their masks out from
     the model alone), the policy's state from there on, and the vectors that travel down beside the model.
 
-    `up`: the vectors that come up beside each model, by name, and how many numbers each has.
+    `each`: those of which every client gets a row of its own, `[clients, n]`, and `fresh` the row of a client
+    that has no seat yet. `up`: the vectors that come up beside each model, by name, and how many numbers each has.
     """
 
     number: int
@@ -53,6 +54,8 @@ class Plan:
     masks: Masks | None = None
     policy: Mapping[str, Tensor] = field(default_factory=dict)
     down: Mapping[str, Tensor] = field(default_factory=dict)
+    each: Mapping[str, Tensor] = field(default_factory=dict)
+    fresh: Mapping[str, Tensor] = field(default_factory=dict)
     up: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -120,13 +123,6 @@ class Methods:
         policy, client = self.config.policy.name, self.config.client.name
         if not self.config.pruning.masks_gradient:
             raise ConfigError("pruning.masks_gradient must be true on Flower, got false")
-        half = self.client.server
-        sent = {} if half is None else half.down(half.init(1, self.layout.parameters, torch.device("cpu")))
-        if any(vector.ndim > 1 for vector in sent.values()):
-            raise ConfigError(
-                f"client.name: {client} sends each client a vector of its own, which only our own engines can; "
-                "here all clients get the same message"
-            )
         if download == "dense":
             what = "clients without our side would not hear of it"
             if policy != STATIC:
@@ -165,10 +161,9 @@ class Methods:
         """The round that comes next. `module` is scratch; `batch` is what a score at the server looks at."""
         t, x, config = server.round, server.model.cpu(), self.config
         budget = budget_of(self.layout, config.pruning, sparsity_of(config.pruning, t))
-        half = self.client.server
-        down = {} if half is None else half.down(half_state(server.step_state))
+        plan = Plan(t, budget, None, dict(state), *self._down(server), self.up)
         if config.policy.name == STATIC:
-            return Plan(t, budget, None, dict(state), down, self.up)
+            return plan
         pruner = PRUNERS[config.pruning.pruner]
 
         def by_score(support: Tensor | None) -> Tensor:
@@ -185,7 +180,18 @@ class Methods:
             by_score=None if pruner.needs_data else by_score,
         )
         masks, after = policy_masks(self.policy, config.policy.name, dict(state), view)
-        return Plan(t, budget, self._told(masks, x), after, down, self.up)
+        return replace(plan, masks=self._told(masks, x), policy=after)
+
+    def _down(self, server: Server) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+        """The vectors that travel down: the same for all, a row for each client, and the row of a newcomer."""
+        half = self.client.server
+        if half is None:
+            return {}, {}, {}
+        found = half.down(half_state(server.step_state))
+        first = half.down(half.init(1, self.layout.parameters, server.model.device))
+        each = {name: rows for name, rows in found.items() if rows.ndim > 1}
+        same = {name: vector for name, vector in found.items() if vector.ndim == 1}
+        return same, each, {name: first[name][0] for name in each}
 
     def _told(self, masks: Masks, x: Tensor) -> Masks:
         """The policy's answer as clients are told it; ConfigError where it cannot be told."""

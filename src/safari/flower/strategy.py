@@ -245,7 +245,7 @@ class SafariStrategy(Strategy):
             self._messages = self.datagrams.announce(self._messages, self._sent, self._timeout)
         self._chosen, self._online = chosen, frozenset(online)
         _log.info(
-            "configure_train: asking %s nodes, %s bytes each; %s clients are not connected",
+            "configure_train: asking %s nodes, %.0f bytes each; %s clients are not connected",
             len(chosen.nodes),
             self._sent.size,
             len(chosen.absent),
@@ -359,7 +359,7 @@ class SafariStrategy(Strategy):
         nodes = sorted(self._evaluation.seats)
         sent, messages = self._prepare(nodes, config, server_round, MessageType.EVALUATE)
         self._evaluation = replace(self._evaluation, messages=tuple(messages), size=sent.size)
-        _log.info("configure_evaluate: asking %s nodes, %s bytes each", len(nodes), sent.size)
+        _log.info("configure_evaluate: asking %s nodes, %.0f bytes each", len(nodes), sent.size)
         return messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -522,12 +522,13 @@ class SafariStrategy(Strategy):
         # message that expires while it is waited for comes back as an error.
         ttl = 1.1 * self._timeout + 5 if math.isfinite(self._timeout) else None
         messages: list[Message] = []
-        sizes: list[int] = []
-        for (frames, heard), group in self._by_news(nodes).items():
-            content = sent.content(config, server_round, frames, heard)
+        sizes: list[float] = []
+        for (frames, heard, seat), group in self._by_news(nodes, bool(sent.plan.each)).items():
+            own = sent.own_of(seat)
+            content = sent.content(config, server_round, frames, heard, own)
             messages += [Message(content, dst_node_id=node, message_type=kind, ttl=ttl) for node in group]
-            sizes += [sent.bytes_with(frames)] * len(group)
-        return replace(sent, size=sum(sizes) // len(sizes) if sizes else sent.size), messages
+            sizes += [sent.bytes_with(frames, own)] * len(group)
+        return replace(sent, size=sum(sizes) / len(sizes) if sizes else sent.size), messages
 
     def _plan(self, kind: str) -> Plan:
         """The round's masks and what travels beside the model; to be tested, a model travels alone."""
@@ -536,17 +537,21 @@ class SafariStrategy(Strategy):
             return methods.alone(self.server.round)
         return methods.plan(self._policy, self.server, self.module, self._batch)
 
-    def _by_news(self, nodes: Iterable[int]) -> dict[tuple[tuple[bytes, ...] | None, int], list[int]]:
-        """Nodes by the frames that each needs (None: the model in full) and, where clients want to know what
-        arrived, by the round in which each was last heard."""
-        groups: dict[tuple[tuple[bytes, ...] | None, int], list[int]] = {}
+    def _by_news(
+        self, nodes: Iterable[int], each: bool
+    ) -> dict[tuple[tuple[bytes, ...] | None, int, int | None], list[int]]:
+        """Nodes by the frames that each needs (None: the model in full), where clients want to know what arrived
+        by the round in which each was last heard, and where each gets something of its own by its seat."""
+        groups: dict[tuple[tuple[bytes, ...] | None, int, int | None], list[int]] = {}
+        nodes = list(nodes)
+        seats = self.roster.seats(nodes) if each else {}
         for node in nodes:
             name = self.roster.nodes.get(node)
             frames = self._downloads.frames_for(name) if self._downloads else None
             heard = NEVER
             if name is not None and self.config.wire.feeds_back:
                 heard = self.roster.heard.get(name, NEVER)
-            groups.setdefault((frames, heard), []).append(node)
+            groups.setdefault((frames, heard, seats.get(node)), []).append(node)
         return groups
 
     def _dense(self, vector: Tensor) -> ArrayRecord:

@@ -175,7 +175,8 @@ def steadiness_numbers(
             found = steadiness([r for r, _ in window], [v for _, v in window])
             numbers[f"{prefix}{name}_wobble"] = None if found is None else found.wobble
             if (prefix, name) == ("", metrics.score):
-                size = None if found is None else found.alternation
+                # Shown in points, as shares are.
+                size = None if found is None or not metrics.main.percent else found.alternation
                 numbers["alternation"] = None if size is None else abs(size)
                 numbers["alternation_t"] = None if found is None else found.t
     return numbers

@@ -10,8 +10,8 @@ SEEDS  ?= 1
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*##' Makefile | sed 's/:.*##/\t/'
 
-demo: $(VENV)/.demo  ## the main job on the embedded data set: four arms, a table, figures, report.html
-	$(BIN)/safari run --seeds $(SEEDS)
+demo: $(VENV)/.demo  ## the main job on the embedded data set: five arms, a table, figures, report.html
+	$(BIN)/safari run --preset demo --seeds $(SEEDS)
 
 test: check  ## everything that must hold: style, types, tests, doctests, documented examples
 	# One thread a worker: two workers with two threads each would only wait for each other.

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from safari.cli import cli
 from safari.cli.options import read_config
+from safari.config import Config
 from safari.engine import check
 from safari.presets import PRESETS, preset
 from safari.toml import read_toml
@@ -45,3 +46,11 @@ def test_a_misspelt_preset_is_one_line() -> None:
     assert (
         str(found.exception) == "preset must be one of best, demo, paper; got 'bset' (did you mean 'best'?)"
     )
+
+
+def test_the_demos_fifth_arm_has_the_clients_of_the_recipe() -> None:
+    demo, best = read_config(None, preset("demo")), read_config(None, preset("best"))
+    assert [arm.name for arm in demo.arms] == [arm.name for arm in Config().arms] + ["recipe"]
+    own = demo.for_arm(demo.arms[-1])
+    assert (own.pruning, own.local, own.client) == (best.pruning, best.local, best.client)
+    assert demo.arms[-1].rule == best.arms[0].rule

@@ -45,7 +45,7 @@ _INTRO = """\
 
 An experiment is a TOML file (`safari run mine.toml`, in Python `safari.run("mine.toml", "runs/mine")`), a
 table of the same form in Python (`safari.run({...}, "runs/mine")`), or `--set key=value` on the command line.
-What is left out has its default, and the defaults are the demo.
+What is left out has its default, and the defaults are those of the demo.
 `safari init mine.toml` writes all fields with their documentation; `safari validate mine.toml` says
 everything that is wrong at once.
 

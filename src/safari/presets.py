@@ -5,8 +5,12 @@ from __future__ import annotations
 from safari.errors import ConfigError, one_of
 
 PRESETS: dict[str, tuple[str, ...]] = {
-    # The defaults of every field.
-    "demo": (),
+    # The defaults of every field, and the recipe beside the paper's arms.
+    "demo": (
+        'arms = ["perfect", "drop", "safari", "safari+", {name = "recipe", rule = "safari+", set = {'
+        'pruning = {pruner = "rand", scope = "erk"}, '
+        'local = {lr = 0.01, schedule = "cosine", final = 0.05}, client = {name = "calibrated"}}}]',
+    ),
     # The setting of the paper's experiments, apart from its data and model.
     "paper": (
         'arms = ["perfect", "drop", "safari"]',

@@ -12,13 +12,16 @@ from flower.deploy import Federation, wait_until
 from safari.runs import RunFolder, read_checkpoint
 
 ROUNDS = 8
+STATEFUL = {"policy": "rigl", "interval": 2, "client": "scaffold", "step": "fedadam"}
 
 
 def test_the_example_ends_where_our_own_engine_does(tmp_path):
     run = tmp_path / "run"
     with Federation(tmp_path, 10) as federation, federation.explained():
         federation.start_simulation()
-        federation.submit(run=str(run), num_server_rounds=ROUNDS, success=0.3)
+        # Everything that has a state of its own: the policy and the server step in the checkpoint, the algorithm's
+        # at the clients, which Flower keeps between messages.
+        federation.submit(run=str(run), num_server_rounds=ROUNDS, success=0.3, **STATEFUL)
         wait_until("all rounds", (run / "summary.json").exists, 400)
     flower = RunFolder.open(run)
     # The same experiment in this process: `config.toml` has all of it.
@@ -27,10 +30,22 @@ def test_the_example_ends_where_our_own_engine_does(tmp_path):
 
     (trial,), (own,) = flower.trials(), RunFolder.open(tmp_path / "own").trials()
     lines, expected = trial.records(), own.records()
-    same = ("round", "arrived", "missing", "stand_ins", "loss", "top1", "train_loss", "support", "density")
+    same = (
+        "round",
+        "arrived",
+        "missing",
+        "stand_ins",
+        "loss",
+        "top1",
+        "train_loss",
+        "support",
+        "density",
+        "churn",
+    )
     assert [{n: line[n] for n in same} for line in lines] == [{n: line[n] for n in same} for line in expected]
     lost = sum(len(line["missing"]) for line in lines) / (10 * ROUNDS)
     assert 0.5 < lost < 0.9
     assert lines[-1]["loss"] < lines[0]["loss"]
+    assert sum(line["churn"] > 0 for line in lines) > 2
     model, same_model = (read_checkpoint(t.checkpoint).tensors["model"] for t in (trial, own))
     assert (model == same_model).all()

@@ -67,7 +67,7 @@ def our_loop(world: World, algorithm: ClientAlgorithm | None = None) -> ClientAp
     train = local_training(
         lambda context: world.fresh_module(),
         lambda m, c: world.training_batches(*client_and_round(m, c)),
-        lr=world.lr,
+        lr=lambda m, c: world.lr(client_and_round(m, c)[1]),
         optimiser=world.config.local.optimiser,
         algorithm=algorithm,
         label_counts=lambda context: world.label_counts[context.node_config["partition-id"]].tolist(),

@@ -7,7 +7,7 @@ from flwr.clientapp import ClientApp
 
 from flower_safari.task import train as train_locally
 from flower_safari.task import world_of
-from safari.flower import lossy, sparse
+from safari.flower import local_training, lossy, sparse
 
 app = ClientApp()
 
@@ -17,9 +17,15 @@ def model_for(context: Context):
 
 
 def batch_for(message: Message, context: Context):
-    """What snip and grasp look at."""
+    """What scores and mask policies look at."""
     world, t = world_of(context.run_config), message.content["config"]["server-round"] - 1
-    return world.pruning_batch(context.node_config["partition-id"], t)
+    return world.samples(world.pruning_draw(context.node_config["partition-id"], t))
+
+
+def batches_for(message: Message, context: Context):
+    """This round's mini-batches."""
+    world, t = world_of(context.run_config), message.content["config"]["server-round"] - 1
+    return world.training_batches(context.node_config["partition-id"], t)
 
 
 def unreliable(message: Message, context: Context, call_next) -> Message:
@@ -29,10 +35,27 @@ def unreliable(message: Message, context: Context, call_next) -> Message:
     return call_next(message, context) if success >= 1 else mod(message, context, call_next)
 
 
-@app.train(mods=[unreliable])
 @sparse(model_for, batch=batch_for)
-def train(model, message: Message, context: Context) -> dict[str, float]:
+def own_loop(model, message: Message, context: Context) -> dict[str, float]:
+    """Any loop of your own, inside the mask."""
     world, client = world_of(context.run_config), context.node_config["partition-id"]
-    batches = world.training_batches(client, message.content["config"]["server-round"] - 1)
-    loss = train_locally(model, batches, context.run_config["lr"])
+    loss = train_locally(model, batches_for(message, context), context.run_config["lr"])
     return {"num-examples": len(world.parts[client]), "train_loss": loss}
+
+
+# Client algorithms bring their loop.
+by_algorithm = local_training(
+    model_for,
+    batches_for,
+    lr=lambda message, context: context.run_config["lr"],
+    batch=batch_for,
+    label_counts=lambda context: (
+        world_of(context.run_config).label_counts[context.node_config["partition-id"]].tolist()
+    ),
+)
+
+
+@app.train(mods=[unreliable])
+def train(message: Message, context: Context) -> Message:
+    answer = own_loop if context.run_config["client"] == "fedavg" else by_algorithm
+    return answer(message, context)

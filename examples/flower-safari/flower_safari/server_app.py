@@ -24,6 +24,8 @@ def main(grid: Grid, context: Context) -> None:
         config=world.config,
         run=settings["run"] or None,
         min_nodes=settings["clients"],
+        # What a score at the server sees the shape of.
+        batch=world.samples(world.pruning_draw(0, 0)),
     )
 
     def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord:

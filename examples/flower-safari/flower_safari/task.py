@@ -18,6 +18,7 @@ def config_of(run_config: dict) -> dict:
     data = {"name": run_config["data"]}
     if run_config["data-root"]:
         data["root"] = run_config["data-root"]
+    policy = run_config["policy"]
     return {
         "name": "flower-safari",
         "seed": run_config["seed"],
@@ -27,6 +28,9 @@ def config_of(run_config: dict) -> dict:
         "model": {"name": run_config["model"]},
         "partition": {"name": "groups", "groups": 2},
         "pruning": {"pruner": run_config["pruner"], "sparsity": run_config["sparsity"]},
+        "policy": {"name": policy, **({} if policy == "static" else {"interval": run_config["interval"]})},
+        "client": {"name": run_config["client"]},
+        "aggregation": {"steps": [run_config["step"]] if run_config["step"] else []},
         "local": {"steps": run_config["local-steps"], "batch": run_config["batch"], "lr": run_config["lr"]},
         "uplink": {"name": "bernoulli", "p": run_config["success"]},
         "downlink": {"name": "perfect"},

@@ -30,7 +30,7 @@ def perfect() -> Compensation:
 
 
 def attainable() -> Compensation:
-    """An oracle: a perfect network in rounds in which somebody arrives; the others are lost.
+    """An oracle: a perfect network in rounds in which any client arrives; the others are lost.
 
     No rule for the missing that waits for an arrival can know more. What it lacks to `perfect` is the price of
     rounds in which nobody arrives at all.

@@ -64,7 +64,7 @@ def _phi(updates: Tensor, weights: Tensor, cohort: Sequence[int], outcome: Outco
     row = {client: k for k, client in enumerate(cohort)}
     wrong, right = updates.new_zeros(()), updates.new_zeros(())
     for missing, named in outcome.stand_ins.items():
-        # A rule may also name what it remembers of somebody: that is no update of this round.
+        # A rule may also name what it remembers of a client: that is no update of this round.
         who = [row[client] for client in named if client in outcome.arrived]
         if who:
             k = row[missing]

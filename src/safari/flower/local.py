@@ -35,7 +35,7 @@ def local_training(
     build: Build,
     batches: BatchesOf,
     *,
-    lr: float | Callable[[int], float] = 0.001,
+    lr: float | Callable[[Message, Context], float] = 0.001,
     optimiser: str = "adam",
     algorithm: ClientAlgorithm | None = None,
     label_counts: Callable[[Context], Sequence[int]] | None = None,
@@ -46,8 +46,8 @@ def local_training(
     """A ClientApp's function for `train` messages that does all of the local training.
 
     `build` is a module class, or a function of the context that makes the module. `batches(message, context)`
-    gives the round's mini-batches, a local step each. `lr`: the learning rate, or a function of the round
-    (counted from 0). `optimiser`: "adam", or "sgd" with lr/τ. `algorithm`: one of your own; by default the
+    gives the round's mini-batches, a local step each. `lr`: the learning rate, or a function of message and context
+    that gives it. `optimiser`: "adam", or "sgd" with lr/τ. `algorithm`: one of your own; by default the
     built-in that the server names. `label_counts(context)`: how many samples of each class this client has, for
     algorithms that look at them. `batch`, `pruner` and `task` as in `sparse`; the task has the training loss, too.
     """
@@ -79,7 +79,7 @@ def local_training(
             job.mask.to(job.received.device),
             given,
             optimiser=optimiser,
-            lr=lr(job.instructions.round) if callable(lr) else lr,
+            lr=lr(message, context) if callable(lr) else lr,
             seed=_module_seed(job),
             task=task,
             algorithm=method,

@@ -80,7 +80,7 @@ def _fusion_at(node: fx.Node, modules: Mapping[str, nn.Module]) -> tuple[fx.Node
     if following is not None and following.target in _ADDITIONS and not following.kwargs:
         other = [a for a in following.args if a is not last]
         then = _only_user(following)
-        # `shortcut += x` changes the shortcut, which somebody else may read.
+        # `shortcut += x` changes the shortcut, which another layer may read.
         if following.target is operator.iadd and following.args[0] is not last:
             other = []
         if len(other) == 1 and isinstance(other[0], fx.Node) and then is not None and _is_relu(then, modules):

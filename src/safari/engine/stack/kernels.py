@@ -40,7 +40,7 @@ def _conv_kernel(
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     CIN: tl.constexpr, COUT: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr, STATS: tl.constexpr,
 ):  # fmt: skip
-    # The sizes are known to the compiler: division by a number that is not is dear.
+    # The sizes are known to the compiler: division by an unknown one is slow.
     block, client = tl.program_id(0), tl.program_id(1)
     pixels = n * OH * OW
     rows = block * ROWS + tl.arange(0, ROWS)

@@ -1,7 +1,7 @@
 """Threads for a CPU: each does a share of the clients, or of the test samples, from end to end.
 
 A small net's kernels are too short to be split between cores: threads that wait for each other after every
-kernel gain nothing, and lose much when somebody else needs a core. Shares that meet once a round do gain.
+kernel gain nothing, and lose much when another process needs a core. Shares that meet once a round do gain.
 """
 
 from __future__ import annotations

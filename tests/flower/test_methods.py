@@ -230,18 +230,46 @@ def test_who_missed_a_mask_gets_the_next_one_whole(tmp_path):
     masks = []
 
     def hard_of_hearing(message, context):
-        if message.content["config"]["server-round"] in (2, 3):
+        number = message.content["config"]["server-round"]
+        if number in (2, 3):
             return Message(Error(DOWNLINK_LOST, "lost"), reply_to=message)
-        masks.append(masks_in(message, world))
+        if number == 4:
+            masks.append(masks_in(message, world))
         return own_loop(world)(message, context)
 
     grid = grid_of(world, None)
     grid.apps = {**deaf, 17: hard_of_hearing}
-    strategy, lines, _ = on_flower(world, None, tmp_path / "run", grid=grid)
+    _, lines, _ = on_flower(world, None, tmp_path / "run", grid=grid)
     assert [1 in line["arrived"] for line in lines] == [True, False, False, True, True]
     assert not any(line["refused"] for line in lines)
-    assert not torch.equal(masks[0], masks[1])
-    assert torch.equal(masks[-1], strategy._mask)
+    state = initial(world, rule_of(world.config.arms[0].rule))
+    assert len(masks) == 1
+    assert not torch.equal(masks[0], world.masks(state.policy, world.start, 0)[0].shared)
+
+
+def test_where_all_have_answered_a_mask_travels_as_what_changed(tmp_path):
+    world = small(**MOVING, **PERFECT, arms=["drop"])
+    forgets = []
+
+    def forgetful(message, context):
+        if message.content["config"]["server-round"] == 4:
+            context.state.clear()
+            forgets.append(1)
+        return own_loop(world)(message, context)
+
+    grid = grid_of(world, own_loop(world))
+    _, lines, _ = on_flower(world, None, tmp_path / "run", grid=grid)
+    state = initial(world, rule_of(world.config.arms[0].rule))
+    for line in lines:
+        state, record, _ = run_round(world, state)
+        assert line["bytes"]["down"] == record["bytes"]["down"]
+    # A client without a memory says so once, and then gets the mask in full.
+    grid = grid_of(world, own_loop(world))
+    grid.apps[17] = forgetful
+    _, others, _ = on_flower(world, None, tmp_path / "forgets", grid=grid)
+    assert [1 in line["arrived"] for line in others] == [True, True, True, False, True]
+    assert "it will get it in full" in others[3]["reasons"]["1"]
+    assert others[4]["bytes"]["down"] > lines[4]["bytes"]["down"]
 
 
 def masks_in(message, world) -> torch.Tensor:

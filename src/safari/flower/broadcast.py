@@ -107,13 +107,15 @@ def broadcast(
     plan: Plan,
     *,
     dense: ArrayRecord | None = None,
+    held: Tensor | None = None,
     remember: bool = False,
     upload: str = "frame",
 ) -> Broadcast:
     """The model of a round as one exact frame or, where they are given as `dense`, as plain arrays.
 
-    `plan`: the round's masks and what travels beside the model. `remember`: the next round may build on this
-    model, so that it is sent whole and an announced mask beside it. `upload`: how clients are to answer. The
+    `plan`: the round's masks and what travels beside the model. `held`: the mask of the round before, where all of
+    those who are asked hold it: the new one then travels as what changed. `remember`: the next round may build on
+    this model, so that it is sent whole and an announced mask beside it. `upload`: how clients are to answer. The
     module is scratch.
     """
     vector, base = x.cpu(), plan.base
@@ -159,5 +161,6 @@ def broadcast(
     inside = base is not None and not remember
     kept = base if inside and base is not None else support_of(sent, layout)
     mode = "best" if inside else "auto"
-    frame = encode(sent.numpy(), kept.numpy(), wire, values="absolute", mask_mode=mode)
+    known = wire if held is None or not inside else Shared(wire, None, held.numpy())
+    frame = encode(sent.numpy(), kept.numpy(), known, values="absolute", mask_mode=mode)
     return Broadcast(frame_record(frame), instructions, shared, layout, len(frame) + more, plan, beside)

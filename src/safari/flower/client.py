@@ -32,6 +32,7 @@ from safari.flower.arrays import (
 from safari.flower.broadcast import ARRAYS, CONFIG, mask_known_by, predict_mask
 from safari.flower.chain import follow, remember, remembered
 from safari.flower.datagram_client import carry
+from safari.flower.mask_memory import decode_with_mask, remember_mask
 from safari.flower.masking import inside
 from safari.flower.protocol import (
     NET_CLIENT,
@@ -322,8 +323,9 @@ def open_job(
     x = model.vector.to(next(module.parameters()).device)
     base = None if model.mask is None else model.mask.to(x.device)
     if instructions.announced:
-        if base is None:
+        if model.mask is None or base is None:
             raise SafariError("the message announces a mask and holds none")
+        remember_mask(context.state, model.mask)
         x = x.masked_fill(~base, 0.0)
     budget = budget_for(
         layout,
@@ -425,8 +427,7 @@ def _load(module: nn.Module, message: Message, context: Context) -> Received:
     frame, frames, beside = frame_of(arrays), chain_of(arrays), beside_of(arrays)
     mask = None
     if frame is not None:
-        found = decode(frame, wire)
-        vector, mask = torch.from_numpy(found.vector), torch.from_numpy(found.mask)
+        vector, mask = decode_with_mask(frame, wire, context.state)
     elif frames is not None:
         held = remembered(context.state, layout.size)
         target = Instructions.read(_config(message)).model

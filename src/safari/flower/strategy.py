@@ -506,6 +506,7 @@ class SafariStrategy(Strategy):
         self, nodes: Iterable[int], config: Mapping[str, Any], server_round: int, kind: str
     ) -> tuple[Broadcast, list[Message]]:
         """The model in the shortest form that each node can read; the broadcast's size is their mean."""
+        nodes = list(nodes)
         if self._downloads is not None:
             self._server, self._downloads = self._downloads.publish(self.server, self.layout, self.config)
         sent = broadcast(
@@ -515,6 +516,7 @@ class SafariStrategy(Strategy):
             self.config,
             self._plan(kind),
             dense=self._dense(self.server.model) if self.download == "dense" else None,
+            held=self._held_mask(nodes) if kind == MessageType.TRAIN else None,
             remember=self._downloads is not None,
             upload=PACKETS if self.datagrams is not None and kind == MessageType.TRAIN else self.upload,
         )
@@ -530,6 +532,17 @@ class SafariStrategy(Strategy):
             sizes += [sent.bytes_with(frames, own)] * len(group)
         return replace(sent, size=sum(sizes) / len(sizes) if sizes else sent.size), messages
 
+    def _held_mask(self, nodes: Sequence[int]) -> Tensor | None:
+        """The mask of the round before, where all of these nodes are known to hold it: they have answered that round.
+
+        After a restart they may be processes without a memory. Of datagrams more may arrive than was answered.
+        """
+        if self._mask is None or self._resumed or self.datagrams is not None:
+            return None
+        names = [self.roster.nodes.get(node) for node in nodes]
+        last = self.server.round - 1
+        return self._mask if all(n is not None and self.roster.heard.get(n) == last for n in names) else None
+
     def _plan(self, kind: str) -> Plan:
         """The round's masks and what travels beside the model; to be tested, a model travels alone."""
         methods = replace(self._methods, config=self.config)
@@ -538,12 +551,11 @@ class SafariStrategy(Strategy):
         return methods.plan(self._policy, self.server, self.module, self._batch)
 
     def _by_news(
-        self, nodes: Iterable[int], each: bool
+        self, nodes: Sequence[int], each: bool
     ) -> dict[tuple[tuple[bytes, ...] | None, int, int | None], list[int]]:
         """Nodes by the frames that each needs (None: the model in full), where clients want to know what arrived
         by the round in which each was last heard, and where each gets something of its own by its seat."""
         groups: dict[tuple[tuple[bytes, ...] | None, int, int | None], list[int]] = {}
-        nodes = list(nodes)
         seats = self.roster.seats(nodes) if each else {}
         for node in nodes:
             name = self.roster.nodes.get(node)

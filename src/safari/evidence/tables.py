@@ -84,7 +84,9 @@ def main_table(
     experiment: Experiment, results: Results, columns: Sequence[str] = (), *, folded: bool = False
 ) -> Table:
     """These columns, or all, as far as they have numbers; a row for each case and arm."""
-    names = [name for name in _TITLES if not columns or name in columns]
+    # The alternation is told in points.
+    hidden = () if experiment.score == "top1" else ("alternation",)
+    names = [name for name in _TITLES if (not columns or name in columns) and name not in hidden]
     rows = []
     several = len(made_by([experiment], results)) > 1
     for case in experiment.cases:
@@ -106,7 +108,8 @@ def main_table(
     )
     note = (
         f"{_lengths(experiment.cases)} Scores are means over the evaluations of those last rounds, then over "
-        f"seeds; {PLUS_MINUS}{wobble if 'top1_wobble' in names else ''} Minus perfect: points."
+        f"seeds; {PLUS_MINUS}{wobble if 'top1_wobble' in names and experiment.score == 'top1' else ''} Minus "
+        f"perfect: {'points' if experiment.score == 'top1' else 'of perplexities as they are, of accuracies points'}."
     )
     return Table(
         [header[k] for k in kept], [[row[k] for k in kept] for row in rows], note, folded=folded, names=2
@@ -295,7 +298,8 @@ def _lengths(cases: Sequence[Case]) -> str:
     names: dict[str, list[str]] = {}
     for case in cases:
         last, target = case.config.evaluation.last, case.config.evaluation.target
-        text = f"{case.config.rounds} rounds, the last {last} count, target {100 * target:g} % top-1"
+        goal = f"perplexity {target:g}" if case.config.task.name == "tokens" else f"{100 * target:g} % top-1"
+        text = f"{case.config.rounds} rounds, the last {last} count, target {goal}"
         names.setdefault(text, []).append(case.name)
     if len(names) == 1:
         return f"{next(iter(names))}."

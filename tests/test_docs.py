@@ -153,8 +153,11 @@ def check_command(command, output, block, place, monkeypatch, capsys):
         return
     monkeypatch.setattr(sys, "argv", ["safari", *arguments])
     capsys.readouterr()
-    with pytest.raises(SystemExit) as end:
-        main()
+    with monkeypatch.context() as without:
+        # Figures are most of the time of a short run, and other tests draw them: as if `plots` were not installed.
+        without.setitem(sys.modules, "matplotlib", None)
+        with pytest.raises(SystemExit) as end:
+            main()
     printed = "".join(capsys.readouterr())
     wanted = 2 if "fails" in block.words else 0
     assert (end.value.code or 0) == wanted, f"{place}: {shlex.join(command)}\n{printed}"

@@ -163,8 +163,10 @@ def test_modules_of_users_each_by_its_way(name, way):
     compare(config, near=ADAM, exact=8)
 
 
-def test_the_loop_is_the_reference_to_the_bit():
-    config = put(BASE, {"model": {"name": "mine.py:by_loop"}, "pruning": {"pruner": "snip"}})
+@pytest.mark.parametrize("masks_gradient", [True, False])
+def test_the_loop_is_the_reference_to_the_bit(masks_gradient):
+    pruning = {"pruner": "snip", "masks_gradient": masks_gradient}
+    config = put(BASE, {"model": {"name": "mine.py:by_loop"}, "pruning": pruning})
     assert records(engine(config, "vectorised")) == records(engine(config, "reference"))
 
 

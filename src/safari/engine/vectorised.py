@@ -359,12 +359,12 @@ class Vectorised:
         self, x: Tensor, masks: Tensor, group: Sequence[int], t: int, side: ClientSide
     ) -> GroupTraining:
         world = self.world
+        if self.stack.way == "loop":
+            return self._train_one_by_one(x, masks, group, t, side)
         start = x
         if not world.config.pruning.masks_gradient:
             # Algorithm 2 as it is printed: masked once, at the start.
             start, masks = x.masked_fill(~masks, 0.0), torch.ones_like(masks[:1])
-        if self.stack.way == "loop":
-            return self._train_one_by_one(x, masks, group, t, side)
         index, extra = step_by_step(self._training_draws(group, t))
         # The data may stay on the host: then the samples, not their numbers, go to the device.
         picked = [torch.from_numpy(index)]

@@ -88,7 +88,10 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
             "to stay there",
             lambda row: f"{_spread(row.rounds_to_stay, 1, 0)} ({row.stayed})" if row.seeds else NOTHING,
         ),
-        ("worst client", lambda row: _number(row.worst_client, row.metrics.main)),
+        (
+            "worst client %" if all(row.metrics.main.percent for row in rows) else "worst client",
+            lambda row: _number(row.worst_client, row.metrics.main),
+        ),
         ("lost %", lambda row: _mean(row.lost_updates, 100, 1)),
         ("refused", lambda row: f"{row.refused.mean:.0f}" if row.refused.mean else NOTHING),
         ("up", lambda row: _bytes(row.bytes_up)),

@@ -209,7 +209,11 @@ def test_a_shell_is_offered_commands_options_keys_and_names(tmp_path):
     assert complete(tmp_path, "") == commands
     assert complete(tmp_path, "re") == ["reproduce", "resume"]
     assert {"--set", "--seeds", "--out", "--json"} <= set(complete(tmp_path, "run", "--"))
-    assert complete(tmp_path, "run", "--set", "checkpoint.") == ["checkpoint.every=", "checkpoint.keep="]
+    assert complete(tmp_path, "run", "--set", "checkpoint.") == [
+        "checkpoint.every=",
+        "checkpoint.keep=",
+        "checkpoint.best=",
+    ]
     assert complete(tmp_path, "list", "p") == ["partition", "pruner", "policy", "packets"]
 
 

@@ -74,7 +74,7 @@ def test_every_problem_of_a_step_has_its_field() -> None:
         )
     )
     assert problems == [
-        "aggregation.steps[0] must be one of fedadagrad, fedadam, fedavgm, fedyogi, lr; got 'fedadm' (did "
+        "aggregation.steps[0] must be one of fedadagrad, fedadam, fedavgm, fedyogi, ghbm, lr; got 'fedadm' (did "
         "you mean 'fedadam'?); your own goes in as file.py:name or package.module:name",
         "aggregation.steps[1].lr must be a number, got 'fast'",
         "aggregation.steps[2].beta is not an option (allowed: momentum, lr, nesterov)",

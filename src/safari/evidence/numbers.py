@@ -15,7 +15,7 @@ from safari.aggregation import rule_defaults
 from safari.config import Arm, Config
 from safari.errors import RunError
 from safari.runs import CLASSIFICATION, RunMetrics, Trial, read_checkpoint, read_lines, summarise_trial
-from safari.runs.files import write_atomically
+from safari.runs.files import is_there, read_object, write_atomically
 from safari.runs.metrics import read_metrics
 from safari.runs.summary import average_columns, wobbles
 from safari.runs.versions import versions_of
@@ -82,12 +82,12 @@ def write_numbers(trial: Trial, config: Config) -> Numbers:
 def read_numbers(path: Path, arm: Arm) -> Numbers | None:
     """The numbers in a trial's folder, if it is finished and was made by the arm as it is now."""
     file = path / NUMBERS
-    if not file.exists():
+    if not is_there(file):
         return None
+    numbers: Numbers = read_object(file)
     try:
-        numbers: Numbers = json.loads(file.read_text(encoding="utf-8"))
         return numbers if made_by(numbers, arm) else None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{file} does not hold a trial's numbers: {error!r}; remove it") from error
 
 

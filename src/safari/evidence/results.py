@@ -17,7 +17,7 @@ from safari.errors import RunError
 from safari.evidence.numbers import Numbers, made_by, maker_of, read_numbers, steadiness_numbers
 from safari.evidence.plan import Case, Experiment
 from safari.runs import seeds_of, spread
-from safari.runs.files import making, write_atomically
+from safari.runs.files import is_there, making, read_object, write_atomically
 
 FILE = "results.json"
 # What is said of trials from before a record named its code.
@@ -43,18 +43,20 @@ class Results:
     def open(cls, out: Path) -> Results:
         """The results of an output folder; empty where there are none."""
         path = out / FILE
-        if not path.exists():
+        if not is_there(path):
             return cls({}, [])
+        table = read_object(path)
+        if table.get("format") not in (FORMAT, _FIRST_FORMAT):
+            raise RunError(f"{path}: format must be {FORMAT}, got {str(table.get('format'))[:60]!r}")
+        if problem := _problem(table):
+            raise RunError(f"{path} does not hold results: {problem}")
+        found = cls(table["experiments"], table["environments"])
         try:
-            table = json.loads(path.read_text(encoding="utf-8"))
-            if table["format"] not in (FORMAT, _FIRST_FORMAT):
-                raise RunError(f"{path}: format must be {FORMAT}, got {table['format']!r}")
-            found = cls(table["experiments"], table["environments"])
             if table["format"] == _FIRST_FORMAT:
                 found._upgrade()
-            return found
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(f"{path} does not hold results: {error!r}") from error
+        return found
 
     def save(self, out: Path) -> None:
         """Write them, atomically."""
@@ -133,8 +135,8 @@ class Results:
             entry |= maker_of(arm)
             entry["seeds"][str(seed)] = numbers
         environment = path / "environment.json"
-        if environment.exists():
-            made_with = json.loads(environment.read_text(encoding="utf-8"))
+        if is_there(environment):
+            made_with = read_object(environment)
             self.environments += [made_with] if made_with not in self.environments else []
 
     def _case(self, case: Case) -> Mapping[str, Any]:
@@ -168,3 +170,21 @@ def column(trials: Mapping[int, Numbers], name: str) -> dict[str, Any]:
     2
     """
     return spread([t[name] for t in trials.values() if t.get(name) is not None])
+
+
+def _problem(table: Mapping[str, Any]) -> str:
+    """What is not as `Results.save` writes it; empty where everything is."""
+    machines = table.get("environments")
+    if not isinstance(machines, list) or not all(isinstance(machine, dict) for machine in machines):
+        return "environments must be a list of tables"
+    # Tables in tables, from experiments down to the numbers of a seed.
+    level: list[tuple[str, Any]] = [("experiments", table.get("experiments"))]
+    for inside in ("cases", "arms", "seeds", None):
+        for name, entries in level:
+            if not isinstance(entries, dict) or not all(isinstance(e, dict) for e in entries.values()):
+                return f"{name} must be a table of tables"
+        tables = [(key, entry) for _, entries in level for key, entry in entries.items()]
+        if inside == "arms" and not all(isinstance(entry.get("setting"), str) for _, entry in tables):
+            return "every case must have a setting, a text"
+        level = [(f"{inside} of {key}", entry.get(inside)) for key, entry in tables]
+    return ""

@@ -12,7 +12,6 @@ import ssl
 import threading
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 from flwr.clientapp import ClientApp
 from torch import nn
@@ -145,10 +144,12 @@ def test_over_a_network_that_loses_a_third_training_goes_on_block_by_block(tmp_p
     assert all(line["arrived"] == [0, 1, 2] for line in lines)
     shares = [block["share"] for line in lines for block in line["blocks"].values()]
     assert len(shares) == 9
-    assert np.mean(shares) == pytest.approx(0.66, abs=0.1)
-    assert all(0.2 < share < 1 for share in shares)
+    assert all(0 < share < 1 for share in shares)
     packets = [(block["packets"], block["of"]) for line in lines for block in line["blocks"].values()]
     assert all(0 < came < of for came, of in packets)
+    came, of = (sum(column) for column in zip(*packets, strict=True))
+    # Five standard deviations: which packets are lost depends on when they were sent.
+    assert came / of == pytest.approx(0.66, abs=5 * (0.66 * 0.34 / of) ** 0.5)
     # Coordinates, too: ranges of what came, of each client others.
     sizes = {
         sum(count for _, count in block["ranges"]) for line in lines for block in line["blocks"].values()

@@ -81,6 +81,7 @@ def test_synflow_keeps_exact_counts_and_agrees_on_the_cnn(sparsity: str) -> None
         assert_same(masks, oracle.synflow_masks(module, SHAPES["cnn"], keep))
 
 
+@pytest.mark.slow
 def test_synflow_agrees_on_resnet20() -> None:
     module = network("resnet20")
     total = sum(w.numel() for w in oracle.weights_of(module).values())

@@ -23,6 +23,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from safari.lab.launch import family
+
 BIN = Path(sys.executable).parent
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-safari"
 SOURCE = Path(__file__).parents[2] / "src"
@@ -57,19 +59,6 @@ def seconds_to_import() -> float:
     environment = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-c", "import safari.flower"], env=environment, check=True, timeout=300)
     return time.monotonic() - begin
-
-
-def family(pid: int) -> list[int]:
-    """A process and its descendants, which may have sessions of their own; parents first."""
-    table = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    children: dict[int, list[int]] = {}
-    for line in table.splitlines():
-        child, parent = map(int, line.split())
-        children.setdefault(parent, []).append(child)
-    found = [pid]
-    for known in found:
-        found += children.get(known, [])
-    return found
 
 
 class Federation:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from safari.lab.launch import family
+
 SERVER, RELAY = "10.77.0.1", "10.77.0.2"
 SOURCE = Path(__file__).parents[2] / "src"
 T = TypeVar("T")
@@ -178,7 +180,7 @@ class Network:
         process = self._processes.pop(name)
         for what, seconds in ((signal.SIGTERM, 30), (signal.SIGKILL, 10)):
             if process.poll() is None:
-                for pid in _family(process.pid):
+                for pid in family(process.pid):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, what)
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -219,18 +221,6 @@ class Network:
         if isinstance(found[0], BaseException):
             raise found[0]
         return found[0]
-
-
-def _family(pid: int) -> list[int]:
-    table = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    children: dict[int, list[int]] = {}
-    for line in table.splitlines():
-        child, parent = map(int, line.split())
-        children.setdefault(parent, []).append(child)
-    found = [pid]
-    for known in found:
-        found += children.get(known, [])
-    return found
 
 
 def wait_until(what: str, done: Callable[[], T], seconds: float, pause: float = 0.5) -> T:

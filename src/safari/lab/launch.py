@@ -290,7 +290,7 @@ def _free_port() -> int:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End a process and all that it started, which may have sessions of their own."""
-    pids = _family(process.pid)
+    pids = family(process.pid)
     for what in (signal.SIGTERM, signal.SIGKILL):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -309,8 +309,8 @@ def _is_there(pid: int) -> bool:
     return True
 
 
-def _family(pid: int) -> list[int]:
-    """A process and its descendants."""
+def family(pid: int) -> list[int]:
+    """A process and its descendants, which may have sessions of their own; parents first."""
     if not _is_there(pid):
         return []
     table = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import safari
-from safari.errors import RunError
+from safari.errors import ConfigError, RunError
 from safari.pruning import POLICIES
 from safari.training import CLIENTS
 
@@ -133,3 +133,10 @@ def test_arms_with_settings_of_their_own_are_as_if_they_ran_alone(tmp_path: Path
     safari.run({**BASE, **own, "arms": ARMS}, tmp_path / "alone")
     assert records(tmp_path / "both")["safari+"] == records(tmp_path / "alone")["safari+"]
     assert records(tmp_path / "both")["drop"] != records(tmp_path / "alone")["drop"]
+
+
+@pytest.mark.parametrize("name", ["fedawe", "fedpbc"])
+def test_clients_that_begin_elsewhere_need_masked_gradients(name: str, tmp_path: Path) -> None:
+    table = {**BASE, "client": {"name": name}, "pruning": {"masks_gradient": False}}
+    with pytest.raises(ConfigError, match=f"client.name: {name} begins at models of its own, which needs"):
+        safari.run(table, tmp_path / "run")

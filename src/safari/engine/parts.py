@@ -114,17 +114,19 @@ def parts_of(config: Config) -> Parts:
     attempt(lambda: device_of(config))
     if found["client"] is not None and task is not None:
         attempt(lambda: found["client"].check(task))
-    if (
-        found["client"] is not None
-        and found["client"].begin is not None
-        and not config.pruning.masks_gradient
-    ):
-        problems.lines.append(
+    if found["client"] is not None:
+        attempt(partial(_check_start, found["client"], config))
+    problems.raise_if_any()
+    return Parts(config=config, rules={name: rule for name, rule in rules.items() if rule}, **found)
+
+
+def _check_start(client: ClientAlgorithm, config: Config) -> None:
+    """ConfigError for an algorithm that chooses where clients begin, where only their start would be masked."""
+    if client.begin is not None and not config.pruning.masks_gradient:
+        raise ConfigError(
             f"client.name: {config.client.name} begins at models of its own, which needs "
             "pruning.masks_gradient = true, got false"
         )
-    problems.raise_if_any()
-    return Parts(config=config, rules={name: rule for name, rule in rules.items() if rule}, **found)
 
 
 def check_names(config: Config, problems: Problems) -> None:

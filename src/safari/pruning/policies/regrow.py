@@ -196,7 +196,7 @@ def first_mask(round: MaskRound, name: str) -> Tensor:
     """The mask that a policy begins with: by the configured score, on the untrained model."""
     if round.by_score is None:
         raise ConfigError(
-            f"policy {name} begins with one mask for all, so pruning.pruner must be a score without data, "
+            f"policy {name} has one mask for all clients, so pruning.pruner must be a score without data, "
             "such as rand, mag or synflow"
         )
     return round.by_score(None)

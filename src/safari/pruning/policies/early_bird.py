@@ -4,7 +4,8 @@
     d(m, m')  = share of the prunable weights in which they differ
     cut by m_t  in the first round t with  max_{s < window} d(m_t, m_{t-s}) ≤ tolerance
 
-Until then nothing is cut, and uploads are dense; from then on the mask stays.
+Until then nothing is cut, and uploads are dense; from then on the mask stays. It is the one policy that keeps more
+than the round's budget, which it applies later; a policy of your own may not.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def test_both_engines_agree(part: dict[str, Any], tmp_path: Path) -> None:
 
 
 class StoppedError(Exception):
-    """Somebody pulls the plug."""
+    """The process is killed."""
 
 
 class Plug:

@@ -1,9 +1,8 @@
 """Triton kernels for what a small convolutional net spends its time on, many clients at once.
 
 Activations are `[clients · n, h, w, channels]`, weights `[clients, 9, in, out]`, both bfloat16; sums are
-float32. A 3x3
-convolution of 16 to 128 channels reads and writes little more than its operands; batch norm's statistics are
-taken while the convolution's result is still in registers.
+float32. A 3x3 convolution of 16 to 128 channels reads and writes little more than its operands; batch norm's
+statistics are taken while the convolution's result is still in registers.
 """
 
 from __future__ import annotations

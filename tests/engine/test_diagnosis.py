@@ -11,7 +11,7 @@ from safari.engine.reference import run_round
 from safari.engine.state import initial
 
 DIAGNOSED = {**SMALL, "diagnostics": {"every": 1}}
-# Masks of each client's own, or one for all; clients that count differently; somebody who hears nothing.
+# Masks of each client's own, or one for all; clients that count differently; a client that hears nothing.
 SETTINGS = {
     "shared masks": {"pruning": {"pruner": "mag"}},
     "own masks": {"pruning": {"pruner": "snip", "batch": 16}},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from safetensors.numpy import load_file
 import safari
 from safari.errors import ConfigError, RunError
 from safari.pruning import POLICIES
+from safari.runs import RunFolder
 from safari.training import CLIENTS
 
 ARMS = ["drop", "safari+"]
@@ -67,7 +69,7 @@ def test_both_engines_agree(part: dict[str, Any], tmp_path: Path) -> None:
 
 
 class StoppedError(Exception):
-    """Somebody pulls the plug."""
+    """The process is killed."""
 
 
 class Plug:
@@ -140,3 +142,40 @@ def test_clients_that_begin_elsewhere_need_masked_gradients(name: str, tmp_path:
     table = {**BASE, "client": {"name": name}, "pruning": {"masks_gradient": False}}
     with pytest.raises(ConfigError, match=f"client.name: {name} begins at models of its own, which needs"):
         safari.run(table, tmp_path / "run")
+
+
+def test_a_checkpoint_whose_tensors_do_not_fit_is_refused_in_words(tmp_path: Path) -> None:
+    config = {
+        **BASE,
+        "arms": ["drop"],
+        "rounds": 3,
+        "client": {"name": "scaffold"},
+        "policy": {"name": "rigl", **MOVING},
+        "wire": {"values": "step", "every": 0},
+        "checkpoint": {"every": 1},
+    }
+    with pytest.raises(StoppedError):
+        safari.run(config, tmp_path / "run", [Plug(2)])
+    (trial,) = RunFolder.open(tmp_path / "run").trials()
+    good = trial.load()
+    assert good is not None
+    for name in (
+        "client.variate",
+        "policy.gradient",
+        "policy.mask",
+        "policy.reported",
+        "mask",
+        "wire.residual",
+    ):
+        right = good.tensors[name]
+        wrong = [right.double(), right.reshape(-1).repeat(2)]
+        if name.startswith(("client.", "policy.")):
+            trial.save(replace(good, tensors={n: t for n, t in good.tensors.items() if n != name}))
+            with pytest.raises(RunError, match=rf"is damaged: {name} must be .*, got nothing"):
+                safari.resume(tmp_path / "run")
+        for tensor in wrong:
+            trial.save(replace(good, tensors={**good.tensors, name: tensor}))
+            with pytest.raises(RunError, match=rf"is damaged: {name} must be .*, got "):
+                safari.resume(tmp_path / "run")
+    trial.save(good)
+    safari.resume(tmp_path / "run")

@@ -16,6 +16,7 @@ def blend(among: Tensor, to: Tensor, allowed: Tensor, *, whole: bool = False) ->
 
     `among[i, k]` is the expected product of two known vectors (or `among[j, i, k]`, where each row has its
     own), `to[j, i]` of an unknown and a known one.
+
     An active-set method: vectors with negative weights leave the set, and vectors that would improve the
     objective re-enter it, until neither happens. A row with an empty set is 0.
 

@@ -94,10 +94,9 @@ class RoundCodec:
         """Count what travels beside uploads that arrive: an algorithm's vectors and votes, a row a client."""
         if not self.counts:
             return
-        trained = self._world.layout.parameters
         layout = self._world.layout
         for rows in vectors.values():
-            kept = masks[:, :trained].expand(len(rows), -1)
+            kept = masks[:, : layout.parameters].expand(len(rows), -1)
             self._beside += sum(
                 len(encode_vector(row, mask, layout)) for row, mask in zip(rows, kept, strict=True)
             )

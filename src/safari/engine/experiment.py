@@ -45,7 +45,7 @@ ENGINES: dict[str, Callable[[World], RoundFunction]] = {
 
 
 class Watcher(Protocol):
-    """Somebody who follows a run: a progress bar, a tracker.
+    """An observer of a run: a progress bar, a tracker.
 
     One that also has `note(text)` is told what the engine wants a user to know: each thing once a run.
     """

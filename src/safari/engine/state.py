@@ -11,6 +11,7 @@ import torch
 from safari.aggregation import Compensation, Server, to_tensors
 from safari.engine.world import World
 from safari.errors import RunError
+from safari.pruning import POLICIES
 from safari.rounds.resume import meaning, refuse_changes, saved_server
 from safari.runs import Saved, Trial
 from safari.runs.similarity import MATRICES, MOST_CLIENTS, due, matrix_of, to_line
@@ -100,18 +101,41 @@ def from_saved(saved: Saved, world: World, rule: Compensation, trial: Trial) -> 
     def part(name: str) -> dict[str, torch.Tensor]:
         return {k.removeprefix(name): v for k, v in saved.tensors.items() if k.startswith(name)}
 
+    def fitting(name: str, found: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+        if found is None or found.shape != like.shape or found.dtype != like.dtype:
+            got = "nothing" if found is None else _form(found)
+            raise RunError(f"{trial.checkpoint} is damaged: {name} must be {_form(like)}, got {got}")
+        # What a policy or an algorithm keeps on the host stays there.
+        return found.to(like.device)
+
+    def policy_tensor(name: str, like: torch.Tensor) -> torch.Tensor:
+        found = saved.tensors.get(f"policy.{name}")
+        if found is not None and world.config.policy.name not in POLICIES:
+            # Those of a user's policy may change their shape.
+            return found.to(like.device)
+        return fitting(f"policy.{name}", found, like)
+
     residual = saved.tensors.get("wire.residual", state.residual)
     if residual is not None:
         # Checkpoints from before buffers were left out of it have a column for each of them too.
-        residual = residual[:, : world.layout.parameters].to(world.device)
+        residual = residual[:, : world.layout.parameters] if residual.ndim == 2 else residual
+        like = world.start.new_empty(len(world.parts), world.layout.parameters)
+        residual = fitting("wire.residual", residual, like)
+    mask = saved.tensors.get("mask")
     return State(
         server=saved_server(saved, state.server, world.config, trial),
         uplink={name: tensor.numpy() for name, tensor in part("uplink.").items()},
         downlink={name: tensor.numpy() for name, tensor in part("downlink.").items()},
-        # What a policy or an algorithm keeps on the host stays there.
-        policy={n: part("policy.")[n].to(old.device) for n, old in state.policy.items()},
-        clients={n: part("client.")[n].to(old.device) for n, old in state.clients.items()},
-        mask=None if "mask" not in saved.tensors else saved.tensors["mask"].to(world.device),
+        policy={name: policy_tensor(name, like) for name, like in state.policy.items()},
+        clients={
+            name: fitting(f"client.{name}", saved.tensors.get(f"client.{name}"), like)
+            for name, like in state.clients.items()
+        },
+        mask=None if mask is None else fitting("mask", mask, state.server.model.bool()),
         residual=residual,
         packets={name: tensor.numpy() for name, tensor in part("packets.").items()},
     )
+
+
+def _form(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {[*tensor.shape]}"

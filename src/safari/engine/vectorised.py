@@ -375,7 +375,7 @@ class Vectorised:
         if not self._records_graphs:
             draws = RandomState(seeds, world.device, world.counters)
             tensors = [i.to(world.device, non_blocking=True) for i in inputs.tensors()]
-            return self._group(inputs, self._local_steps(len(group), inputs, draws, *tensors))
+            return self._group(self._local_steps(len(group), inputs, draws, *tensors))
         # A recording goes on using the generators that it was made with.
         draws = self._random.setdefault(len(group), RandomState(seeds, world.device, world.counters))
         generators = draws.generators if self.stack.random else ()
@@ -386,7 +386,7 @@ class Vectorised:
             generators,
         )
         draws.begin(seeds)
-        return self._group(inputs, recorded(*inputs.tensors()))
+        return self._group(recorded(*inputs.tensors()))
 
     def _lr(self, t: int) -> float | Tensor:
         """The round's learning rate: a tensor where it changes and rounds are replayed."""
@@ -394,7 +394,7 @@ class Vectorised:
         changes = self.world.config.local.schedule != "constant"
         return torch.tensor(lr) if changes and self._records_graphs else lr
 
-    def _group(self, inputs: Inputs, found: tuple[Tensor, ...]) -> GroupTraining:
+    def _group(self, found: tuple[Tensor, ...]) -> GroupTraining:
         """What `_local_steps` gave, by name; a recording writes over its outputs, so what stays is copied."""
         models, losses, *rest = found
         states = list(self.world.client.init(0, 0, self.world.device))

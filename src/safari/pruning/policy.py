@@ -1,6 +1,6 @@
 """Which weights are trained in each round: a mask policy, a pair of pure functions run by the server.
 
-A policy is told, at the start of a round, the global model, how many weights may be kept (the budget:
+A policy is told, at the start of a round, the global model and how many weights may be kept (the budget, from
 sparsity, scope and schedule). It answers with the round's masks:
 
 - one mask for all, or
@@ -8,8 +8,8 @@ sparsity, scope and schedule). It answers with the round's masks:
 - what clients should report beside their model, if anything (votes for weights to grow).
 
 Both rules are functions of stacked tensors, a row a client, so that one client on a device runs the same
-lines as a hundred in a simulation. A report travels with the upload and is lost with it: the policy hears
-those who arrived.
+lines as a hundred in a simulation. A report travels with the upload and is lost with it: the policy
+learns from the clients that arrived.
 """
 
 from __future__ import annotations

@@ -55,11 +55,15 @@ class Known:
 class LocalRound:
     """Some clients in the middle of a round.
 
-    `model` (`float32[clients, parameters]`) is where they stand, `start` where they began, masked; `mask`
-    what they keep. `state` holds each client's own tensors, `down` the vectors that came with the broadcast (one
-    for all, or a row a client).
-    `step` counts the local steps done, of `steps` in all; `lr` is the learning rate. `gradient(at)` is the
-    gradient of the current mini-batch's loss at other models; it costs as much as a step.
+    model, start: `float32[clients, parameters]`, where they stand and where they began, masked.
+    mask: what they keep.
+    state: each client's own tensors.
+    down: the vectors that came with the broadcast, one for all or a row a client.
+    known: what the clients know of their own data.
+    step, steps: the local steps done, and those of the round in all.
+    lr: the learning rate.
+    gradient: `gradient(at)`, the gradient of the current mini-batch's loss at other models; it costs as much as
+        a step.
     """
 
     model: Tensor
@@ -78,12 +82,12 @@ class LocalRound:
 class ServerHalf:
     """The server's side of a client algorithm.
 
-    `init(clients, parameters, device) -> state`, a dict of tensors that checkpoints can hold. `down(state)`
-    gives the vectors that travel with the next broadcast: of one dimension where all clients get the same
-    (`float32[parameters]`), of two where each gets a row of its own (`float32[clients, n]`). `apply(state, step, up,
-    round) -> (step, state)` follows the weighted sum: `step` is the change of the parameters that it gave,
-    `up` what the arrivals sent beside their models, a row each in the order of `round.arrived`. It is not
-    called when nobody arrived.
+    init: `(clients, parameters, device) -> state`, a dict of tensors that checkpoints can hold.
+    down: `(state) -> vectors` that travel with the next broadcast: of one dimension where all clients get the
+        same (`float32[parameters]`), of two where each gets a row of its own (`float32[clients, n]`).
+    apply: `(state, step, up, round) -> (step, state)`, after the weighted sum. `step` is the change of the
+        parameters that the sum gave, `up` what the arrivals sent beside their models, a row each in the order
+        of `round.arrived`. It is not called when nobody arrived.
     """
 
     init: Callable[[int, int, torch.device], State]
@@ -99,15 +103,19 @@ def _nothing(clients: int, parameters: int, device: torch.device) -> State:
 class ClientAlgorithm:
     """A client algorithm; every part that is None is plain FedAvg's.
 
-    `init(clients, parameters, device)` gives the state that stays with the clients, a row each.
-    `begin(start, state, down)` gives where their local steps begin, in place of the broadcast, which is `start`
-    (`float32[clients, parameters]`); masks are still computed on the broadcast, and applied to what it gives.
-    `loss(outputs, labels, known, task)` takes outputs `[clients, n, ...]` and labels `[clients, n, ...]` and
-    gives `[clients, n]`. `direction(gradient, local) -> (direction, state)`; `finish(local) -> (state, up)`;
-    what `direction` puts into the state and `finish` does not return is gone after the round. `send(local)`
-    is what goes up in place of the trained parameters. `check(task)` raises ConfigError where a task cannot
-    be trained this way. `counts_labels`: the loss looks at `known.label_counts`. `name` is what messages begin
-    with.
+    init: `(clients, parameters, device) -> state` that stays with the clients, a row each.
+    begin: `(start, state, down) -> models` at which their local steps begin, in place of the broadcast, which is
+        `start` (`float32[clients, parameters]`). Masks are still computed on the broadcast, and applied to these.
+    loss: `(outputs, labels, known, task) -> losses`; outputs and labels are `[clients, n, ...]`, losses
+        `[clients, n]`.
+    direction: `(gradient, local) -> (direction, state)`, for every local step.
+    finish: `(local) -> (state, up)`, after the last one. What `direction` put into the state and `finish` does
+        not return is gone.
+    send: `(local) -> parameters` that go up in place of the trained ones.
+    server: the server's side.
+    check: `(task) -> None`; raises ConfigError where a task cannot be trained this way.
+    counts_labels: whether the loss looks at `known.label_counts`.
+    name: what messages begin with.
     """
 
     init: Callable[[int, int, torch.device], State] = _nothing

@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from safari.config import Config
 
 # A first compilation takes some seconds to a minute, and saves tens of milliseconds a round of each arm;
-# afterwards Triton keeps the kernels on disk. Arms do not count: kernels round otherwise, and what an arm
-# comes to must not hang on those that run beside it.
+# afterwards Triton keeps the kernels on disk. Arms do not count: kernels round differently, and an arm's
+# result must not depend on the arms that run beside it.
 ROUNDS_WORTH_COMPILING = 100
 
 FORECAST = "compiling kernels for this model; that is done once, and the first round waits for it"

@@ -77,7 +77,7 @@ def stack(
     try:
         return _first_right(alone, module, layout, example, bfloat16, fuse)
     finally:
-        # Tracing runs what does not hang on the inputs: a count of batches, say.
+        # Tracing runs what does not depend on the inputs: a count of batches, say.
         layout.put_back(module, counters)
 
 

@@ -40,6 +40,7 @@ def compare(
     """CannotStack unless outputs, gradients and buffers of two clients are those of the module itself.
 
     `same`: both have the same weights, and only the prunable ones' gradients count.
+
     Where gradients alone differ, and not by much, float64 has the last word: of many ReLUs one may have an
     input so near to 0 that rounding decides, and then a layer's gradient is another one.
     """

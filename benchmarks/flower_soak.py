@@ -41,15 +41,13 @@ from pathlib import Path
 import torch
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from flwr.supercore.task_identity import TaskIdentity
 
 # In the place of this folder, in which there is another `flower`.
 sys.path[0] = str(Path(__file__).resolve().parents[1] / "tests")
 
 from flower.hostile import attacks, giants  # noqa: E402
-from flower.kit import Net, Raw, net, objects  # noqa: E402
+from flower.kit import Net, Raw, WithoutSuperLink, net, objects  # noqa: E402
 from safari.flower import SafariStrategy, sparse  # noqa: E402
 from safari.runs import RunFolder  # noqa: E402
 
@@ -186,26 +184,13 @@ def data(seed: int, count: int):
     return x, x[:, :3].argmax(1)
 
 
-class BrokerGrid(Grid):
+class BrokerGrid(WithoutSuperLink):
     """A Grid on top of the broker; counts the honest replies that it delivers, by round."""
 
     def __init__(self, path: Path):
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+        super().__init__()
         self.path, self.honest = path, Counter()
         self.sent: dict[str, Message] = {}
-
-    def set_run(self, run) -> None:
-        raise NotImplementedError
-
-    @property
-    def run(self):
-        raise NotImplementedError
-
-    def create_message(self, *args, **kwargs):
-        raise NotImplementedError
-
-    def send_and_receive(self, messages, *, timeout=None):
-        raise NotImplementedError
 
     def get_node_ids(self):
         return call(self.path, {"op": "nodes"})[0]["nodes"]

@@ -32,19 +32,12 @@ class Raw:
 App = Callable[[Message, Context], Message | Raw | None]
 
 
-class Loopback(Grid):
-    """Nodes by id, each with an app and a node config; a node without an app never answers."""
+class WithoutSuperLink(Grid):
+    """What Flower's runtime asks of a Grid, and neither a strategy nor these tests do."""
 
-    def __init__(self, apps: Mapping[int, App | None], configs: Mapping[int, dict] | None = None):
+    def __init__(self) -> None:
+        # Messages get their sender from it.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-        self.apps = dict(apps)
-        self.configs = configs or {n: {"partition-id": i} for i, n in enumerate(sorted(self.apps))}
-        self.online = sorted(self.apps)
-        self.sent: list[Message] = []
-        # A node's own state lasts as long as its run.
-        self.states: dict[int, RecordDict] = {}
-        self._replies: dict[str, Raw] = {}
-        self._ids = itertools.count()
 
     def set_run(self, run) -> None:
         raise NotImplementedError
@@ -59,6 +52,21 @@ class Loopback(Grid):
     def send_and_receive(self, messages, *, timeout=None):
         """As a strategy does that knows nothing of ours."""
         return self.pull_messages(self.push_messages(messages))
+
+
+class Loopback(WithoutSuperLink):
+    """Nodes by id, each with an app and a node config; a node without an app never answers."""
+
+    def __init__(self, apps: Mapping[int, App | None], configs: Mapping[int, dict] | None = None):
+        super().__init__()
+        self.apps = dict(apps)
+        self.configs = configs or {n: {"partition-id": i} for i, n in enumerate(sorted(self.apps))}
+        self.online = sorted(self.apps)
+        self.sent: list[Message] = []
+        # A node's own state lasts as long as its run.
+        self.states: dict[int, RecordDict] = {}
+        self._replies: dict[str, Raw] = {}
+        self._ids = itertools.count()
 
     def get_node_ids(self) -> Iterable[int]:
         # In no order, as from a real SuperLink.

@@ -32,7 +32,7 @@ KINDS = (
 
 @dataclass
 class Attack:
-    """A server with two clients, what they sent in honesty, and somebody who has seen all of it."""
+    """A server with two clients, their authentic datagrams, and an attacker who has seen all of them."""
 
     server: Server
     sessions: list[Session]

@@ -93,7 +93,8 @@ class Instructions:
             value = record.get(field.name)
             kind = {"int": int, "float": float, "str": str, "bytes": bytes, "bool": bool}[str(field.type)]
             if type(value) is not kind:
-                raise SafariError(f"{SAFARI}.{field.name} must be {field.type}, got {value!r}")
+                got = visible(repr(value), 60)
+                raise SafariError(f"{SAFARI}.{field.name} must be {field.type}, got {got}")
             values[field.name] = value
         instructions = cls(**values)
         if instructions.values not in tuple(ValueMode):
@@ -168,7 +169,7 @@ def check_protocol(record: Mapping[str, Any] | None, who: str) -> None:
         raise SafariError(f"the message holds nothing of {SAFARI}: {who} does not use safari.flower")
     if record.get("protocol") != PROTOCOL:
         raise SafariError(
-            f"{SAFARI}.protocol must be {PROTOCOL}, {who} has {record.get('protocol')!r}: "
+            f"{SAFARI}.protocol must be {PROTOCOL}, {who} has {visible(repr(record.get('protocol')), 60)}: "
             "install the same safari-fl on both ends"
         )
 

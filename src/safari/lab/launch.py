@@ -1,4 +1,8 @@
-"""The lab example's processes: a SuperLink with its run on one machine, a SuperNode on each of the others."""
+"""The lab example's processes: a SuperLink with its run on one machine, a SuperNode on each of the others.
+
+For networks on which every machine is trusted: the SuperLink knows neither accounts nor node keys, so that whoever
+reaches its port can submit an app, whose code runs on the server and on the clients.
+"""
 
 from __future__ import annotations
 

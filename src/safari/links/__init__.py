@@ -1,4 +1,4 @@
-"""Who arrives: links up and down, seeded, unknown to the server by construction."""
+"""Link models: which messages and packets arrive, up and down. Seeded, and unknown to the server."""
 
 from collections.abc import Callable
 

@@ -10,8 +10,8 @@ available with
 stationary   f(t) = 1
 staircase    f(t) = 1 and `low` in turn, for `period` / 2 rounds each
 sine         f(t) = 1 − depth + depth · sin(2πt / period)
-interleaved  as sine, but a client below `cutoff` is not available at all, so that clients come and go one
-by one
+interleaved  as sine, but a client below `cutoff` is not available at all, so that clients come and go
+             one by one
 
 What the paper calls interleaved is read from its public code: the waves are not shifted from client to
 client.

@@ -1,7 +1,7 @@
 """Packet-level links: a model travels in packets, and some of them arrive.
 
-A link between clients and server elsewhere in this room delivers a message or does not. These say it for each
-packet of a message, so that a model may arrive in part. What is done with the part is `recover`'s to say:
+A `Link` delivers a message or does not. A `PacketLink` decides for each packet of a message, so that a model may
+arrive in part. `recover` says what is done with the part:
 
     whole     a model arrives if all its packets do
     fec       ... if as many of them arrive as the model has, of more that were sent (an erasure code)
@@ -26,6 +26,9 @@ Ranges = Mapping[int, Sequence[tuple[int, int]]]
 
 WHOLE, FEC, BLOCKS = "whole", "fec", "blocks"
 RECOVER = (WHOLE, FEC, BLOCKS)
+
+# Beyond these a rate is 0 or infinite in float64, and the packets of one model fill the memory.
+_WIDEST_SPREAD, _MOST_REPAIR = 10.0, 1000.0
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,8 @@ def lossy(
     named = {"spread_of_rates": spread_of_rates, "queue": queue, "pace": pace}
     named |= {"latency": latency, "deadline": deadline}
     problems = [f"{name} must be at least 0, got {value}" for name, value in named.items() if not value >= 0]
+    if spread_of_rates > _WIDEST_SPREAD:
+        problems.append(f"spread_of_rates must be at most {_WIDEST_SPREAD:g}, got {spread_of_rates}")
     if not 100 <= size <= 65_000:
         problems.append(f"size must lie between 100 and 65000, got {size}")
     if problems:
@@ -122,8 +127,7 @@ def lossy(
             if speed:
                 now = speed * math.exp(spread_of_rates * stream.standard_normal() - spread_of_rates**2 / 2)
                 times = queue_delays(sent(count), size, now, queue, pace) + latency
-                # Packets leave in an order of their own each time, so that it is not the same layers that
-                # wait.
+                # Packets leave in random order, so that it is not always the same layers that are late.
                 late = ~np.isfinite(times) if not deadline else ~(times <= deadline)
                 through &= ~late[stream.permutation(sent(count))]
             elif deadline and latency > deadline:
@@ -182,9 +186,11 @@ def _check(burst: float, rates: Floats, loss: float | Sequence[float], recover: 
     for value in probabilities("loss", loss).tolist():
         if burst > 1 and most < value < 1:
             raise ConfigError(f"loss must be at most {most:.3g} in bursts of {burst}, got {value}")
-    if not len(rates) or not (rates >= 0).all():
-        raise ConfigError(f"rate must be at least 0, got {rates.tolist()}")
+    if not len(rates) or not ((rates >= 0) & (rates < np.inf)).all():
+        raise ConfigError(f"rate must be at least 0 and finite, got {rates.tolist()}")
     if recover not in RECOVER:
         raise ConfigError(one_of("recover", recover, RECOVER))
-    if not repair >= 0 or (repair and recover != FEC):
-        raise ConfigError(f"repair must be at least 0, and 0 unless recover is fec; got {repair}")
+    if not 0 <= repair <= _MOST_REPAIR or (repair and recover != FEC):
+        raise ConfigError(
+            f"repair must lie between 0 and {_MOST_REPAIR:g}, and be 0 unless recover is fec; got {repair}"
+        )

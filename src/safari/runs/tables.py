@@ -21,7 +21,7 @@ _COUNTED = (ClientStatus.ARRIVED, ClientStatus.LOST, ClientStatus.LOST_UP, Clien
 
 
 def columns(run: RunFolder, name: str, skipped: list[str] | None = None) -> Columns:
-    """One table of a run by its name, one of `TABLES`; ConfigError names them all.
+    """One table of a run by its name, one of `TABLES`; RunError names them all.
 
     Args:
         run: the run, finished or not.

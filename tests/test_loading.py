@@ -163,6 +163,14 @@ def test_finding_runs_nothing(lab, monkeypatch):
     assert loaded("lab/pack/inner.py") is None
 
 
+def test_a_name_cannot_act_on_the_terminal_on_which_it_is_approved(lab):
+    (lab / "\x1b[2Kmine.py").write_text("")
+    source = find("lab/\x1b[2Kmine.py")
+    assert source is not None
+    assert str(source).startswith(r"lab/\x1b[2Kmine.py (")
+    assert str(source).isprintable()
+
+
 def test_source_and_lines_can_be_shown(lab):
     (lab / "mine.py").write_text("import helper\ndef rule():\n    '''Mine.'''\n")
     (lab / "helper.py").write_text("def help():\n    return 1\n")

@@ -23,10 +23,13 @@ from threading import RLock
 from types import ModuleType
 
 from safari.errors import ConfigError, TrustError
+from safari.text import visible
 
 # No source file of a plug-in is longer.
 LARGEST_SOURCE = 16 * 2**20
 MAIN = "__main__"
+# A name and its absolute path: twice what Linux allows for one.
+_LONGEST_NAME = 2 * 4096 + 100
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,8 @@ class Source:
         my_rule.py (/home/me/my_rule.py, sha256 0123012301230123)
         """
         where = "no file" if self.path is None else f"{self.path}, sha256 {self.digest[:16]}"
-        return f"{self.name} ({where})"
+        # The name of a file that somebody sent could make a terminal show another one.
+        return visible(f"{self.name} ({where})", _LONGEST_NAME)
 
 
 @dataclass(frozen=True)

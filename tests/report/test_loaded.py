@@ -140,6 +140,31 @@ def test_damaged_lines_are_left_out_and_named(copy):
     assert len(found["round"]) == 27
 
 
+def test_a_record_cannot_blow_up_a_table_or_rename_its_row(copy, monkeypatch):
+    path = copy / "trials/drop/seed-0/rounds.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[0] |= {"arm": 1, "seed": 77, "more": {str(number): 0 for number in range(2000)}}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = safari.load(copy)
+    with pytest.raises(RunError, match="a table may have at most 2,000 columns; the records have more"):
+        run.columns("rounds")
+    monkeypatch.setattr("safari.runs.tables.MOST_COLUMNS", 3000)
+    found = run.columns("rounds")
+    assert (set(found["arm"]), set(found["seed"])) == ({"drop", "safari"}, {0, 1})
+
+
+def test_numbers_that_no_axis_can_show_are_gaps(copy):
+    path = copy / "trials/drop/seed-0/rounds.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        line |= {"top1": 1e308, "loss": -1e308, "train_loss": 1e308, "churn": 1e308, "bytes": {"up": 1e308}}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = safari.load(copy)
+    assert run.figures()
+    assert repr(run)
+    assert run.columns("rounds")["loss"][: len(lines)] == [None] * len(lines)
+
+
 def test_nothing_of_a_run_is_executed(copy, tmp_path):
     mark = tmp_path / "executed"
     (tmp_path / "evil.py").write_text(f"open({str(mark)!r}, 'w').close()\ndef rule():\n    ...\n")

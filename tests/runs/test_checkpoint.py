@@ -155,7 +155,18 @@ def test_a_checkpoint_of_another_format(run, trial):
         (None, ": format must be safari-run-1, got None"),
         ('{"format": "safari-run-2"}', ": format must be safari-run-1, got 'safari-run-2'"),
         ('{"format": "safari-run-1"}', unreadable + "'round'"),
-        ('{"format": "safari-run-1", "round": "x", "facts": {}}', unreadable + "invalid literal"),
+        *(
+            (
+                f'{{"format": "safari-run-1", {fields}, "facts": {{}}}}',
+                f": {name} must be a whole number of at least 0, got {shown}",
+            )
+            for fields, name, shown in [
+                ('"round": "x"', "round", "'x'"),
+                ('"round": -1', "round", "-1"),
+                ('"round": 1e999', "round", "inf"),
+                ('"round": 2, "seed": Infinity', "seed", "inf"),
+            ]
+        ),
         ('{"format": "safari-run-1", "round": 7, "facts": 3}', unreadable + "'int' object"),
         ("[]", unreadable + "'list' object"),
         ("{", unreadable + "Expecting"),

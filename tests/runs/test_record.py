@@ -238,6 +238,13 @@ def test_a_damaged_description_is_named(tmp_path, metrics, problem):
     assert str(error.value) == f"task.json: {problem}"
 
 
+def test_a_label_cannot_act_on_a_terminal(tmp_path):
+    sent = TOP | {"label": "top\x1b[2J", "short": "\x1b[8m"}
+    (tmp_path / "task.json").write_text(json.dumps({"score": "top1", "metrics": [sent]}))
+    main = read_metrics(tmp_path).main
+    assert (main.label, main.short) == (r"top\x1b[2J", r"\x1b[8m")
+
+
 def test_a_run_says_which_metrics_it_has(small):
     assert json.loads((small.path / "task.json").read_text())["score"] == "top1"
     assert RunFolder.open(small.path).metrics == CLASSIFICATION

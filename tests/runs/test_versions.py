@@ -51,7 +51,7 @@ def test_rounds_that_were_lost_are_not_named(tmp_path: Path, monkeypatch: pytest
     assert versions_of(trial) == ["c"]
 
 
-@pytest.mark.parametrize("text", ["3", '[{"round": 1}]', '[["round"]]'])
+@pytest.mark.parametrize("text", ["3", '[{"round": 1}]', '[["round"]]', '[{"round": 1e999, "code": "a"}]'])
 def test_a_damaged_note_is_named(tmp_path: Path, text: str) -> None:
     trial = RunFolder.create(tmp_path / "run", safari.parse(TINY)).trial("drop", 0)
     (trial.path / "code.json").write_text(text)

@@ -17,6 +17,7 @@ import click
 from safari.cli.offers import complete_experiment
 from safari.cli.options import json_option, quiet_option, set_option
 from safari.errors import ConfigError, RunError, one_of
+from safari.text import visible
 from safari.toml import parse_setting
 
 if TYPE_CHECKING:
@@ -275,7 +276,8 @@ def _tell(
                     click.echo(f"  {part}")
     mixed = several_versions(experiments, results)
     if mixed:
-        click.echo(mixed, err=True)
+        # Versions come from files of the folder.
+        click.echo(visible(mixed, 2000), err=True)
     done, asked = results.progress(experiments)
     rest = "" if done == asked else "; nothing is lost: the same command goes on"
     click.echo(f"{done} of {asked} trials are finished{rest}", err=True)

@@ -21,6 +21,7 @@ Flags = NDArray[np.bool_]
 
 # More cannot be told apart in a figure.
 MOST_CLIENTS = 5_000
+MOST_LAYERS = 2_000
 _FLOAT32_BYTES = 4
 
 
@@ -260,7 +261,7 @@ def _statuses(records: Sequence[RoundRecord], clients: int) -> tuple[Codes, Flag
 
 
 def _layers(records: Sequence[RoundRecord]) -> LayerData:
-    names = tuple(records[0].layers)
+    names = tuple(records[0].layers)[:MOST_LAYERS]
     density = [[_float(record.layers.get(name)) for name in names] for record in records]
     churn = [[_churn(record, name) for name in names] for record in records]
     shape = len(records), len(names)

@@ -143,10 +143,13 @@ def _about(path: Path, table: Any) -> About:
     if table.get("format") != FORMAT:
         raise RunError(f"{path}: format must be {FORMAT}, got {table.get('format')!r}")
     seed, digest = table.get("seed"), table.get("digest")
+    for name, value in (("round", table["round"]), ("seed", 0 if seed is None else seed)):
+        if type(value) is not int or value < 0:
+            raise RunError(f"{path}: {name} must be a whole number of at least 0, got {value!r}")
     return About(
-        int(table["round"]),
+        table["round"],
         dict(table["facts"]),
-        None if seed is None else int(seed),
+        seed,
         None if digest is None else str(digest),
     )
 

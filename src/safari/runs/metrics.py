@@ -15,6 +15,7 @@ from typing import Any
 from safari.errors import ConfigError, RunError
 from safari.runs.files import read_object
 from safari.tasks import Metric, Task, classification
+from safari.text import visible
 
 FILE = "task.json"
 # More than any task has; each is a chart, and a column of the table.
@@ -141,7 +142,9 @@ def _metric(entry: Any) -> Metric:
             raise RunError(f"{FILE}: a metric's {key} must be true or false, got {type(flag).__name__}")
     if texts["name"] in RESERVED:
         raise RunError(f"{FILE}: a metric must not be called {texts['name']!r}")
+    # Tables print them on a terminal.
+    shown = {key: visible(texts[key], LONGEST_LABEL) for key in ("label", "short")}
     try:
-        return Metric(**(texts | {"label": texts["label"] or texts["name"]}), **flags)
+        return Metric(**(texts | shown | {"label": shown["label"] or texts["name"]}), **flags)
     except ConfigError as error:
         raise RunError(f"{FILE}: {error}") from error

@@ -6,7 +6,6 @@ Everything that shows a run reads its records through here.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -24,6 +23,8 @@ from safari.runs.metrics import CLASSIFICATION, RunMetrics
 Number = float | int
 LAST_ROUND = 10**9
 MOST_CLIENTS = 10**9
+# Beyond this, sums of squares and the limits of a chart's axes are no longer finite.
+LARGEST_NUMBER = 1e150
 
 # In the order in which a line has them; the metrics stand after the round.
 _OPTIONAL = ("parts", "clients", "mask_age", "reasons", "nodes", "ignored", "resumed")
@@ -478,13 +479,13 @@ _FIELDS = {*_KINDS, "round", "average", "trained", "arrived", "missing"}
 
 
 def _number(value: Any, name: str) -> Number | None:
-    """A finite number as it is, or None; what JSON cannot hold (NaN, infinities) is None."""
+    """A number as it is; None for NaN, infinities and whatever is beyond `LARGEST_NUMBER`."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RecordError(f"{name} must be a number, got {_short(value)}")
     try:
-        return value if math.isfinite(value) else None
+        return value if abs(float(value)) <= LARGEST_NUMBER else None
     except OverflowError as error:
         raise RecordError(f"{name} must be a number that fits into a float, got {_short(value)}") from error
 

@@ -17,11 +17,13 @@ Columns = dict[str, list[Any]]
 
 # Seconds, about 30,000 years: nothing longer was measured.
 _LONGEST = 1e12
+# Every row has a cell in every column, so one line with many fields would multiply the size of the table.
+MOST_COLUMNS = 2_000
 _COUNTED = (ClientStatus.ARRIVED, ClientStatus.LOST, ClientStatus.LOST_UP, ClientStatus.LOST_DOWN)
 
 
 def columns(run: RunFolder, name: str, skipped: list[str] | None = None) -> Columns:
-    """One table of a run by its name, one of `TABLES`; ConfigError names them all.
+    """One table of a run by its name, one of `TABLES`; RunError names them all.
 
     Args:
         run: the run, finished or not.
@@ -85,7 +87,8 @@ def _round_rows(run: RunFolder, skipped: list[str] | None) -> Iterator[dict[str,
                 {f"clients_{name}": record.clients[name] for name in OVER_CLIENTS} if record.clients else {}
             )
             own = {**record.numbers(), **over, **_extra(record), **diagnosis}
-            yield {**_key(trial), **own, **total, **took}
+            # The key again, last: a further field of the record may be called `arm` or `seed`.
+            yield {**_key(trial), **own, **total, **took, **_key(trial)}
 
 
 def _extra(record: RoundRecord) -> dict[str, Any]:
@@ -203,11 +206,18 @@ def _key(trial: Trial) -> dict[str, Any]:
 
 
 def _table(rows: Iterable[Mapping[str, Any]], key: Sequence[str]) -> Columns:
-    """Rows as columns; a row that lacks one has None there. The key is there also without rows."""
+    """Rows as columns; a row that lacks one has None there. The key is there also without rows.
+
+    RunError where there are more than `MOST_COLUMNS`.
+    """
     found: Columns = {name: [] for name in key}
     for count, row in enumerate(rows):
         for name in row:
             if name not in found:
+                if len(found) == MOST_COLUMNS:
+                    raise RunError(
+                        f"a table may have at most {MOST_COLUMNS:,} columns; the records have more"
+                    )
                 found[name] = [None] * count
         for name, values in found.items():
             values.append(row.get(name))

@@ -35,7 +35,7 @@ def _entries(trial: Trial) -> list[dict[str, Any]]:
         return [{"round": int(entry["round"]), "code": str(entry["code"])} for entry in found]
     except FileNotFoundError:
         return []
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise RunError(f"{path} does not say which code made which rounds: {error!r}; remove it") from error
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from safari.report.gather import MOST_CLIENTS, MOST_LAYERS
 from safari.runs import CLASSIFICATION, RoundRecord, RunMetrics, Trial
 from safari.runs.record import LAST_ROUND, RecordError, check_order, number_names
 from safari.view.arrays import encode_array
@@ -18,10 +19,7 @@ from safari.view.snapshots import SimilaritySnapshots
 
 # Parts of a round whose seconds are kept; an engine has fewer.
 MOST_PARTS = 24
-MOST_LAYERS = 2000
 BY_LAYER = ("layer_density", "layer_churn", "mask_age")
-# Beyond this number clients are counted, but not shown one by one: there are not so many pixels.
-MOST_CLIENTS = 5_000
 # In `TrialLog.part`: the client's model came whole, or not at all.
 WHOLE = 255
 
@@ -38,7 +36,7 @@ class Cursor:
 
 
 def drawn_clients(clients: int) -> int:
-    """How many of the clients are shown one by one: all or none."""
+    """How many of the clients are shown one by one: all or none; they are counted either way."""
     return clients if clients <= MOST_CLIENTS else 0
 
 

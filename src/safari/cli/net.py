@@ -73,6 +73,9 @@ def net() -> None:
 def serve(host: str | None, port: int, data_port: int, out: Path, rounds: int, **settings: Any) -> None:
     """Start a SuperLink with TLS, wait for the clients and train.
 
+    For a lab: the SuperLink asks for no account, and whoever reaches its TCP port can submit an app, whose code
+    runs on this machine and on all clients. Let a firewall admit the clients alone.
+
     \b
     Example, and what to run on each client is printed:
       safari net serve --clients 3
@@ -86,6 +89,11 @@ def serve(host: str | None, port: int, data_port: int, out: Path, rounds: int, *
     lab = Lab(out, host or own_address(), port, data_port, table)
     lab.prepare()
     clients = settings["clients"]
+    click.echo(
+        f"warning: whoever reaches TCP port {port} can run code on this machine and on its clients: serve only where "
+        "you trust everyone on the network",
+        err=True,
+    )
     click.echo(
         f"server: {lab.host}, TCP port {port} for control and UDP port {data_port} for models", err=True
     )

@@ -229,6 +229,7 @@ TOP = {"name": "top1", "label": "top-1"}
         ([TOP | {"percent": 1}], "a metric's percent must be true or false, got int"),
         ([TOP | {"name": "a b"}], "a metric's name must be an identifier, got 'a b'"),
         ([TOP | {"name": "round"}], "a metric must not be called 'round'"),
+        ([TOP | {"name": "rounds"}], "a metric must not be called 'rounds'"),
     ],
 )
 def test_a_damaged_description_is_named(tmp_path, metrics, problem):

@@ -98,12 +98,14 @@ class RunMetrics:
         return cls(str(value.get("task", ""))[:LONGEST_LABEL], metrics, value["score"])
 
 
-# What a record, or a table made of records, has beside its metrics.
+# What a record, a summary or a table made of records has beside its metrics.
 RESERVED = frozenset({
     "round", "average", "train_loss", "trained", "arrived", "missing", "parts", "refused", "stand_ins", "stood_in",
     "lost", "density", "agreement", "support", "churn", "layers", "layer_churn", "mask_age", "bytes",
     "bytes_up", "bytes_down", "modes", "diagnosis", "reasons", "nodes", "ignored", "resumed", "seed", "arm",
     "clients", "clients_mean", "clients_worst", "clients_spread", "client_scores",
+    "rounds", "finished", "rounds_to_target", "rounds_to_stay", "reached_target", "stayed_at_target",
+    "lost_updates", "seeds", "seconds",
 })  # fmt: skip
 
 CLASSIFICATION = RunMetrics.of(classification())

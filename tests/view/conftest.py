@@ -152,6 +152,7 @@ def drawn(page: Any, chart: str) -> None:
         "id => { const c = document.querySelector(`#card-${id} canvas`);"
         " return c && c.width > 0 && document.querySelector(`#card-${id} .stage`).ariaLabel; }",
         arg=chart,
+        timeout=120_000,  # A chart waits for a free moment of the page, which a busy machine has late.
     )
 
 

@@ -123,8 +123,10 @@ def cluster_fedvarp(*, clusters: int = 2) -> Compensation:
         return blank(clusters, size, device) | {"cluster": blocks}
 
     def apply(state: State, round: Round) -> tuple[Decision, State]:
-        decision = _varp(round, recall(state, round, state["cluster"][round.cohort]))
-        mine = state["cluster"][round.arrived]
+        # Within the memory's rows, whatever a checkpoint says.
+        cluster = state["cluster"].clamp(0, clusters - 1)
+        decision = _varp(round, recall(state, round, cluster[round.cohort]))
+        mine = cluster[round.arrived]
         heard = mine.unique()
         member = (mine == heard[:, None]).to(round.models.dtype)
         if round.came is None:

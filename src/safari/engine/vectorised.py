@@ -188,6 +188,7 @@ class Vectorised:
             came,
             same_mask=masks.shared is not None,
             up=arrived.up,
+            lr=world.lr(t),
         )
         return close_round(
             world,

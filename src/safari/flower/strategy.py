@@ -44,6 +44,7 @@ from safari.models import Layout
 from safari.pruning import PRUNERS, Batch
 from safari.rounds.arrivals import Arrived, Uploads, learned
 from safari.rounds.half import half_step
+from safari.rounds.rate import learning_rate
 from safari.runs.record import RoundRecord
 from safari.seeds import generator
 from safari.wire import ValueMode
@@ -317,6 +318,7 @@ class SafariStrategy(Strategy):
             came,
             same_mask=self._same_mask(plan, arrived),
             up=arrived.up,
+            lr=learning_rate(self.config, server.round),
         )
         self._policy = learned(
             self._methods.policy,

@@ -97,8 +97,12 @@ def timed(work: Callable[[int], object], device: str, warm: int, repeats: int) -
     return {"median": middle, "q1": low, "q3": high, "n": len(seconds)}
 
 
-def training_part(clients: int, data: Data, device: str, precision: str, repeats: int) -> dict[str, object]:
-    world = world_of(clients, data, device, engine={"device": device, "precision": precision})
+def training_part(
+    clients: int, data: Data, device: str, precision: str, repeats: int, kernels: str
+) -> dict[str, object]:
+    world = world_of(
+        clients, data, device, engine={"device": device, "precision": precision, "compile": kernels}
+    )
     engine = Vectorised(world)
     x = world.start
     mask = world.mask(x, 0, 0).unsqueeze(0)
@@ -109,10 +113,13 @@ def training_part(clients: int, data: Data, device: str, precision: str, repeats
     return {"seconds": found, "draws": draw["median"], "note": note}
 
 
-def whole_round(pruner: str, data: Data, device: str, precision: str, rounds: int) -> dict[str, object]:
+def whole_round(
+    pruner: str, data: Data, device: str, precision: str, rounds: int, kernels: str
+) -> dict[str, object]:
     """A round with masks, training, aggregation, record and, every tenth time, evaluation."""
     tables = {"pruning": {"pruner": pruner}, "wire": {"every": 0}}
-    world = world_of(10, data, device, engine={"device": device, "precision": precision}, **tables)
+    engine_table = {"device": device, "precision": precision, "compile": kernels}
+    world = world_of(10, data, device, engine=engine_table, **tables)
     engine = Vectorised(world)
     state = initial(world, rule_of(world.config.arms[0].rule))
     seconds: list[float] = []
@@ -150,7 +157,8 @@ def _mask_agreement(engine: Vectorised, x: torch.Tensor, data: Data, device: str
     # As in a first round both times: later ones keep what is left of the support, whatever the scores.
     for model in (engine.world.start, x):
         ours, theirs = (
-            e._masks(model, range(10), 0)[:, engine.world.layout.prunable] for e in (engine, exact)
+            e._masks(e.world.first_masks(model, 0), model, range(10), 0)[0][:, engine.world.layout.prunable]
+            for e in (engine, exact)
         )
         found.append(float(((ours & theirs).sum(1) / theirs.sum(1)).mean()))
     return found
@@ -182,6 +190,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40, help="rounds of each pruner")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--precision", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument(
+        "--compile", default="auto", choices=("auto", "never"), help="never: without Triton's kernels"
+    )
     parser.add_argument("--out", type=Path)
     parser.add_argument("--cpu", nargs="*", metavar="SETTING", help="demo and resnet20 on the CPU, in turns")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads of each contestant")
@@ -197,7 +208,8 @@ def main() -> None:
         return
     data = random_pictures(50_000, 10_000)
     name = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor()
-    result: dict[str, object] = {"device": name, "torch": torch.__version__, "rows": [], "rounds": []}
+    result: dict[str, object] = {"device": name, "torch": torch.__version__, "compile": args.compile,
+                                 "rows": [], "rounds": []}  # fmt: skip
     for clients in args.clients:
         world = world_of(clients, data, args.device)
         few = max(3, args.repeats // (4 if clients > 10 else 1))
@@ -205,7 +217,7 @@ def main() -> None:
         print(f"{clients} clients: sequential {base['median'] * 1e3:.1f} ms", flush=True)
         for precision in args.precision:
             try:
-                row = training_part(clients, data, args.device, precision, args.repeats)
+                row = training_part(clients, data, args.device, precision, args.repeats, args.compile)
             except Exception as error:
                 print("  failed", precision, type(error).__name__, str(error)[:2000], flush=True)
                 continue
@@ -219,7 +231,7 @@ def main() -> None:
                 {"clients": clients, "precision": precision, "sequential": base, "ratio": ratio, **row}
             )
     for pruner in args.pruners:
-        row = whole_round(pruner, data, args.device, args.precision[-1], args.rounds)
+        row = whole_round(pruner, data, args.device, args.precision[-1], args.rounds, args.compile)
         result["rounds"].append(row)
         laps = "  ".join(f"{name} {lap * 1e3:.1f}" for name, lap in row["parts"].items())
         print(

@@ -57,10 +57,52 @@ def needs(table: Mapping[str, Any]) -> list[Source]:
 
 
 def contacts(table: Mapping[str, Any]) -> list[Source]:
+    """The machines that running a config would talk to: those of its trackers and of its downloads."""
+    return [*trackers(table), *downloads(table)]
+
+
+def trackers(table: Mapping[str, Any]) -> list[Source]:
     """The addresses that the trackers of a config would send to."""
-    trackers = table.get("track")
-    address = trackers.get("mlflow") if isinstance(trackers, Mapping) else None
+    address = _inner(table, "track").get("mlflow")
     return [Source(f"track.mlflow = {address!r}", None, "")] if address else []
+
+
+def downloads(table: Mapping[str, Any]) -> list[Source]:
+    """What a config would fetch: from the Hugging Face hub, which also tells it who runs this, or a data set's site.
+
+    A name that is a file or a folder here is read from there, and nothing is fetched.
+
+    >>> [str(source) for source in downloads({"data": {"name": "hf:ylecun/mnist"}})]
+    ["data.name = 'hf:ylecun/mnist', from the Hugging Face hub (no file)"]
+    >>> downloads({"data": {"name": "hf", "source": "./mnist.csv"}})
+    []
+    """
+    data, model = _inner(table, "data"), _inner(table, "model")
+    found, name = [], data.get("name")
+    if isinstance(name, str) and (name == "hf" or name.startswith("hf:")):
+        source = name[3:] or data.get("source", "")
+        if not _is_local(source):
+            found.append(f"data.name = {f'hf:{source}'!r}, from the Hugging Face hub")
+    if data.get("download"):
+        found.append(f"data.download = true, {name} from its own site")
+    if model.get("name") == "transformers" and model.get("path") and not _is_local(model["path"]):
+        found.append(f"model.path = {model['path']!r}, from the Hugging Face hub")
+    return [Source(what, None, "") for what in found]
+
+
+def _inner(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = table.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _is_local(source: Any) -> bool:
+    """Is it a path, there or not, rather than a name on the hub? What is no text at all is refused elsewhere."""
+    if not isinstance(source, str) or not source or source.startswith((".", "/", "~")):
+        return True
+    # A name that no file can have is not one.
+    with contextlib.suppress(OSError, ValueError):
+        return Path(source).exists()
+    return False
 
 
 @contextlib.contextmanager

@@ -441,6 +441,69 @@ def test_an_address_in_a_sent_config_is_not_contacted_unasked(sent, monkeypatch)
         assert not contacted.is_set()
 
 
+def test_a_sent_run_with_data_of_the_hub_asks_before_it_goes_there(sent, monkeypatch):
+    """With the `datasets` of a hub that notes who calls."""
+    called = []
+    monkeypatch.setattr(
+        "safari.data.huggingface._library", lambda: called.append(1) or pytest.fail("contacted")
+    )
+    text = (sent / "config.toml").read_text().replace("evil/lib.py:rule", "drop")
+    start, end = text.index("[data]"), text.index("[partition]")
+    text = text[:start] + '[data]\nname = "hf:somebody/somewhere"\n\n' + text[end:]
+    (sent / "config.toml").write_text(text)
+    unfinished(sent)
+    name = "data.name = 'hf:somebody/somewhere', from the Hugging Face hub"
+    asked = []
+    for use in (
+        lambda: package.resume(sent),
+        lambda: package.resume(sent, trust=lambda sources: asked.append(sources)),
+        lambda: package.run(sent / "config.toml", "new"),
+    ):
+        with pytest.raises(TrustError, match=r"have not run or approved before: data\.name = 'hf:somebody"):
+            use()
+    assert [str(source) for source in asked[0]] == [f"{name} (no file)"]
+    for arguments in (
+        ("resume", sent),
+        ("run", sent / "config.toml"),
+        ("validate", sent / "config.toml"),
+        ("wire", "bench", sent),
+    ):
+        assert f"not run or approved before: {name}" in told(safari(*arguments)), arguments
+    assert not called
+    # Looking at one asks nothing and goes nowhere.
+    assert safari("show", sent).exit_code == 0
+    # Who approves, or has gone there before, is not asked again.
+    trust.remember(trust.downloads({"data": {"name": "hf", "source": "somebody/somewhere"}}))
+    with pytest.raises(pytest.fail.Exception, match="contacted"):
+        package.resume(sent)
+
+
+def test_what_is_fetched_and_what_is_read_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+
+    def fetched(**tables: dict[str, object]) -> list[str]:
+        return [source.name for source in trust.contacts(tables)]
+
+    hub = "from the Hugging Face hub"
+    assert fetched(data={"name": "hf:a/b"}) == [f"data.name = 'hf:a/b', {hub}"]
+    assert fetched(data={"name": "hf", "source": "a/b"}) == [f"data.name = 'hf:a/b', {hub}"]
+    for source in ("here", "./gone", "/gone/too", "~/gone"):
+        assert fetched(data={"name": f"hf:{source}"}) == []
+    for source in ("x" * 5000, "a\0b"):
+        assert fetched(data={"name": f"hf:{source}"}) == [f"data.name = {'hf:' + source!r}, {hub}"]
+    assert fetched(data={"name": "cifar10", "download": True}) == [
+        "data.download = true, cifar10 from its own site"
+    ]
+    assert fetched(data={"name": "cifar10", "download": False}) == []
+    assert fetched(model={"name": "transformers", "path": "a/b"}) == [f"model.path = 'a/b', {hub}"]
+    assert fetched(model={"name": "transformers", "path": "here"}) == []
+    assert fetched(model={"name": "mlp"}) == fetched() == []
+    # What no config may hold is not stumbled over: it is refused where the config is read.
+    assert fetched(data={"name": "hf", "source": 3}, model={"name": "transformers", "path": [1]}) == []
+    assert trust.contacts({"data": 3, "model": "x", "track": []}) == []
+
+
 # --- code that has changed
 
 

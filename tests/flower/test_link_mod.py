@@ -12,6 +12,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flower.kit import Loopback
 from safari.errors import ConfigError, SafariError
 from safari.flower import lossy
+from safari.flower.link_mod import LinkSchedule
 from safari.flower.protocol import DOWNLINK_LOST, UPLINK_LOST
 from safari.links import LINKS, Link, Setting
 from safari.seeds import generator
@@ -57,6 +58,38 @@ def test_arrivals_are_those_of_the_engine(name, options):
             assert called == down[t][client]
             code = reply.error.code if reply.has_error() else None
             assert code == (DOWNLINK_LOST if not down[t][client] else None if up[t][client] else UPLINK_LOST)
+
+
+def test_rounds_in_order_cost_one_step_each():
+    steps = []
+    inner = LINKS["gilbert-elliott"](p=0.5, burst=3.0)
+
+    def apply(state, t, rng):
+        steps.append(t)
+        return inner.apply(state, t, rng)
+
+    expected = truth("gilbert-elliott", {"p": 0.5, "burst": 3.0}, "uplink", 40)
+    schedule = LinkSchedule(Link(inner.init, apply), "uplink", CLIENTS, 7)
+    for t in range(40):
+        for _ in range(CLIENTS):
+            found = schedule.delivered(t)
+            assert found.tolist() == expected[t]
+            found[:] = False  # the caller's own copy
+    assert steps == list(range(40))
+    assert schedule.delivered(7).tolist() == expected[7]
+    assert steps[40:] == list(range(8))
+    # What was asked before is no part of what a schedule is.
+    assert schedule == LinkSchedule(schedule.link, "uplink", CLIENTS, 7)
+
+
+def test_a_mod_can_be_sent_to_another_process_after_use():
+    cloudpickle = pytest.importorskip("cloudpickle")
+    mod = lossy("gilbert-elliott", seed=7, uplink_options={"p": 0.5, "burst": 3.0})
+    ask(mod, 0, 4)
+    other = cloudpickle.loads(cloudpickle.dumps(mod))
+    for client in range(CLIENTS):
+        for t in (6, 9):
+            assert ask(mod, client, t)[0].has_error() == ask(other, client, t)[0].has_error()
 
 
 def test_other_messages_are_never_lost():

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
-from safari.aggregation.compensation import Compensation, Decision, Round, State, learning
+from safari.aggregation.compensation import BlockWeights, Compensation, Decision, Round, State, learning
 from safari.aggregation.memory import COLUMNS, blank, recall, remember
-from safari.aggregation.rules import check_pairs, most_similar, share, stand_in
+from safari.aggregation.rules import check_pairs, most_similar, share, stand_in, stand_ins
 from safari.aggregation.similarity import common_cosines, cosines, tally
 from safari.errors import ConfigError
 
@@ -72,10 +73,15 @@ def fdms() -> Compensation:
     def respond(state: State, round: Round) -> tuple[Decision, State]:
         if not len(round.arrived):
             return Decision(share(round)), state
-        mean = torch.where(state["met"] > 0, state["similarity"] / state["met"], torch.nan)
-        return stand_in(round, most_similar(mean[round.missing][:, round.arrived])), state
+        return stand_in(round, most_similar(means(state)[round.missing][:, round.arrived])), state
 
-    return learning(init, learn, respond)
+    def weigh(state: State, round: Round, sets: Tensor) -> BlockWeights:
+        return stand_ins(round, sets, means(state))
+
+    def means(state: State) -> Tensor:
+        return torch.where(state["met"] > 0, state["similarity"] / state["met"], torch.nan)
+
+    return learning(init, learn, respond, weigh=weigh)
 
 
 def mifa(*, idle: bool = False) -> Compensation:
@@ -117,8 +123,10 @@ def cluster_fedvarp(*, clusters: int = 2) -> Compensation:
         return blank(clusters, size, device) | {"cluster": blocks}
 
     def apply(state: State, round: Round) -> tuple[Decision, State]:
-        decision = _varp(round, recall(state, round, state["cluster"][round.cohort]))
-        mine = state["cluster"][round.arrived]
+        # Within the memory's rows, whatever a checkpoint says.
+        cluster = state["cluster"].clamp(0, clusters - 1)
+        decision = _varp(round, recall(state, round, cluster[round.cohort]))
+        mine = cluster[round.arrived]
         heard = mine.unique()
         member = (mine == heard[:, None]).to(round.models.dtype)
         if round.came is None:
@@ -226,13 +234,13 @@ def few(*, heard: int = 2, clusters: int = 2) -> Compensation:
     return Compensation(init, apply, overrides_network=True)
 
 
-def _blocks(clients: int, clusters: int, device: torch.device) -> torch.Tensor:
+def _blocks(clients: int, clusters: int, device: torch.device) -> Tensor:
     if clusters > clients:
         raise ConfigError(f"clusters must be at most the {clients} clients, got {clusters}")
     return torch.arange(clients, device=device) * clusters // clients
 
 
-def _unions(masks: torch.Tensor, cluster: torch.Tensor, heard: torch.Tensor) -> torch.Tensor:
+def _unions(masks: Tensor, cluster: Tensor, heard: Tensor) -> Tensor:
     """A mask for each cluster in `heard`: what any of its arrivals kept. `cluster` has that of each row."""
     found = masks.new_empty((len(heard), masks.shape[1]))
     for row, c in enumerate(heard):
@@ -240,7 +248,7 @@ def _unions(masks: torch.Tensor, cluster: torch.Tensor, heard: torch.Tensor) -> 
     return found
 
 
-def _varp(round: Round, recalled: torch.Tensor) -> Decision:
+def _varp(round: Round, recalled: Tensor) -> Decision:
     """The variance-reduced form over the cohort: recalled has a row for each of it."""
     a = share(round)
     b = round.weights.clone()

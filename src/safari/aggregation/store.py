@@ -34,7 +34,7 @@ def to_tensors(server: Server) -> dict[str, Tensor]:
 def with_tensors(server: Server, round: int, tensors: Mapping[str, Tensor]) -> Server:
     """The server after `round` rounds, from what `to_tensors` gave; other names are ignored.
 
-    SafariError where the state of a step is not there, or of another shape. A gate starts anew where its
+    SafariError where the state of a step is not there, or of another form. A gate starts anew where its
     state is not there: older checkpoints have none.
     """
     device = server.model.device
@@ -46,9 +46,11 @@ def with_tensors(server: Server, round: int, tensors: Mapping[str, Tensor]) -> S
     steps: State = {}
     for name, first in server.step_state.items():
         found = tensors.get(_step_name(name))
-        if found is None or found.shape != first.shape:
-            got = "nothing" if found is None else f"shape {[*found.shape]}"
-            raise SafariError(f"{_step_name(name)} must be a tensor of shape {[*first.shape]}, got {got}")
+        if found is None or found.shape != first.shape or found.dtype != first.dtype:
+            got = "nothing" if found is None else f"shape {[*found.shape]} and {found.dtype}"
+            raise SafariError(
+                f"{_step_name(name)} must be a tensor of shape {[*first.shape]} and {first.dtype}, got {got}"
+            )
         steps[name] = found.to(device)
     # What a gate has learned of vectors beside the models is not in its first state.
     gate = {n.removeprefix(_GATE): t.to(device) for n, t in tensors.items() if n.startswith(_GATE)}
@@ -65,7 +67,9 @@ def with_tensors(server: Server, round: int, tensors: Mapping[str, Tensor]) -> S
 
 def _inside(first: Tensor, found: Tensor | None) -> Tensor:
     """A gate's first state with what is known, perhaps of fewer clients, in its corner."""
-    if found is None or found.ndim != first.ndim or any(map(gt, found.shape, first.shape)):
+    if found is None or found.ndim != first.ndim or found.dtype != first.dtype:
+        return first
+    if any(map(gt, found.shape, first.shape)):
         return first
     out = first.clone()
     out[tuple(slice(size) for size in found.shape)] = found.to(first.device)

@@ -13,7 +13,7 @@ from safari.cli.offers import complete_run
 from safari.cli.options import json_option, quiet_option
 from safari.config import Track
 from safari.errors import SafariError
-from safari.trust import Store, contacts, needs
+from safari.trust import Store, contacts, needs, trackers
 
 if TYPE_CHECKING:
     from safari.runs import RunFolder
@@ -95,7 +95,7 @@ def _show(run: RunFolder, trust: bool, *, as_json: bool, quiet: bool) -> None:
     report = run.path / "report.html"
     shown = summary is not None and report.is_file() and summary == summarise(run)
     tracked = run.config.track != Track()
-    if tracked and not trust and not all(map(Store.read().knows, contacts(run.config.to_dict()))):
+    if tracked and not trust and not all(map(Store.read().knows, trackers(run.config.to_dict()))):
         tracked = False
         if not quiet:
             click.echo(

@@ -13,7 +13,7 @@ from safari.cli.approval import approval, trust_option
 from safari.cli.offers import complete_run
 from safari.cli.options import json_option
 from safari.errors import RunError
-from safari.trust import needs
+from safari.trust import downloads, needs
 
 
 @click.group(short_help="Look at messages: what they hold, and what they cost.")
@@ -134,7 +134,7 @@ def _upload(folder: Path, arm: str | None, client: int, trust: bool) -> Any:
     # A rule has no part in an upload; a model, data or a pruner of the user's own is loaded.
     table = run.config.to_dict()
     table["arms"] = [{**arm, "rule": ""} for arm in table["arms"] if isinstance(arm, dict)]
-    with approval(needs(table), str(folder / "config.toml"), trust):
+    with approval([*needs(table), *downloads(table)], str(folder / "config.toml"), trust):
         refuse_changed_code(run)
         return next_upload(run, arm, client)
 

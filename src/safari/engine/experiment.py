@@ -32,7 +32,7 @@ from safari.runs.metrics import RunMetrics, metrics_text
 from safari.runs.record import RoundRecord
 from safari.runs.versions import note_version
 from safari.toml import read_toml
-from safari.trust import Trust, contacts, is_of_a_run, needs, remember, trusting
+from safari.trust import Trust, contacts, downloads, is_of_a_run, needs, remember, trusting
 
 Round = tuple[State, RoundRecord, dict[str, float]]
 RoundFunction = Callable[[State], Round]
@@ -105,7 +105,8 @@ def as_config(config: Config | Mapping[str, Any] | str | Path) -> Config:
 def approving(config: Config | Mapping[str, Any] | str | Path, trust: Trust) -> Iterator[None]:
     """What a caller hands over is theirs; what the config of a run's folder names has to be approved."""
     if isinstance(config, str | Path) and is_of_a_run(Path(config)):
-        with trusting(needs(read_toml(Path(config))), trust, str(config)):
+        table = read_toml(Path(config))
+        with trusting([*needs(table), *downloads(table)], trust, str(config)):
             yield
     else:
         with loading():
@@ -137,7 +138,9 @@ def resume(
         raise RunError(
             f"{run.path} was made by a Flower federation, and goes on when that is started again with this folder"
         )
-    with trusting(needs(run.config.to_dict()), trust, str(run.path / "config.toml")):
+    table = run.config.to_dict()
+    # Trackers are the caller's: no watcher is made from the config here.
+    with trusting([*needs(table), *downloads(table)], trust, str(run.path / "config.toml")):
         refuse_changed_code(run)
         if from_round is not None:
             with run.writing():

@@ -11,15 +11,12 @@ import torch
 from torch import Tensor
 
 from safari.engine.codec import RoundCodec
-from safari.engine.state import State
+from safari.engine.state import MEASURED, State
 from safari.engine.world import World
 from safari.errors import ConfigError
 from safari.links import Packetisation, coverage, range_coverage
 from safari.rounds.arrivals import Arrived
 from safari.seeds import generator
-
-# The fields of a Packetisation, as one array.
-_MEASURED = "measured"
 
 
 def deliver(
@@ -46,7 +43,7 @@ def deliver(
     edges = edges * len(arrived.ids) if len(edges) == 1 else edges
     counts = np.zeros(len(world.parts), np.int64)
     counts[arrived.ids] = [len(own) - 1 for own in edges]
-    inner = {name: array for name, array in state.packets.items() if name != _MEASURED}
+    inner = {name: array for name, array in state.packets.items() if name != MEASURED}
     codec.in_packets([link.sent(int(counts[client])) * cut.packet for client in arrived.ids])
     if link.ranges is not None:
         known_ranges, after = link.ranges(inner, t), inner
@@ -65,14 +62,15 @@ def deliver(
         {},
         None,
     )
-    return found, came, {**after, _MEASURED: known}
+    return found, came, {**after, MEASURED: known}
 
 
 def _packetisation(
     world: World, state: State, arrived: Arrived, codec: RoundCodec
 ) -> tuple[Packetisation, np.ndarray]:
     """How models are cut, measured on the first upload in the rounds in which bytes are counted."""
-    known = state.packets.get(_MEASURED)
+    # The fields of a Packetisation, as one array.
+    known = state.packets.get(MEASURED)
     model, mask = arrived.models[0], arrived.masks[0]
     if (known is None or codec.counts) and bool(torch.isfinite(model).all()):
         found = Packetisation.measure(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +12,16 @@ import torch
 from safari.aggregation import Compensation, Server, to_tensors
 from safari.engine.world import World
 from safari.errors import RunError
+from safari.links import LINKS, PACKET_LINKS
 from safari.pruning import POLICIES
-from safari.rounds.resume import meaning, refuse_changes, saved_server
+from safari.rounds.resume import checked_rule_state, fitting, meaning, refuse_changes, saved_server
 from safari.runs import Saved, Trial
 from safari.runs.similarity import MATRICES, MOST_CLIENTS, due, matrix_of, to_line
+
+# What the packets' state holds besides the link's own: how the last measured upload was cut.
+MEASURED = "measured"
+# Of a packet: what a datagram can hold.
+MOST_BYTES = 65_535
 
 
 @dataclass(frozen=True)
@@ -91,51 +98,73 @@ def similarity_picture(state: State) -> dict[str, Any] | None:
 def from_saved(saved: Saved, world: World, rule: Compensation, trial: Trial) -> State:
     """The state that a checkpoint holds; RunError when it is of another model or another config."""
     model = saved.tensors.get("model")
-    if saved.facts.get("layout") != world.layout.digest or model is None or len(model) != world.layout.size:
+    if (
+        saved.facts.get("layout") != world.layout.digest
+        or model is None
+        or model.ndim != 1
+        or len(model) != world.layout.size
+    ):
         raise RunError(
             f"{trial.checkpoint} is of another model: names, shapes or kinds of its tensors differ"
         )
     refuse_changes(saved, world.config, trial)
     state = initial(world, rule)
+    fitting(trial, "model", model, state.server.model)
 
-    def part(name: str) -> dict[str, torch.Tensor]:
-        return {k.removeprefix(name): v for k, v in saved.tensors.items() if k.startswith(name)}
+    def part(prefix: str, first: Mapping[str, torch.Tensor], own: bool) -> dict[str, torch.Tensor]:
+        """A part's state in the form of its first one; that of a user's own part as it was saved."""
+        if own:
+            # Its tensors may change their shape, go and come; what its first state does not have is put on the
+            # device that computes.
+            found = {n.removeprefix(prefix): t for n, t in saved.tensors.items() if n.startswith(prefix)}
+            return {n: t.to(first[n].device if n in first else world.device) for n, t in found.items()}
+        return {n: fitting(trial, prefix + n, saved.tensors.get(prefix + n), t) for n, t in first.items()}
 
-    def fitting(name: str, found: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
-        if found is None or found.shape != like.shape or found.dtype != like.dtype:
-            got = "nothing" if found is None else _form(found)
-            raise RunError(f"{trial.checkpoint} is damaged: {name} must be {_form(like)}, got {got}")
-        # What a policy or an algorithm keeps on the host stays there.
-        return found.to(like.device)
-
-    def policy_tensor(name: str, like: torch.Tensor) -> torch.Tensor:
-        found = saved.tensors.get(f"policy.{name}")
-        if found is not None and world.config.policy.name not in POLICIES:
-            # Those of a user's policy may change their shape.
-            return found.to(like.device)
-        return fitting(f"policy.{name}", found, like)
+    def link(
+        direction: str, first: Mapping[str, np.ndarray], builtin: Container[str]
+    ) -> dict[str, np.ndarray]:
+        name, prefix = getattr(world.config, direction).name, f"{direction}."
+        if name not in builtin:
+            found = {n.removeprefix(prefix): t for n, t in saved.tensors.items() if n.startswith(prefix)}
+            return {n: t.numpy() for n, t in found.items()}
+        # A checkpoint holds what a trace held then.
+        longer = name in ("trace", "recorded")
+        expected = {n: torch.from_numpy(array.copy()) for n, array in first.items()}
+        return {
+            n: fitting(trial, prefix + n, saved.tensors.get(prefix + n), like, longer=longer).numpy()
+            for n, like in expected.items()
+        }
 
     residual = saved.tensors.get("wire.residual", state.residual)
     if residual is not None:
         # Checkpoints from before buffers were left out of it have a column for each of them too.
         residual = residual[:, : world.layout.parameters] if residual.ndim == 2 else residual
         like = world.start.new_empty(len(world.parts), world.layout.parameters)
-        residual = fitting("wire.residual", residual, like)
+        residual = fitting(trial, "wire.residual", residual, like)
     mask = saved.tensors.get("mask")
+    server = saved_server(saved, state.server, world.config, trial)
+    packets = link("packets", state.packets, PACKET_LINKS)
+    if not world.packets.whole and (measured := saved.tensors.get(f"packets.{MEASURED}")) is not None:
+        packets |= {MEASURED: _measured(measured, trial)}
     return State(
-        server=saved_server(saved, state.server, world.config, trial),
-        uplink={name: tensor.numpy() for name, tensor in part("uplink.").items()},
-        downlink={name: tensor.numpy() for name, tensor in part("downlink.").items()},
-        policy={name: policy_tensor(name, like) for name, like in state.policy.items()},
-        clients={
-            name: fitting(f"client.{name}", saved.tensors.get(f"client.{name}"), like)
-            for name, like in state.clients.items()
-        },
-        mask=None if mask is None else fitting("mask", mask, state.server.model.bool()),
+        server=checked_rule_state(server, state.server, world.config, trial),
+        uplink=link("uplink", state.uplink, LINKS),
+        downlink=link("downlink", state.downlink, LINKS),
+        policy=part("policy.", state.policy, world.config.policy.name not in POLICIES),
+        clients=part("client.", state.clients, False),
+        mask=None if mask is None else fitting(trial, "mask", mask, state.server.model.bool()),
         residual=residual,
-        packets={name: tensor.numpy() for name, tensor in part("packets.").items()},
+        packets=packets,
     )
 
 
-def _form(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {[*tensor.shape]}"
+def _measured(found: torch.Tensor, trial: Trial) -> np.ndarray:
+    """What the last measured upload has shown: packets for a coordinate, at most one each, and bytes of a packet."""
+    array = fitting(trial, f"packets.{MEASURED}", found, torch.zeros(4, dtype=torch.float64)).numpy()
+    most = np.array([1.0, 1.0, 1.0, MOST_BYTES])
+    if not ((array >= 0) & (array <= most * (1 + 1e-6))).all():
+        raise RunError(
+            f"{trial.checkpoint} is damaged: packets.{MEASURED} must lie between 0 and {most.tolist()}, "
+            f"got {array.tolist()}"
+        )
+    return array

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,8 @@ class LinkSchedule:
     """Which clients' messages are delivered in which round: the draws of our own engines for the same seed.
 
     `direction`: "uplink" or "downlink". `label_counts`: samples of each label by client, for links that
-    depend on them.
+    depend on them. The answer for a round does not depend on which rounds were asked about before; the state
+    after the last of them is kept, so that rounds in order cost one step each.
     """
 
     link: Link
@@ -32,17 +33,27 @@ class LinkSchedule:
     clients: int
     seed: int
     label_counts: np.ndarray | None = None
+    # (round, delivered, the link's state after it) of the last answer, or nothing. One tuple, replaced whole:
+    # two threads may each compute the same, and neither sees half of the other's.
+    _last: list[tuple[int, np.ndarray, dict[str, np.ndarray]]] = field(
+        default_factory=list, init=False, compare=False, repr=False
+    )
 
     def delivered(self, round: int) -> np.ndarray:
-        """One bool per client. Links with a state are replayed from the first round, so that every process
-        computes the same, in whatever order it asks."""
-        counts = np.zeros((self.clients, 1), int) if self.label_counts is None else self.label_counts
-        setting = Setting(self.clients, counts, generator(self.seed, self.direction))
+        """One bool per client. A link with a state is replayed from the last round that was asked about, or from
+        the first where this one is earlier, so that every process computes the same in whatever order it asks."""
         link = checked_link(self.link, self.direction, self.clients)
-        state = link.init(setting)
-        for t in range(round + 1):
+        last = self._last[:]
+        if last and last[0][0] <= round:
+            done, found, state = last[0]
+        else:
+            counts = np.zeros((self.clients, 1), int) if self.label_counts is None else self.label_counts
+            done, found = -1, np.zeros(self.clients, bool)
+            state = link.init(Setting(self.clients, counts, generator(self.seed, self.direction)))
+        for t in range(done + 1, round + 1):
             found, state = link.apply(state, t, generator(self.seed, self.direction, t))
-        return found
+        self._last[:] = [(round, found, state)]
+        return found.copy()
 
 
 def lossy(
@@ -67,15 +78,24 @@ def lossy(
     up = _link("uplink", uplink, uplink_options or {}, label_counts)
     down = _link("downlink", downlink, downlink_options or {}, label_counts)
 
+    # A plain dict: Flower's simulation pickles mods, which functools.cache would not survive.
+    schedules: dict[int, tuple[LinkSchedule, LinkSchedule]] = {}
+
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if message.metadata.message_type.partition(".")[0] != "train":
             return call_next(message, context)
         client, clients = _place(context)
         round = _round(message)
-        if not LinkSchedule(down, "downlink", clients, seed, label_counts).delivered(round)[client]:
+        if clients not in schedules:
+            schedules[clients] = (
+                LinkSchedule(down, "downlink", clients, seed, label_counts),
+                LinkSchedule(up, "uplink", clients, seed, label_counts),
+            )
+        downward, upward = schedules[clients]
+        if not downward.delivered(round)[client]:
             return Message(Error(DOWNLINK_LOST, "lost on the downlink"), reply_to=message)
         reply = call_next(message, context)
-        if not LinkSchedule(up, "uplink", clients, seed, label_counts).delivered(round)[client]:
+        if not upward.delivered(round)[client]:
             return Message(Error(UPLINK_LOST, "lost on the uplink"), reply_to=message)
         return reply
 

@@ -21,7 +21,8 @@ from safari.flower.collect import Collected
 from safari.flower.roster import Roster
 from safari.flower.rule_state import grown, grown_half
 from safari.models import Layout
-from safari.rounds.resume import meaning, refuse_changes, saved_server
+from safari.pruning import POLICIES
+from safari.rounds.resume import checked_rule_state, fitting, meaning, refuse_changes, saved_server
 from safari.runs import RunFolder, Saved, Trial, read_checkpoint, seeds_of, summarise
 from safari.runs.elsewhere import decided, undecided
 from safari.runs.environment import environment
@@ -115,19 +116,21 @@ class RunLog:
         server = saved_server(saved, first.server, self.run.config, self.trial)
         if clients > known.clients:
             server, known = grown(server, clients), replace(known, clients=clients)
-        return Progress(server, known, self._policy(saved, first.policy), saved.tensors.get(_MASK))
+        server = checked_rule_state(server, first.server, self.run.config, self.trial)
+        mask = saved.tensors.get(_MASK)
+        if mask is not None:
+            mask = fitting(self.trial, _MASK, mask, first.server.model.bool())
+        return Progress(server, known, self._policy(saved, first.policy), mask)
 
     def _policy(self, saved: Saved, first: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The mask policy's state; RunError where the checkpoint has none of the same form."""
-        for name, expected in first.items():
-            found = saved.tensors.get(f"{_POLICY}{name}")
-            if found is None or found.shape != expected.shape:
-                got = "nothing" if found is None else f"shape {[*found.shape]}"
-                raise RunError(
-                    f"{self.trial.checkpoint} does not fit policy.name: {_POLICY}{name} must be a tensor of shape "
-                    f"{[*expected.shape]}, got {got}. Begin a new run"
-                )
-        return {name: saved.tensors[f"{_POLICY}{name}"] for name in first}
+        """The mask policy's state; RunError where that of a built-in one has another form.
+
+        A user's own may change the form of its tensors, drop some and add others.
+        """
+        found = {n.removeprefix(_POLICY): t for n, t in saved.tensors.items() if n.startswith(_POLICY)}
+        if self.run.config.policy.name not in POLICIES:
+            return found
+        return {n: fitting(self.trial, f"{_POLICY}{n}", found.get(n), like) for n, like in first.items()}
 
     def write(self, record: Mapping[str, Any], seconds: Mapping[str, float]) -> None:
         """Add a round's line."""

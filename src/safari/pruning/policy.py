@@ -109,8 +109,9 @@ class MaskPolicy:
     """`init(layout, device) -> state`; `apply(state, round) -> (masks, state)` at the start of a round;
     `learn(state, arrivals) -> state` at its end, unless nobody arrived.
 
-    The state is a dict of tensors, which checkpoints can hold. `name` is what messages about the policy begin
-    with.
+    The state is a dict of tensors, which checkpoints can hold. Tensors may change their shape, go and come; after a
+    resume one that `init` does not give is on the device that computes. `name` is what messages about the policy
+    begin with.
     """
 
     init: Callable[[Layout, torch.device], State]

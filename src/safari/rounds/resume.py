@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from safari.aggregation import (
+    RULES,
     Server,
     gate_defaults,
     is_known,
@@ -39,7 +43,10 @@ _MEANINGFUL = (
 
 
 def saved_server(saved: Saved, server: Server, config: Config, trial: Trial) -> Server:
-    """The server that a checkpoint holds; RunError where the state of a server step is not in it."""
+    """The server that a checkpoint holds; RunError where the state of a server step is not in it.
+
+    The state of its rule is as it was saved: see `checked_rule_state`.
+    """
     if config.aggregation.average and "average" not in saved.tensors:
         raise RunError(
             f"{trial.checkpoint} holds no average of the models, and aggregation.average is "
@@ -51,6 +58,47 @@ def saved_server(saved: Saved, server: Server, config: Config, trial: Trial) -> 
         raise RunError(
             f"{trial.checkpoint} does not fit aggregation.steps: {error}. Begin a new run"
         ) from error
+
+
+def fitting(trial: Trial, name: str, found: Tensor | None, like: Tensor, *, longer: bool = False) -> Tensor:
+    """A checkpoint's tensor, on the device of the one that it continues; RunError where it is of another form.
+
+    Args:
+        trial: whose checkpoint it is.
+        name: the tensor's name, for the error.
+        found: the tensor; None where the checkpoint has none of this name.
+        like: the part's first state, whose type and shape it must have.
+        longer: the first axis may have another length, but not 0: rows of a file that may have grown since.
+    """
+    fits = found is not None and found.dtype == like.dtype and found.ndim == like.ndim
+    if fits and found is not None:
+        fits = found.shape == like.shape or (longer and len(found) > 0 and found.shape[1:] == like.shape[1:])
+    if found is None or not fits:
+        got = "nothing" if found is None else _form(found)
+        raise RunError(f"{trial.checkpoint} is damaged: {name} must be {_form(like)}, got {got}")
+    # What a part keeps on the host stays there.
+    return found.to(like.device)
+
+
+def checked_rule_state(server: Server, first: Server, config: Config, trial: Trial) -> Server:
+    """The server, when the state of its rule has the form of the first one; a user's own rule may change its form.
+
+    `first` is the server before the first round. RunError names what does not fit.
+    """
+    rule = next(arm.rule for arm in config.arms if arm.name == trial.arm)
+    if rule.name not in RULES:
+        return server
+    state = {
+        name: fitting(trial, f"rule.{name}", server.state.get(name), like)
+        for name, like in first.state.items()
+    }
+    for name, tensor in state.items():
+        # Nothing that is averaged is infinite, so neither is what is remembered of it; NaN is how some rules say
+        # that they know nothing yet.
+        like = first.state[name]
+        if tensor.is_floating_point() and not bool(like.isnan().any()) and not bool(tensor.isfinite().all()):
+            raise RunError(f"{trial.checkpoint} is damaged: rule.{name} holds numbers that are not finite")
+    return replace(server, state=state)
 
 
 def refuse_changes(saved: Saved | About, config: Config, trial: Trial) -> None:
@@ -122,3 +170,7 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = ""
         elif old != new:
             lines.append(f"{prefix}{name} was {old!r} and is {new!r}")
     return lines
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {[*tensor.shape]}"

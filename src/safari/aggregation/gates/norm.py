@@ -82,7 +82,9 @@ def norm(*, factor: float = 100.0, action: Literal["refuse", "clip"] = "refuse",
             key = f"{_BESIDE}{name}"
             before = torch.full((len(known),), math.nan, dtype=torch.float64)
             heard = state.get(key, before[:0]).cpu()
-            before[: len(heard)] = heard
+            if heard.ndim == 1 and len(heard) <= len(before):
+                # A checkpoint may be of fewer clients; one of another form says nothing.
+                before[: len(heard)] = heard
             ruling, following[key] = _judge_beside(ruling, before, round, name, factor, floor, action)
         return ruling, following
 

@@ -143,6 +143,57 @@ def join(
         raise click.ClickException(f"the SuperNode ended with exit code {code}; it says why above")
 
 
+_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
+
+
+@net.command(short_help="Put a gate in front of a SuperLink of your own.")
+@click.option(
+    "--superlink", metavar="HOST:PORT", default="127.0.0.1:9091", show_default=True,
+    help="Where it listens; nobody else should reach it there.",
+)  # fmt: skip
+@click.option(
+    "--authority", type=_FILE, required=True, help="The certificate that the SuperLink's is signed with."
+)
+@click.option(
+    "--certificate", type=_FILE, required=True, help="What the gate shows to devices, with its chain."
+)
+@click.option("--key", type=_FILE, required=True, help="The certificate's key.")
+@click.option("--host", default="0.0.0.0", show_default=True, help="The address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(1, 65535), default=8000, show_default=True, help="TCP, for devices."
+)
+@click.option(
+    "--devices", type=click.IntRange(1, 100_000), default=100, show_default=True,
+    help="About how many; beyond that, connections are refused.",
+)  # fmt: skip
+def gate(
+    superlink: str, authority: Path, certificate: Path, key: Path, host: str, port: int, devices: int
+) -> None:
+    """Pass on what SuperNodes with registered keys call, and nothing else.
+
+    A SuperLink has the API with which apps are submitted, and so code is run, on the same port as the one for
+    SuperNodes. Start it with --host 127.0.0.1 and --enable-supernode-auth, and this in front of it.
+
+    \b
+    Example:
+      safari net gate --authority ca.crt --certificate server.crt --key server.key
+    """
+    import asyncio
+
+    from safari.lab.gate import Gate, server
+    from safari.net.certificates import Certificates
+    from safari.view.server import listen
+
+    name, _, number = superlink.rpartition(":")
+    if not name or not number.isdecimal():
+        raise click.UsageError(f"--superlink must be host:port, got {superlink!r}")
+    found = Gate(superlink, authority, report=lambda text: click.echo(text, err=True))
+    with listen(host, port) as where:
+        serving = server(found, where, Certificates(authority, certificate, key), devices)
+        told = f"{host}, TCP port {port}: Fleet calls for {superlink}, and nothing else"
+        asyncio.run(serving.run(lambda: click.echo(told, err=True)))
+
+
 def _line(record: Mapping[str, Any], rounds: int) -> str:
     """A round in one line: accuracy, and the packets received from each client."""
     blocks = record.get("blocks") or {}

@@ -96,9 +96,13 @@ class Gate:
         invitations: Invitations | None = None,
         report: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
     ):
+        try:
+            verify = ssl.create_default_context(cafile=str(authority))
+        except OSError as error:
+            raise SafariError(f"{authority} must be a certificate: {error}") from error
         self._to: dict[str, Any] = {
             "base_url": f"https://{superlink}",
-            "verify": ssl.create_default_context(cafile=str(authority)),
+            "verify": verify,
             "timeout": _SECONDS,
             # The way to this machine itself leads over no proxy that the environment names.
             "trust_env": False,
@@ -192,27 +196,39 @@ class Gate:
         return JSONResponse({})
 
 
-@contextlib.contextmanager
-def serving(gate: Gate, where: socket, certificates: Certificates, clients: int) -> Iterator[None]:
-    """The gate on a socket that listens, in a thread, while the block runs."""
-    limits = Limits(pending=64 + 8 * clients, active=32 + 4 * clients, request_seconds=60.0)
-    server = PageServer(
+def server(gate: Gate, where: socket, certificates: Certificates, clients: int) -> PageServer:
+    """The gate on a socket that listens, for about as many clients; `run` serves.
+
+    SafariError where the certificate or its key cannot be used.
+    """
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificates.server, certificates.key)
+    except OSError as error:
+        raise SafariError(
+            f"{certificates.server} must be a certificate, and {certificates.key} its key: {error}"
+        ) from error
+    return PageServer(
         gate.app,
         where,
-        limits,
+        Limits(pending=64 + 8 * clients, active=32 + 4 * clients, request_seconds=60.0),
         lambda text: gate.report(text, text),
         certificate=certificates.server,
         key=certificates.key,
     )
-    opened = threading.Event()
-    thread = threading.Thread(target=lambda: asyncio.run(server.run(opened.set)), name="gate", daemon=True)
+
+
+@contextlib.contextmanager
+def serving(gate: Gate, where: socket, certificates: Certificates, clients: int) -> Iterator[None]:
+    """The same in a thread, while the block runs."""
+    found, opened = server(gate, where, certificates, clients), threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(found.run(opened.set)), name="gate", daemon=True)
     thread.start()
     try:
         if not opened.wait(_START):
             raise SafariError(f"the gate must open within {_START:g} s")
         yield
     finally:
-        server.stop()
+        found.stop()
         thread.join(_START)
 
 

@@ -84,25 +84,25 @@ def serve(host: str | None, port: int, data_port: int, out: Path, rounds: int, *
     Example, and what to run on each client is printed:
       safari net serve --clients 3
     """
-    from safari.lab.app import check
+    from safari.lab.app import check as check_settings
     from safari.lab.launch import Lab, follow, own_address, superlink
 
     table = {name.replace("_", "-"): value for name, value in settings.items()} | {"rounds": rounds}
     # Report errors here rather than in the log of another process.
-    check(table)
+    check_settings(table)
     lab = Lab(out, host or own_address(), port, data_port, table)
     lab.prepare()
     clients = settings["clients"]
     click.echo(
         f"server: {lab.host}, TCP port {port} for control and UDP port {data_port} for models", err=True
     )
-    with superlink(lab, lambda text: click.echo(text, err=True)) as gate:
+    with superlink(lab) as check_processes:
         click.echo(f"on the {clients} clients, each line on one of them:", err=True)
         for client in range(min(clients, _SHOWN)):
             click.echo(f"  {lab.invitation(client)}", err=True)
         if clients > _SHOWN:
             click.echo(f"  ... and so on: {lab.invitations.folder / 'commands.txt'}", err=True)
-        follow(lab, gate, lambda record: click.echo(_line(record, rounds)))
+        follow(lab, check_processes, lambda record: click.echo(_line(record, rounds)))
     click.echo(f"done: safari show {lab.run}", err=True)
 
 
@@ -166,8 +166,19 @@ _FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
     "--devices", type=click.IntRange(1, 100_000), default=100, show_default=True,
     help="About how many; beyond that, connections are refused.",
 )  # fmt: skip
+# What `safari net serve` adds for its own clients.
+@click.option("--invitations", type=click.Path(path_type=Path, file_okay=False, exists=True), hidden=True)
+@click.option("--app", "apps", multiple=True, hidden=True)
 def gate(
-    superlink: str, authority: Path, certificate: Path, key: Path, host: str, port: int, devices: int
+    superlink: str,
+    authority: Path,
+    certificate: Path,
+    key: Path,
+    host: str,
+    port: int,
+    devices: int,
+    invitations: Path | None,
+    apps: tuple[str, ...],
 ) -> None:
     """Pass on what SuperNodes with registered keys call, and nothing else.
 
@@ -178,20 +189,25 @@ def gate(
     Example:
       safari net gate --authority ca.crt --certificate server.crt --key server.key
     """
-    import asyncio
-
-    from safari.lab.gate import Gate, server
+    from safari.lab.gate import Gate
+    from safari.lab.gate import serve as serve_gate
+    from safari.lab.invitations import open_invitations
     from safari.net.certificates import Certificates
-    from safari.view.server import listen
 
     name, _, number = superlink.rpartition(":")
     if not name or not number.isdecimal():
         raise click.UsageError(f"--superlink must be host:port, got {superlink!r}")
-    found = Gate(superlink, authority, report=lambda text: click.echo(text, err=True))
-    with listen(host, port) as where:
-        serving = server(found, where, Certificates(authority, certificate, key), devices)
-        told = f"{host}, TCP port {port}: Fleet calls for {superlink}, and nothing else"
-        asyncio.run(serving.run(lambda: click.echo(told, err=True)))
+    found = Gate(
+        superlink,
+        authority,
+        open_invitations(invitations, devices) if invitations is not None else None,
+        frozenset(apps) or None,
+        lambda text: click.echo(text, err=True),
+    )
+    found.register_known()
+    told = f"{host}, TCP port {port}: Fleet calls for {superlink}, and nothing else"
+    files = Certificates(authority, certificate, key)
+    serve_gate(found, host, port, files, devices, lambda: click.echo(told, err=True))
 
 
 def _line(record: Mapping[str, Any], rounds: int) -> str:

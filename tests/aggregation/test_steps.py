@@ -362,7 +362,10 @@ def test_a_checkpoint_without_the_state_of_a_step() -> None:
     ):
         with_tensors(start(["fedavgm"]), 1, plain)
     wrong = {**plain, "step.0.velocity": torch.zeros(3)}
-    with pytest.raises(SafariError, match=r"^step\.0\.velocity must be .* of shape \[8\], got shape \[3\]$"):
+    with pytest.raises(
+        SafariError,
+        match=r"^step\.0\.velocity must be .* of shape \[8\] and torch.float32, got shape \[3\] and torch.float32$",
+    ):
         with_tensors(start(["fedavgm"]), 1, wrong)
 
 

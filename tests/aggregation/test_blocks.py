@@ -125,7 +125,11 @@ def fast_rules() -> dict[str, Compensation]:
     rules = {name: RULES[name](**OPTIONS.get(name, {})) for name in RULES if name != "safari+"}
     found = {name: rule for name, rule in rules.items() if rule.weigh is not None}
     options = [{}, {"friends": False}, {"memory": False}, {"fade": False}, {"stay": True}, {"calm": 1.0}]
-    return found | {f"safari+ {option}": RULES["safari+"](wait=0, **option) for option in options}
+    return (
+        found
+        | {f"safari+ {option}": RULES["safari+"](wait=0, **option) for option in options}
+        | {"mifa, idle": RULES["mifa"](idle=True)}
+    )
 
 
 FAST = fast_rules()
@@ -151,7 +155,7 @@ def many_clients(t: int, clients: int, size: int, parameters: int) -> tuple[Tens
 @pytest.mark.parametrize("pieces", ["one piece", "many pieces"])
 @pytest.mark.parametrize("rule", FAST)
 def test_all_blocks_at_once_are_what_one_by_one_gives(rule, pieces, monkeypatch):
-    clients, size, parameters = (36, 200, 160) if rule in ("safari", "safari+ {}") else (9, 400, 330)
+    clients, size, parameters = (34, 80, 50) if rule in ("safari", "safari+ {}") else (9, 400, 330)
     if pieces == "many pieces":
         monkeypatch.setattr("safari.aggregation.blocks._AT_ONCE", 5 * clients**2)
         monkeypatch.setattr("safari.aggregation.plus._AT_ONCE", 7 * clients**2)

@@ -363,7 +363,11 @@ def _flwr(lab: Lab, *arguments: object) -> dict[str, Any]:
 def _refuse_failed(lab: Lab, number: Any) -> None:
     if number is None:
         return
-    runs = _flwr(lab, "list", "lab", "--run-id", number, "--format", "json").get("runs", [])
+    try:
+        runs = _flwr(lab, "list", "lab", "--run-id", number, "--format", "json").get("runs", [])
+    except SafariError:
+        # A SuperLink that is too busy to answer says nothing about the run; that it is there is checked elsewhere.
+        return
     status = str(runs[0].get("status", "")) if runs else ""
     if status.startswith("finished") and _done(lab) < int(lab.settings["rounds"]):
         raise SafariError(

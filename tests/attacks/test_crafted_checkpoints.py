@@ -183,6 +183,15 @@ def test_the_model_itself(shape: Any) -> None:
         goes_on(world, replace(saved, tensors=tensors), "drop")
 
 
+def test_what_a_sampling_knows() -> None:
+    sampling = {"name": "clustered-similarity"}
+    world = world_of({**TINY, "arms": ["drop"], "cohort": 3, "sampling": sampling})
+    engine, state = engine_of(world.config)(world), initial(world, world.rules["drop"])
+    for _ in range(2):
+        state, _, _ = engine(state)
+    assert attack(world, to_saved(state, world, trial_of("drop")), "drop", "sampling.") == 2
+
+
 def test_gates_and_steps() -> None:
     config = {**TINY, "arms": ["drop"], "client": {"name": "scaffold"}}
     world = world_of({**config, "aggregation": {"steps": ["fedavgm", "fedadam"], "average": 0.5}})

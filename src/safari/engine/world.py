@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -29,6 +29,8 @@ from safari.pruning import (
 from safari.pruning.policy import State as PolicyState
 from safari.rounds.half import half_state, half_step
 from safari.rounds.masks import budget_of, mask_and_votes, masked_gradient, policy_masks, sparsity_of
+from safari.sampling import Draw, Sampling, SamplingRound
+from safari.sampling import State as SamplingState
 from safari.seeds import derive, generator, torch_generator
 from safari.tasks import Task
 from safari.training import ClientAlgorithm, Known, draw_batches, evaluate, gather_norms, lr_at
@@ -53,6 +55,7 @@ class World:
     pruner: Pruner
     policy: MaskPolicy
     client: ClientAlgorithm
+    sampling: Sampling
     known: Known
     augmentation: Augmentation
     uplink: Link
@@ -244,13 +247,19 @@ class World:
             found.append(scores[self.task.score])
         return found
 
-    def cohort(self, t: int) -> list[int]:
-        """Who is asked in round t, ascending."""
-        clients = len(self.parts)
-        if self.config.cohort in (0, clients):
-            return list(range(clients))
-        rng = generator(self.seed, "cohort", t)
-        return sorted(rng.choice(clients, self.config.cohort, replace=False).tolist())
+    def sample(self, state: SamplingState, t: int) -> tuple[Draw, SamplingState]:
+        """Who is asked in round t, from the sampling's state; and its next state."""
+        size, rng = self.config.cohort or len(self.parts), generator(self.seed, "cohort", t)
+        return self.sampling.apply(state, SamplingRound(t, size, self._sampling_weights, rng))
+
+    @cached_property
+    def _sampling_weights(self) -> np.ndarray:
+        return np.array(self.client_weights or np.ones(len(self.parts)), np.float64)
+
+    @property
+    def foreseen_cohort(self) -> Callable[[int], Sequence[int]] | None:
+        """Who will be asked in a round, where that does not depend on the rounds before it."""
+        return (lambda t: self.sample({}, t)[0].clients) if self.config.sampling.name == "uniform" else None
 
     def training_draw(self, client: int, t: int) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
         """Which samples a client sees in round t, `int64[steps, batch]`, and the draws of its augmentation,

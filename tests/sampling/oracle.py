@@ -45,7 +45,7 @@ def algorithm_2(samples: list[int], m: int, distances: np.ndarray) -> list[Urn]:
     left = {i: q - int(q) for i, q in enumerate(mine) if q - int(q)}
     ids = sorted(left)
     trees: list[tuple[int, ...]] = [(i,) for i in ids]
-    fits = {tree for tree in trees}
+    fits = set(trees)
     if len(ids) > 1:
         for a, b, *_ in linkage(squareform(distances[np.ix_(ids, ids)], checks=False), "ward"):
             trees.append(trees[int(a)] + trees[int(b)])

@@ -304,9 +304,9 @@ class SafariStrategy(Strategy):
         self._line = round_record(
             self.layout, sent, collected, outcome, before.cpu(), self.server.model.cpu(), self._resumed, masks
         )
-        shares = self._chosen.shares(cohort, collected.nodes)
-        if shares is not None:
-            self._line = self._line.with_extra(shares={str(seat): share for seat, share in shares.items()})
+        drawn = self._chosen.shares(cohort, collected.nodes)
+        if drawn is not None:
+            self._line = self._line.with_extra(shares={str(seat): share for seat, share in drawn.items()})
         self._mask = sent.plan.base
         if self.datagrams is not None and deliveries is not None:
             blocks = blocks_record(deliveries, collected.nodes)

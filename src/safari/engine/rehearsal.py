@@ -18,17 +18,13 @@ _MOST_TRIED = 20_000_000
 
 def rehearse(world: World, rule: Compensation) -> None:
     """A step of the server with the arrivals of round 0 and made-up models; it raises what the rule does."""
-    first = world.sampling.init(len(world.parts), world.layout.parameters, world.device)
-    draw, _ = world.sample(first, 0)
-    cohort = draw.clients
+    cohort = world.cohort(0)
     arrived = cohort if rule.overrides_network else _first_arrivals(world, cohort)
     ids = arrived[: max(1, _MOST_TRIED // world.layout.size)]
     noise = torch.randn(len(ids), world.layout.size, generator=torch_generator(world.seed, "rehearsal"))
     sizes = vectors_up(world.client, world.layout.parameters)
     up = {name: world.start.new_zeros(len(ids), size) for name, size in sizes.items()}
-    world.server(rule).step_stacked(
-        ids, world.start + 0.01 * noise.to(world.device), cohort, up=up, shares=draw.by_client
-    )
+    world.server(rule).step_stacked(ids, world.start + 0.01 * noise.to(world.device), cohort, up=up)
 
 
 def _first_arrivals(world: World, cohort: Sequence[int]) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -256,10 +256,10 @@ class World:
     def _sampling_weights(self) -> np.ndarray:
         return np.array(self.client_weights or np.ones(len(self.parts)), np.float64)
 
-    @property
-    def foreseen_cohort(self) -> Callable[[int], Sequence[int]] | None:
-        """Who will be asked in a round, where that does not depend on the rounds before it."""
-        return (lambda t: self.sample({}, t)[0].clients) if self.config.sampling.name == "uniform" else None
+    def cohort(self, t: int) -> list[int]:
+        """Who is asked in round t, ascending, by a sampling that has learned nothing before it."""
+        first = self.sampling.init(len(self.parts), self.layout.parameters, self.device)
+        return list(self.sample(first, t)[0].clients)
 
     def training_draw(self, client: int, t: int) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
         """Which samples a client sees in round t, `int64[steps, batch]`, and the draws of its augmentation,

@@ -12,7 +12,7 @@ from torch import Tensor
 from safari.aggregation import RULES, Compensation, Decision, Server
 from safari.aggregation.blocks import arrange
 from safari.aggregation.checks import decide
-from safari.aggregation.compensation import Round, combine
+from safari.aggregation.compensation import BlockWeights, Round, combine
 from safari.aggregation.similarity import common_cosines, common_distances, cosines, distances
 from safari.errors import ConfigError, SafariError
 
@@ -118,6 +118,135 @@ def test_blocks_are_what_a_plain_loop_over_coordinates_gives(rule, seed):
         shares = {i: float(row.double().mean()) for i, row in enumerate(came) if row.any() and not row.all()}
         assert outcome.parts == shares
         assert set(outcome.arrived) == {i for i, row in enumerate(came) if row.any()}
+
+
+def fast_rules() -> dict[str, Compensation]:
+    """Rules that weigh all blocks at once; safari+ with each of its options, and never waiting."""
+    rules = {name: RULES[name](**OPTIONS.get(name, {})) for name in RULES if name != "safari+"}
+    found = {name: rule for name, rule in rules.items() if rule.weigh is not None}
+    options = [{}, {"friends": False}, {"memory": False}, {"fade": False}, {"stay": True}, {"calm": 1.0}]
+    return (
+        found
+        | {f"safari+ {option}": RULES["safari+"](wait=0, **option) for option in options}
+        | {"mifa, idle": RULES["mifa"](idle=True)}
+    )
+
+
+FAST = fast_rules()
+
+
+def many_clients(t: int, clients: int, size: int, parameters: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Models in two groups, a mask for each client, and what came of them: packets with edges of their own."""
+    generator = torch.Generator().manual_seed(t)
+    masks = torch.rand(clients, size, generator=generator) >= 0.3
+    masks[:, parameters:] = True
+    centres = torch.randn(2, size, generator=torch.Generator().manual_seed(99)) / 4
+    noise = torch.randn(clients, size, generator=generator)
+    models = (centres[torch.arange(clients) % 2] + noise / 4) * masks
+    models[:, parameters:] = models[:, parameters:].abs()
+    packet = (torch.arange(size) + torch.randint(0, 40, (clients, 1), generator=generator)) // 40
+    lost = torch.rand(clients, size // 40 + 2, generator=generator) < 0.3
+    came = ~lost.gather(1, packet)
+    # Of the first nothing comes, and the last range comes of nobody.
+    came[0], came[:, -20:] = False, False
+    return models, masks, came
+
+
+@pytest.mark.parametrize("pieces", ["one piece", "many pieces"])
+@pytest.mark.parametrize("rule", FAST)
+def test_all_blocks_at_once_are_what_one_by_one_gives(rule, pieces, monkeypatch):
+    clients, size, parameters = (34, 80, 50) if rule in ("safari", "safari+ {}") else (9, 400, 330)
+    if pieces == "many pieces":
+        monkeypatch.setattr("safari.aggregation.blocks._AT_ONCE", 5 * clients**2)
+        monkeypatch.setattr("safari.aggregation.plus._AT_ONCE", 7 * clients**2)
+    slow = replace(FAST[rule], weigh=None)
+    x = torch.randn(size, generator=torch.Generator().manual_seed(5)) / 4
+    weights = [1.0 + i for i in range(clients)]
+    server = Server.start(x, clients, FAST[rule], parameters=parameters, weights=weights)
+    for t in range(3):
+        models, masks, came = many_clients(t, clients, size, parameters)
+        cohort = None if t % 2 else list(range(clients - 2))
+        rows = slice(clients if t % 2 else clients - 2)
+        given = (list(range(clients))[rows], models[rows], cohort, masks[rows], came[rows])
+        fast, outcome = server.step_stacked(*given)
+        plain, expected = replace(server, rule=slow).step_stacked(*given)
+        torch.testing.assert_close(fast.model, plain.model, rtol=1e-5, atol=1e-6)
+        assert outcome.part_stand_ins == expected.part_stand_ins
+        assert outcome.stand_ins == expected.stand_ins
+        assert fast.state.keys() == plain.state.keys()
+        assert all(torch.equal(fast.state[k].nan_to_num(9), v.nan_to_num(9)) for k, v in plain.state.items())
+        server = fast
+
+
+def test_weights_of_all_blocks_are_asked_for_once_and_again_where_a_rule_cannot_say():
+    asked: list[int] = []
+    safari = RULES["safari"]()
+
+    def respond(state, round):
+        asked.append(len(round.arrived))
+        return safari.respond(state, round)
+
+    models, masks, came = many_clients(0, 9, 1200, 1000)
+    for weigh, expected in ((safari.weigh, 1), (lambda state, round, sets: None, len(arrange(came)[1]) + 1)):
+        asked.clear()
+        rule = replace(safari, respond=respond, weigh=weigh)
+        Server.start(torch.zeros(1200), 9, rule).step_stacked(list(range(9)), models, None, masks, came)
+        assert len(asked) == expected
+
+
+@pytest.mark.parametrize(
+    ("weights", "problem"),
+    [
+        ("none", r"weigh must return BlockWeights or None, got a str"),
+        (
+            BlockWeights(torch.zeros(2)),
+            r"a must be a tensor of shape \[2, 2\] on cpu, got a tensor of shape \[2\]",
+        ),
+        (
+            BlockWeights(torch.zeros(2, 2), torch.zeros(2, 1), torch.zeros(1, 3)),
+            r"recalled must be a matrix with a model of 2 numbers in each row, .* got shape \[1, 3\]",
+        ),
+        (
+            BlockWeights(torch.zeros(2, 2), torch.zeros(2, 3), torch.zeros(1, 2)),
+            r"b must be a tensor of shape \[2, 1\] on cpu, got a tensor of shape \[2, 3\]",
+        ),
+        (
+            BlockWeights(torch.zeros(2, 2), stand_ins=torch.zeros(2, 2)),
+            r"stand_ins must be a tensor of shape \[2, 2, 2\] on cpu, got a tensor of shape \[2, 2\]",
+        ),
+        (
+            BlockWeights(torch.full((2, 2), torch.nan)),
+            r"weights a must be finite, got 4 numbers NaN or infinite in round 0",
+        ),
+    ],
+)
+def test_wrong_weights_of_a_plug_in_are_named(weights, problem):
+    rule = replace(RULES["drop"](), name="rule own", weigh=lambda state, round, sets: weights)
+    server = Server.start(torch.ones(2), 2, rule)
+    half = torch.tensor([True, False])
+    with pytest.raises(ConfigError, match=f"rule own: {problem}"):
+        server.step({0: torch.ones(2), 1: torch.ones(2)}, came={0: half})
+
+
+def test_negative_weights_move_parameters_and_leave_buffers_a_mean():
+
+    def weigh(state, round, sets):
+        both = sets.all(1, keepdim=True)
+        return BlockWeights(torch.where(both, torch.tensor([2.0, -1.0]), sets * 1.5).double())
+
+    def apply(state, round):
+        sets = torch.isin(torch.arange(2), round.arrived)[None]
+        return Decision(weigh(state, round, sets).a[0][sets[0]]), state
+
+    rule = Compensation(lambda clients, size, device: {}, apply, weigh=weigh)
+    sent = {0: torch.full((4,), 4.0), 1: torch.ones(4)}
+    came = {0: torch.tensor([True, False, True, False])}
+    fast, slow = (
+        Server.start(torch.full((4,), 8.0), 2, r, parameters=2).step(sent, came=came)[0].model.tolist()
+        for r in (rule, replace(rule, weigh=None))
+    )
+    # Both came: 2·4 - 1; the second alone: 1.5·1 - 0.5·8. Buffers: 4, and 1.
+    assert fast == slow == [7.0, -2.5, 4.0, 1.0]
 
 
 def test_by_hand():

@@ -25,11 +25,18 @@ def told(*arguments: object) -> tuple[int, str]:
         (["serve", "--clients", 1], "1 is not in the range 2<=x<=1000"),
         (["serve", "--port", 0], "0 is not in the range 1<=x<=65535"),
         (
-            ["join", "nowhere", "--client", 0, "--clients", 2, "--fingerprint", "00"],
+            ["join", "nowhere", "--client", 0, "--clients", 2, "--fingerprint", "00", "--token", "0"],
             "server must be host:port",
         ),
-        (["join", "h:1", "--client", 2, "--clients", 2], "--client must lie between 0 and 1, got 2"),
-        (["join", "h:1", "--client", 0, "--clients", 2], "known by one of --fingerprint and --certificate"),
+        (["join", "h:1", "--client", 0, "--clients", 2], "Missing option '--token'"),
+        (
+            ["join", "h:1", "--client", 2, "--clients", 2, "--token", "0"],
+            "--client must lie between 0 and 1, got 2",
+        ),
+        (
+            ["join", "h:1", "--client", 0, "--clients", 2, "--token", "0"],
+            "known by one of --fingerprint and --certificate",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused_in_words(tmp_path, monkeypatch, arguments, problem):
@@ -43,7 +50,9 @@ def test_wrong_arguments_are_refused_in_words(tmp_path, monkeypatch, arguments, 
 
 def test_a_server_that_is_not_there_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    code, output = told("join", "127.0.0.1:1", "--client", 0, "--clients", 2, "--fingerprint", "00")
+    code, output = told(
+        "join", "127.0.0.1:1", "--client", 0, "--clients", 2, "--fingerprint", "00", "--token", "0"
+    )
     assert code != 0
     assert "no certificate can be had from 127.0.0.1:1" in output
 

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from safari.lab.launch import family
+from safari.lab.processes import family
 
 BIN = Path(sys.executable).parent
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-safari"

@@ -1,6 +1,6 @@
 """The server's side (Algorithm 3): similarity, compensation, the weighted sum."""
 
-from safari.aggregation.compensation import Compensation, Decision, Round, combine
+from safari.aggregation.compensation import BlockWeights, Compensation, Decision, Round, combine
 from safari.aggregation.gates import GATES, Gate, Ruling, gate_defaults, gate_of, is_known_gate
 from safari.aggregation.registry import RULES, is_known, rule_defaults, rule_of
 from safari.aggregation.rules import stand_in
@@ -22,6 +22,7 @@ __all__ = [
     "GATES",
     "RULES",
     "STEPS",
+    "BlockWeights",
     "Compensation",
     "Decision",
     "Gate",

@@ -11,11 +11,14 @@ _RIDGE = 1e-3
 _WORTH = 1e-9
 
 
-def blend(among: Tensor, to: Tensor, allowed: Tensor, *, whole: bool = False) -> Tensor:
+def blend(
+    among: Tensor, to: Tensor, allowed: Tensor, *, whole: bool = False, which: Tensor | None = None
+) -> Tensor:
     """For each row j the weights c ≥ 0, Σ c ≤ 1, that minimise cᵀ·among·c - 2·to[j]ᵀ·c (`whole`: Σ c = 1).
 
     `among[i, k]` is the expected product of two known vectors (or `among[j, i, k]`, where each row has its
-    own), `to[j, i]` of an unknown and a known one.
+    own), `to[j, i]` of an unknown and a known one. `which`: for many rows of which several share a matrix,
+    `among[which[j], i, k]`; then rows that are done are left out of further passes.
 
     An active-set method: vectors with negative weights leave the set, and vectors that would improve the
     objective re-enter it, until neither happens. A row with an empty set is 0.
@@ -31,8 +34,9 @@ def blend(among: Tensor, to: Tensor, allowed: Tensor, *, whole: bool = False) ->
     # A matrix of pairwise estimates need not be positive semidefinite: shift its spectrum until it is.
     least = torch.linalg.eigvalsh(among)[..., :1, None].clamp(max=0.0)
     known = among + (_RIDGE - least) * eye
+    known = known if which is None else known[which]
+    found, rows = torch.zeros_like(to), torch.arange(len(to), device=to.device)
     inside = allowed
-    c = torch.zeros_like(to)
     # Each pass removes vectors, re-admits one, or is the last; in the second half nothing is re-admitted.
     for tries in range(4 * count + 2):
         part = inside.to(known.dtype)
@@ -43,6 +47,7 @@ def blend(among: Tensor, to: Tensor, allowed: Tensor, *, whole: bool = False) ->
         price = over / (level * part).sum(1, keepdim=True).clamp(min=1e-30)
         price = price if whole else price.clamp(min=0.0)
         c = (free - level * price) * part
+        found[rows] = c
         worst = c.min(1, keepdim=True).values
         # Not all negative ones at once: without the worst, the others may become useful.
         leave = (c < 0) & (c <= worst / 2)
@@ -52,8 +57,13 @@ def blend(among: Tensor, to: Tensor, allowed: Tensor, *, whole: bool = False) ->
         back = torch.zeros_like(inside).scatter(1, best, gain.gather(1, best) > _WORTH)
         if tries > 2 * count:
             back = torch.zeros_like(inside)
-        if not bool((leave | back).any()):
-            break
         inside = (inside & ~leave) | back
+        again = (leave | back).any(1).nonzero()[:, 0]
+        if not len(again):
+            break
+        # LAPACK rounds by where a matrix lies in memory: in few rows, which gain nothing, all stay in place.
+        if which is not None:
+            rows, known, to = rows[again], known[again], to[again]
+            allowed, inside = allowed[again], inside[again]
     # Clears -0.0, too.
-    return torch.where(c > 0, c, 0.0)
+    return torch.where(found > 0, found, 0.0)

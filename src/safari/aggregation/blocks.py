@@ -14,16 +14,25 @@ it came. What the rule learns about clients, it learns once, from all that came:
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from safari.aggregation.checks import decide
-from safari.aggregation.compensation import Compensation, Decision, Round, State, combine
+from safari.aggregation.checks import check_weights, decide
+from safari.aggregation.compensation import Compensation, Decision, Round, State, combine, combine_blocks
 from safari.errors import ConfigError
+
+Ints = NDArray[np.int64]
+# For each client, who spoke for it and for how many coordinates.
+Spoke = Mapping[int, Mapping[int, int]]
+
+# Numbers in a temporary: 64 MB in float32.
+_AT_ONCE = 16_000_000
 
 
 @dataclass(frozen=True)
@@ -51,24 +60,110 @@ def aggregate(rule: Compensation, state: State, round: Round) -> tuple[Decision,
     filled = torch.where(round.came, round.models, round.global_model)
     whole = replace(round, models=filled, masks=round.masks & round.came)
     learned = rule.learn(state, whole) if rule.learn is not None else state
-    respond = replace(rule, apply=rule.respond or rule.apply)
-    order, blocks = arrange(round.came)
-    arranged = _Arranged.of(round, _checked_columns(rule, learned), order)
+    columns = _checked_columns(rule, learned)
+    found = _at_once(rule, learned, columns, whole)
+    model, spoke = _one_by_one(rule, learned, columns, round, round.came) if found is None else found
+    decision, following = decide(replace(rule, apply=rule.respond or rule.apply), learned, whole)
+    names = {
+        client: tuple(i for i, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+        for client, counts in sorted(spoke.items())
+    }
+    return replace(decision, stand_ins=names), model, following
+
+
+def _at_once(rule: Compensation, state: State, columns: State, round: Round) -> tuple[Tensor, Spoke] | None:
+    """The next model and who spoke for whom, with all blocks' weights at once; None where the rule cannot."""
+    if rule.weigh is None or round.came is None:
+        return None
     model = torch.empty_like(round.global_model)
-    stand_ins: dict[int, Counter[int]] = {}
+    cohort, arrived = round.cohort.tolist(), round.arrived.tolist()
+    spoke = torch.zeros(len(cohort), len(arrived), dtype=torch.int64)
+    for piece in pieces(round.came, len(cohort)):
+        part = _part(round, round.came, piece.part)
+        weights = rule.weigh(
+            state | {name: t[..., piece.part] for name, t in columns.items()}, part, piece.sets
+        )
+        if weights is None:
+            return None
+        check_weights(rule.name, weights, part, piece.sets)
+        block = torch.from_numpy(piece.set_of).to(model.device)
+        lengths = torch.from_numpy(piece.lengths).to(model.device)
+        block = block.repeat_interleave(lengths, output_size=len(part.global_model))
+        model[piece.part] = combine_blocks(part, weights, block, rule.name)
+        if weights.stand_ins is not None:
+            sizes = torch.zeros(len(piece.sets), dtype=torch.int64)
+            sizes.index_add_(0, torch.from_numpy(piece.set_of), torch.from_numpy(piece.lengths))
+            spoke += (weights.stand_ins * sizes[:, None, None]).sum(0)
+    counts = {
+        client: {other: count for other, count in zip(arrived, row, strict=True) if count}
+        for client, row in zip(cohort, spoke.tolist(), strict=True)
+        if any(row)
+    }
+    return model, counts
+
+
+def _one_by_one(
+    rule: Compensation, state: State, columns: State, round: Round, came: Tensor
+) -> tuple[Tensor, Spoke]:
+    """The same for any rule, which is asked for each block."""
+    respond = replace(rule, apply=rule.respond or rule.apply)
+    order, blocks = arrange(came)
+    arranged = _Arranged.of(round, columns, order)
+    model = torch.empty_like(round.global_model)
+    spoke: dict[int, Counter[int]] = {}
     for block in blocks:
         part = arranged.round(block)
-        decision, _ = decide(respond, learned | arranged.state(block), part)
+        decision, _ = decide(respond, state | arranged.state(block), part)
         at = order[block.part]
         model[at] = combine(part, decision, rule.name)
         for client, others in decision.stand_ins.items():
-            stand_ins.setdefault(client, Counter()).update(dict.fromkeys(others, len(at)))
-    decision, following = decide(respond, learned, whole)
-    names = {
-        client: tuple(i for i, _ in sorted(spoke.items(), key=lambda item: (-item[1], item[0])))
-        for client, spoke in sorted(stand_ins.items())
-    }
-    return replace(decision, stand_ins=names), model, following
+            spoke.setdefault(client, Counter()).update(dict.fromkeys(others, len(at)))
+    return model, spoke
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A range of coordinates, and the sets of clients that arrived for them, on the host.
+
+    Args:
+        part: The coordinates.
+        lengths: The coordinates in each run of neighbours with the same set.
+        set_of: The set of each run.
+        sets: `bool[sets, arrivals]`.
+    """
+
+    part: slice
+    lengths: Ints
+    set_of: Ints
+    sets: Tensor
+
+
+def pieces(came: Tensor, cohort: int) -> Iterator[Piece]:
+    """All coordinates in pieces that are small enough for tensors of clients × coordinates.
+
+    >>> (piece,) = pieces(torch.tensor([[True, True, False, True], [True, False, False, True]]), 2)
+    >>> piece.lengths.tolist(), piece.set_of.tolist(), piece.sets.tolist()
+    ([1, 1, 1, 1], [2, 1, 0, 2], [[False, False], [True, False], [True, True]])
+    """
+    clients, size = came.shape
+    width, most = max(1, _AT_ONCE // max(clients, 1)), max(1, _AT_ONCE // max(clients * cohort, 1))
+    # Packets cover runs of coordinates: few columns are enough to know them all.
+    changes = (came[:, 1:] != came[:, :-1]).any(0)
+    changes[width - 1 :: width] = True
+    starts = torch.cat([changes.new_ones(1), changes]).nonzero()[:, 0]
+    columns = came[:, starts].cpu().numpy()
+    first = starts.cpu().numpy()
+    ends = np.append(first[1:], size)
+    at = 0
+    while at < len(first):
+        stop = int(np.searchsorted(ends, first[at] + width, "right"))
+        stop = min(max(stop, at + 1), at + most)
+        packed, set_of = np.unique(np.packbits(columns[:, at:stop], axis=0), axis=1, return_inverse=True)
+        sets = np.unpackbits(packed, axis=0, count=clients).T.astype(np.bool_)
+        lengths = ends[at:stop] - first[at:stop]
+        part = slice(int(first[at]), int(ends[stop - 1]))
+        yield Piece(part, lengths, set_of.reshape(-1), torch.from_numpy(sets))
+        at = stop
 
 
 def arrange(came: Tensor) -> tuple[Tensor, list[Block]]:
@@ -130,6 +225,19 @@ class _Arranged:
     def state(self, block: Block) -> State:
         """The columns of a block."""
         return {name: t[..., block.part] for name, t in self.columns.items()}
+
+
+def _part(round: Round, came: Tensor, part: slice) -> Round:
+    """A range of coordinates as a round of its own."""
+    return replace(
+        round,
+        global_model=round.global_model[part],
+        models=round.models[:, part],
+        masks=round.masks[:, part],
+        came=came[:, part],
+        parameters=min(max(round.parameters - part.start, 0), part.stop - part.start),
+        same_mask=False,
+    )
 
 
 def _checked_columns(rule: Compensation, state: State) -> State:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from safari.aggregation.compensation import Compensation, Decision, Round, State
+from safari.aggregation.compensation import BlockWeights, Compensation, Decision, Round, State
 from safari.errors import ConfigError, SafariError
 
 
@@ -27,6 +27,26 @@ def decide(rule: Compensation, state: State, round: Round) -> tuple[Decision, St
     decision, following = found
     _decision(rule.name, decision, round)
     return decision, check_state(rule.name, "apply", following)
+
+
+def check_weights(name: str, found: Any, round: Round, sets: Tensor) -> None:
+    """ConfigError unless a rule's `weigh` returned what `combine_blocks` needs."""
+    if not isinstance(found, BlockWeights):
+        raise ConfigError(f"{name}: weigh must return BlockWeights or None, got {describe(found)}")
+    count, cohort = sets.shape[1], len(round.cohort)
+    _table(name, "a", found.a, (len(sets), count))
+    if found.stand_ins is not None:
+        _table(name, "stand_ins", found.stand_ins, (len(sets), cohort, count))
+    if found.b is not None or found.recalled is not None:
+        recalled = _recalled(name, found.b, found.recalled, round)
+        _table(name, "b", found.b, (len(sets), len(recalled)))
+
+
+def _table(name: str, field: str, found: Any, shape: tuple[int, ...]) -> None:
+    fits = isinstance(found, Tensor) and found.shape == shape and found.device.type == "cpu"
+    if not fits or found.is_complex():
+        got = describe(found) + (f" on {found.device}" if isinstance(found, Tensor) else "")
+        raise ConfigError(f"{name}: {field} must be a tensor of shape {[*shape]} on cpu, got {got}")
 
 
 def check_state(name: str, function: str, state: Any) -> State:
@@ -86,11 +106,16 @@ def _decision(name: str, decision: Decision, round: Round) -> None:
         )
     if decision.b is None and decision.recalled is None:
         return
-    recalled, size = decision.recalled, len(round.global_model)
-    if decision.b is None or not isinstance(recalled, Tensor):
+    recalled = _recalled(name, decision.b, decision.recalled, round)
+    _weights(name, "b", decision.b, len(recalled), "rows of recalled", round)
+
+
+def _recalled(name: str, b: Any, recalled: Any, round: Round) -> Tensor:
+    size = len(round.global_model)
+    if b is None or not isinstance(recalled, Tensor):
         raise ConfigError(
             f"{name}: b and recalled belong together, a weight and a model each; "
-            f"got {describe(decision.b)} and {describe(recalled)}"
+            f"got {describe(b)} and {describe(recalled)}"
         )
     fits = recalled.ndim == 2 and recalled.shape[1] == size
     if not fits or recalled.dtype != round.models.dtype or recalled.device != round.models.device:
@@ -99,7 +124,7 @@ def _decision(name: str, decision: Decision, round: Round) -> None:
             f"{round.models.dtype} on {round.models.device}; "
             f"got shape {[*recalled.shape]}, {recalled.dtype} on {recalled.device}"
         )
-    _weights(name, "b", decision.b, len(recalled), "rows of recalled", round)
+    return recalled
 
 
 def _weights(name: str, field: str, found: Any, count: int, of: str, round: Round) -> None:

@@ -66,7 +66,7 @@ class Round:
         if not len(self.masks):
             return self.masks.new_ones(self.masks.shape[1])
         if self.came is not None:
-            return (self.masks & self.came).any(0) | ~self.came.any(0)
+            return _any_row(self.masks & self.came) | ~_any_row(self.came)
         # An expanded view is one mask; there is no need to read it once for every client.
         return self.masks[0] if self.masks.stride(0) == 0 else self.masks.any(0)
 
@@ -96,6 +96,23 @@ class Decision:
 
 
 @dataclass(frozen=True)
+class BlockWeights:
+    """A rule's answers for several sets of arrivals at once, a row for each set. See `Compensation.weigh`.
+
+    Args:
+        a: The weights of the arrivals, `float64[sets, arrivals]` on the host; 0 for those outside the set.
+        b: The weights of the models that are recalled, `float64[sets, recalled]` on the host.
+        recalled: Those models, on the device of the round.
+        stand_ins: `bool[sets, cohort, arrivals]` on the host: does this arrival speak for that client?
+    """
+
+    a: Tensor
+    b: Tensor | None = None
+    recalled: Tensor | None = None
+    stand_ins: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Compensation:
     """`init(clients, size, device) -> state`; `apply(state, round) -> (decision, state)`.
 
@@ -108,6 +125,12 @@ class Compensation:
     dimension. A rule that learns about clients from what arrives has its two halves in `learn(state, round)
     -> state` and `respond(state, round) -> (decision, state)`: it learns once from all that came and responds
     for each block; `apply` is one after the other. See `blocks`.
+
+    `weigh(state, round, sets)` makes that fast: the weights that `respond` would give for many sets of arrivals
+    at once, `sets` being `bool[sets, arrivals]` on the host, True for those of the round's arrivals that are in
+    the set. A weight may depend on the set, not on the coordinates; `round` is the whole round, or a range of
+    its coordinates with these columns of the state, and its `came` says of which set each coordinate is. None:
+    this round has to be answered block by block.
     """
 
     init: Callable[[int, int, torch.device], State]
@@ -118,6 +141,7 @@ class Compensation:
     learn: Callable[[State, Round], State] | None = None
     respond: Callable[[State, Round], tuple[Decision, State]] | None = None
     needs_arrival: bool = False
+    weigh: Callable[[State, Round, Tensor], BlockWeights | None] | None = None
 
 
 def learning(
@@ -125,13 +149,22 @@ def learning(
     learn: Callable[[State, Round], State],
     respond: Callable[[State, Round], tuple[Decision, State]],
     columns: tuple[str, ...] = (),
+    weigh: Callable[[State, Round, Tensor], BlockWeights | None] | None = None,
 ) -> Compensation:
-    """A rule from its two halves: what a round teaches about clients, and what to do in it."""
+    """A rule from its two halves: what a round teaches about clients, and what to do in it.
+
+    `columns` and `weigh` are those of `Compensation`.
+    """
 
     def apply(state: State, round: Round) -> tuple[Decision, State]:
         return respond(learn(state, round), round)
 
-    return Compensation(init, apply, columns=columns, learn=learn, respond=respond)
+    return Compensation(init, apply, columns=columns, learn=learn, respond=respond, weigh=weigh)
+
+
+def _any_row(rows: Tensor) -> Tensor:
+    """`rows.any(0)` for at least one row of bools, which torch computes far slower on a CPU."""
+    return rows.view(torch.uint8).amax(0).bool()
 
 
 class NotFiniteError(ConfigError):
@@ -168,6 +201,33 @@ def combine(round: Round, decision: Decision, name: str = "the rule") -> Tensor:
     part = slice(round.parameters, None)
     buffers = with_rest(_weighted_sum(round, positive, part), round, max(rest, 0.0), part) / (1 - negative)
     return _finite(torch.cat([out[: round.parameters], buffers]), round, decision, name)
+
+
+def combine_blocks(round: Round, weights: BlockWeights, block: Tensor, name: str = "the rule") -> Tensor:
+    """What `combine` gives for each block, for all coordinates at once. `block[k]`: the set of coordinate k.
+
+    The weights are on the host, so that the device is asked once: whether the model is finite.
+    """
+    table = weights.a if weights.b is None else torch.cat([weights.a, weights.b], 1)
+    negative = table.clamp(max=0).sum(1)
+    rest = 1 - table.sum(1)
+    rest = rest.masked_fill(rest.abs() < _ROUNDING, 0.0)
+    negative += rest.clamp(max=0)
+    table = torch.cat([table, rest[:, None]], 1)
+    if bool(negative.any()) and round.parameters < len(block):
+        # With the negative ones the weights sum to 1.
+        table = torch.cat([table, table.clamp(min=0) / (1 - negative)[:, None]])
+        block = torch.cat([block[: round.parameters], block[round.parameters :] + len(rest)])
+    each = table.to(round.models.dtype).T.contiguous().to(round.models.device).index_select(1, block)
+    count = len(round.models)
+    out = (round.models * each[:count]).sum(0)
+    if weights.recalled is not None:
+        out += (weights.recalled * each[count:-1]).sum(0)
+    if bool(rest.any()):
+        out += round.global_model * round.kept * each[-1]
+    if not bool(torch.isfinite(out.sum())):
+        _refuse_infinite(round, Decision(weights.a, weights.b, weights.recalled), out, name)
+    return out
 
 
 def _weighted_sum(round: Round, decision: Decision, part: slice) -> Tensor:

@@ -25,13 +25,14 @@ The rule uses no link probabilities, groups or labels.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from safari.aggregation.blend import blend
 from safari.aggregation.checks import whole
-from safari.aggregation.compensation import Compensation, Decision, Round, State, learning
+from safari.aggregation.compensation import BlockWeights, Compensation, Decision, Round, State, learning
 from safari.aggregation.memory import COLUMNS, blank, recall, remember
 from safari.aggregation.rules import check_pairs, names_of, share
 from safari.aggregation.similarity import common_cosines
@@ -52,6 +53,8 @@ _FADE = 0.7
 _LEAST_SIGNAL = 0.02
 # At most this many updates are mixed for one client; further ones would contribute next to nothing.
 _MOST_FRIENDS = 32
+# Numbers of mixtures computed at once: 32 MB in float64.
+_AT_ONCE = 4_000_000
 # In rounds; longer than any run.
 _LONGEST_WAIT = 1_000_000
 # Pair matrices and the temporaries of a round then take about 1 GB.
@@ -129,7 +132,7 @@ def safari_plus(
             decision, left = hold_back(decision, held, round, left)
         return decision, held | known | {"wait": torch.tensor([left])}
 
-    return learning(init, learn, respond, columns=COLUMNS)
+    return learning(init, learn, respond, COLUMNS, partial(_weigh, options=options))
 
 
 def _nothing_known(clients: int) -> State:
@@ -205,7 +208,7 @@ def _learn(known: State, cosines: Tensor, ids: Tensor, age: Tensor, options: Opt
 def _decide(held: State, known: State, age: Tensor, round: Round, options: Options) -> Decision:
     arrived, missing, present = round.arrived.cpu(), round.missing.cpu(), round.present.cpu()
     old = torch.where(age >= 0, age + 1, -1).index_fill(0, arrived, 0)
-    mixture = _mixture(known, old, missing, options)
+    mixture = _mixture(known, old[None], missing, options)
     weights = round.weights.cpu()
     shares = weights[~present] @ mixture
     a = (weights[present] + shares[arrived]).to(round.weights)
@@ -217,35 +220,81 @@ def _decide(held: State, known: State, age: Tensor, round: Round, options: Optio
     return Decision(a, b, recall(held, round, recalled.to(round.cohort)), names)
 
 
-def _mixture(known: State, old: Tensor, missing: Tensor, options: Options) -> Tensor:
+def _weigh(state: State, round: Round, sets: Tensor, options: Options) -> BlockWeights | None:
+    """The same for many sets of arrivals at once."""
+    if int(state["wait"]) != OVER:
+        # Whether cuts are held back depends on the masks in each block.
+        return None
+    known = {name: state[name] for name in _nothing_known(0)}
+    age, arrived, cohort, weights = (
+        t.cpu() for t in (state["age"], round.arrived, round.cohort, round.weights)
+    )
+    came = torch.zeros(len(sets), len(age), dtype=torch.bool).index_copy(1, arrived, sets)
+    old = torch.where(came, 0, torch.where(age >= 0, age + 1, -1))
+    # A set of which nobody arrived is a round without arrivals: nobody speaks for anybody.
+    of, missing = (~came[:, cohort] & sets.any(1, keepdim=True)).nonzero().unbind(1)
+    shares = torch.zeros(came.shape, dtype=torch.float64)
+    stand_ins = torch.zeros(len(sets), len(cohort), len(arrived), dtype=torch.bool)
+    at_once = max(1, _AT_ONCE // max(len(age), min(len(age), _MOST_FRIENDS) ** 2))
+    for rows in (slice(i, i + at_once) for i in range(0, len(of), at_once)):
+        mixture = _mixture(known, old, cohort[missing[rows]], options, of[rows])
+        shares.index_add_(0, of[rows], weights[missing[rows], None] * mixture)
+        stand_ins[of[rows], missing[rows]] = sets[of[rows]] & (mixture[:, arrived] > 0)
+    a = sets * (weights[torch.isin(cohort, arrived)] + shares[:, arrived])
+    shares = shares.masked_fill(came, 0.0)
+    recalled = (shares > 0).any(0).nonzero()[:, 0]
+    if not len(recalled):
+        return BlockWeights(a, stand_ins=stand_ins)
+    models = recall(state, round, recalled.to(round.cohort))
+    return BlockWeights(a, shares[:, recalled], models, stand_ins)
+
+
+def _mixture(
+    known: State, old: Tensor, missing: Tensor, options: Options, of: Tensor | None = None
+) -> Tensor:
     """The share of each client's latest update in the prediction of each missing client.
 
-    `old`: the age of that update in rounds; 0 for arrivals, -1 for clients never heard.
+    Row j predicts client `missing[j]` in the set of arrivals `of[j]`, or all of them in the one set that there is.
+    `old[s]`: the ages of the clients' updates in set s, in rounds; 0 for arrivals, -1 for clients never heard.
     """
-    clients = len(old)
+    clients = old.shape[1]
+    ages = old.expand(len(missing), -1) if of is None else old[of]
     fading, signal = _fading(known["steady"], options), _signal(known["steady"])
     alike = _alike(known, signal)
-    now = torch.where(old > 0, fading[_bucket(old)], 1.0)
-    to = alike[missing] * now
-    allowed = (old >= 0 if options.memory else old == 0).expand(len(missing), -1)
+    to = alike[missing] * torch.where(ages > 0, fading[_bucket(ages)], 1.0)
+    fresh = ages == 0
+    allowed = ages >= 0 if options.memory else fresh
     if not options.friends:
         allowed = allowed & torch.nn.functional.one_hot(missing, clients).bool()
     # Updates with a negative cosine are excluded, even where they would cancel noise. Of a client never heard
     # nothing is known, so all are allowed.
-    allowed = allowed & ((to > 0) | (old[missing] < 0)[:, None])
+    allowed = allowed & ((to > 0) | (ages.gather(1, missing[:, None]) < 0))
     if _seen(known["steady"]) is not None and signal < options.calm:
-        close = allowed & (old == 0) & (to >= options.close * signal)
-        allowed = allowed & ((old == 0) | ~close.any(1, keepdim=True))
-    # The most similar ones, in the order of their ids.
-    promise = to.masked_fill(~allowed, -torch.inf)
-    best = promise.topk(min(clients, _MOST_FRIENDS), dim=1).indices.sort(1).values
-    apart = (old[best][:, :, None] - old[best][:, None, :]).abs()
-    among = alike[best[:, :, None], best[:, None, :]] * torch.where(apart > 0, fading[_bucket(apart)], 1.0)
+        close = allowed & fresh & (to >= options.close * signal)
+        allowed = allowed & (fresh | ~close.any(1, keepdim=True))
+    if clients > _MOST_FRIENDS:
+        # The most similar ones, in the order of their ids.
+        promise = to.masked_fill(~allowed, -torch.inf)
+        best = promise.topk(_MOST_FRIENDS, dim=1).indices.sort(1).values
+        among = _among(
+            alike[best[:, :, None], best[:, None, :]], ages.gather(1, best), fading, signal, options
+        )
+        which = None if of is None else torch.arange(len(of))
+        shares = blend(
+            among, to.gather(1, best), allowed.gather(1, best), whole=not options.stay, which=which
+        )
+        return torch.zeros_like(to).scatter(1, best, shares)
+    among = _among(alike, ages if of is None else old, fading, signal, options)
+    return blend(among, to, allowed, whole=not options.stay, which=of)
+
+
+def _among(alike: Tensor, ages: Tensor, fading: Tensor, signal: float, options: Options) -> Tensor:
+    """The expected products of the clients' latest updates, which are so old."""
+    apart = (ages[:, :, None] - ages[:, None, :]).abs()
+    among = alike * torch.where(apart > 0, fading[_bucket(apart)], 1.0)
     # Noise averages out over `patience` rounds, but still breaks ties.
-    level = torch.full(best.shape, signal + (1 - signal) / options.patience, dtype=torch.float64)
-    among = among.diagonal_scatter(level, 0, 1, 2)
-    shares = blend(among, to.gather(1, best), allowed.gather(1, best), whole=not options.stay)
-    return torch.zeros_like(to).scatter(1, best, shares)
+    level = torch.full(ages.shape, signal + (1 - signal) / options.patience, dtype=torch.float64)
+    return among.diagonal_scatter(level, 0, 1, 2)
 
 
 def _alike(known: State, signal: float) -> Tensor:

@@ -8,10 +8,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
-from safari.aggregation.compensation import Compensation, Decision, Round, State, learning
+from safari.aggregation.compensation import BlockWeights, Compensation, Decision, Round, State, learning
 from safari.aggregation.memory import COLUMNS, blank, recall, remember
-from safari.aggregation.rules import check_pairs, most_similar, share, stand_in
+from safari.aggregation.rules import (
+    check_pairs,
+    members,
+    most_similar,
+    own,
+    share,
+    shares,
+    stand_in,
+    stand_ins,
+)
 from safari.aggregation.similarity import common_cosines, cosines, tally
 from safari.errors import ConfigError
 
@@ -46,7 +56,14 @@ def stale() -> Compensation:
         }
         return _if_any(round, Decision(a, b, state["models"][round.cohort[recalled]])), after
 
-    return Compensation(init, apply, columns=("models",))
+    def weigh(state: State, round: Round, sets: Tensor) -> BlockWeights:
+        heard, weights = (state["age"][round.cohort] >= 0).cpu(), round.weights.cpu()
+        missing = _missing(round, sets)
+        shared = (weights * (missing & ~heard)).sum(1, keepdim=True)
+        a = own(round, sets) + shared * shares(round, sets)
+        return BlockWeights(a, weights * (missing & heard), state["models"][round.cohort])
+
+    return Compensation(init, apply, columns=("models",), weigh=weigh)
 
 
 def fdms() -> Compensation:
@@ -72,10 +89,15 @@ def fdms() -> Compensation:
     def respond(state: State, round: Round) -> tuple[Decision, State]:
         if not len(round.arrived):
             return Decision(share(round)), state
-        mean = torch.where(state["met"] > 0, state["similarity"] / state["met"], torch.nan)
-        return stand_in(round, most_similar(mean[round.missing][:, round.arrived])), state
+        return stand_in(round, most_similar(means(state)[round.missing][:, round.arrived])), state
 
-    return learning(init, learn, respond)
+    def weigh(state: State, round: Round, sets: Tensor) -> BlockWeights:
+        return stand_ins(round, sets, means(state))
+
+    def means(state: State) -> Tensor:
+        return torch.where(state["met"] > 0, state["similarity"] / state["met"], torch.nan)
+
+    return learning(init, learn, respond, weigh=weigh)
 
 
 def mifa(*, idle: bool = False) -> Compensation:
@@ -92,7 +114,12 @@ def mifa(*, idle: bool = False) -> Compensation:
         decision = Decision(round.weights[present], round.weights[~present], recalled)
         return decision if idle else _if_any(round, decision), remember(state, round)
 
-    return Compensation(blank, apply, columns=COLUMNS)
+    def weigh(state: State, round: Round, sets: Tensor) -> BlockWeights:
+        missing = ~members(round, sets) if idle else _missing(round, sets)
+        recalled = recall(state, round, round.cohort)
+        return BlockWeights(own(round, sets), round.weights.cpu() * missing, recalled)
+
+    return Compensation(blank, apply, columns=COLUMNS, weigh=weigh)
 
 
 def fedvarp() -> Compensation:
@@ -101,7 +128,10 @@ def fedvarp() -> Compensation:
     def apply(state: State, round: Round) -> tuple[Decision, State]:
         return _varp(round, recall(state, round, round.cohort)), remember(state, round)
 
-    return Compensation(blank, apply, columns=COLUMNS)
+    def weigh(state: State, round: Round, sets: Tensor) -> BlockWeights:
+        return _varp_blocks(round, sets, recall(state, round, round.cohort))
+
+    return Compensation(blank, apply, columns=COLUMNS, weigh=weigh)
 
 
 def cluster_fedvarp(*, clusters: int = 2) -> Compensation:
@@ -144,7 +174,10 @@ def cluster_fedvarp(*, clusters: int = 2) -> Compensation:
         memory = {name: state[name] for name in ("updates", "kept", "age")}
         return decision, remember(memory, view) | {"cluster": state["cluster"]}
 
-    return Compensation(init, apply, columns=COLUMNS)
+    def weigh(state: State, round: Round, sets: Tensor) -> BlockWeights:
+        return _varp_blocks(round, sets, recall(state, round, state["cluster"][round.cohort]))
+
+    return Compensation(init, apply, columns=COLUMNS, weigh=weigh)
 
 
 def fedau(*, cutoff: int = 50) -> Compensation:
@@ -173,7 +206,10 @@ def fedau(*, cutoff: int = 50) -> Compensation:
         }
         return decision, after
 
-    return Compensation(init, apply)
+    def weigh(state: State, round: Round, sets: Tensor) -> BlockWeights:
+        return BlockWeights(own(round, sets) * state["omega"][round.arrived].cpu())
+
+    return Compensation(init, apply, weigh=weigh)
 
 
 def known_p(*, p: float | Sequence[float] = 0.3) -> Compensation:
@@ -197,7 +233,10 @@ def known_p(*, p: float | Sequence[float] = 0.3) -> Compensation:
     def apply(state: State, round: Round) -> tuple[Decision, State]:
         return Decision(round.weights[round.present] / state["p"][round.arrived]), state
 
-    return Compensation(init, apply)
+    def weigh(state: State, round: Round, sets: Tensor) -> BlockWeights:
+        return BlockWeights(own(round, sets) / state["p"][round.arrived].cpu())
+
+    return Compensation(init, apply, weigh=weigh)
 
 
 def few(*, heard: int = 2, clusters: int = 2) -> Compensation:
@@ -228,13 +267,13 @@ def few(*, heard: int = 2, clusters: int = 2) -> Compensation:
     return Compensation(init, apply, overrides_network=True)
 
 
-def _blocks(clients: int, clusters: int, device: torch.device) -> torch.Tensor:
+def _blocks(clients: int, clusters: int, device: torch.device) -> Tensor:
     if clusters > clients:
         raise ConfigError(f"clusters must be at most the {clients} clients, got {clusters}")
     return torch.arange(clients, device=device) * clusters // clients
 
 
-def _unions(masks: torch.Tensor, cluster: torch.Tensor, heard: torch.Tensor) -> torch.Tensor:
+def _unions(masks: Tensor, cluster: Tensor, heard: Tensor) -> Tensor:
     """A mask for each cluster in `heard`: what any of its arrivals kept. `cluster` has that of each row."""
     found = masks.new_empty((len(heard), masks.shape[1]))
     for row, c in enumerate(heard):
@@ -242,12 +281,25 @@ def _unions(masks: torch.Tensor, cluster: torch.Tensor, heard: torch.Tensor) -> 
     return found
 
 
-def _varp(round: Round, recalled: torch.Tensor) -> Decision:
+def _varp(round: Round, recalled: Tensor) -> Decision:
     """The variance-reduced form over the cohort: recalled has a row for each of it."""
     a = share(round)
     b = round.weights.clone()
     b[round.present] -= a
     return _if_any(round, Decision(a, b, recalled))
+
+
+def _varp_blocks(round: Round, sets: Tensor, recalled: Tensor) -> BlockWeights:
+    """The same for many sets of arrivals at once."""
+    a = shares(round, sets)
+    b = round.weights.cpu() * sets.any(1, keepdim=True)
+    b[:, round.present.cpu()] -= a
+    return BlockWeights(a, b, recalled)
+
+
+def _missing(round: Round, sets: Tensor) -> Tensor:
+    """Who is to be recalled for each set of arrivals: nobody where the set is empty, as in `_if_any`."""
+    return ~members(round, sets) & sets.any(1, keepdim=True)
 
 
 def _if_any(round: Round, decision: Decision) -> Decision:

@@ -7,7 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from safari.aggregation.compensation import Compensation, Decision, Round, State, learning
+from safari.aggregation.compensation import BlockWeights, Compensation, Decision, Round, State, learning
 from safari.aggregation.similarity import observe, unknown
 from safari.errors import ConfigError
 
@@ -21,7 +21,10 @@ def drop() -> Compensation:
     def apply(state: State, round: Round) -> tuple[Decision, State]:
         return Decision(share(round)), state
 
-    return Compensation(lambda clients, size, device: {}, apply)
+    def weigh(state: State, round: Round, sets: Tensor) -> BlockWeights:
+        return BlockWeights(shares(round, sets))
+
+    return Compensation(lambda clients, size, device: {}, apply, weigh=weigh)
 
 
 def perfect() -> Compensation:
@@ -59,7 +62,10 @@ def safari() -> Compensation:
         seen = state["similarity"][round.missing][:, round.arrived]
         return stand_in(round, most_similar(seen)), state
 
-    return learning(init, learn, respond)
+    def weigh(state: State, round: Round, sets: Tensor) -> BlockWeights:
+        return stand_ins(round, sets, state["similarity"])
+
+    return learning(init, learn, respond, weigh=weigh)
 
 
 def stand_in(round: Round, mixture: Tensor) -> Decision:
@@ -70,6 +76,19 @@ def stand_in(round: Round, mixture: Tensor) -> Decision:
     present = round.present
     a = round.weights[present] + round.weights[~present] @ mixture
     return Decision(a, stand_ins=names_of(round, mixture))
+
+
+def stand_ins(round: Round, sets: Tensor, similarity: Tensor) -> BlockWeights:
+    """What `stand_in` decides with the most similar arrivals, for many sets of arrivals at once.
+
+    `similarity` holds a number for each pair of clients, NaN where none is known.
+    """
+    seen = similarity[round.cohort][:, round.arrived].cpu()
+    weights = round.weights.cpu()
+    among = sets[:, None].expand(-1, *seen.shape)
+    spoken_for = among & ~members(round, sets)[:, :, None]
+    mixture = torch.where(spoken_for, most_similar(seen.expand_as(among), among), 0.0)
+    return BlockWeights(own(round, sets) + weights @ mixture, stand_ins=mixture > 0)
 
 
 def names_of(round: Round, mixture: Tensor) -> dict[int, tuple[int, ...]]:
@@ -83,18 +102,42 @@ def names_of(round: Round, mixture: Tensor) -> dict[int, tuple[int, ...]]:
     return names
 
 
-def most_similar(seen: Tensor) -> Tensor:
-    """All the weight on the most similar arrival; shared equally where no similarity is known."""
-    known = ~seen.isnan()
-    best = seen.nan_to_num(nan=-torch.inf).argmax(1)
-    one = torch.nn.functional.one_hot(best, seen.shape[1]).to(torch.float64)
-    return torch.where(known.any(1, keepdim=True), one, 1.0 / seen.shape[1])
+def most_similar(seen: Tensor, among: Tensor | None = None) -> Tensor:
+    """All the weight on the most similar arrival; shared equally where no similarity is known.
+
+    The last dimension is that of the arrivals; `among` is True for those that count, all by default.
+    """
+    among = torch.ones_like(seen, dtype=torch.bool) if among is None else among
+    known = among & ~seen.isnan()
+    best = seen.nan_to_num(nan=-torch.inf).masked_fill(~among, -torch.inf).argmax(-1)
+    one = torch.nn.functional.one_hot(best, seen.shape[-1]).to(torch.float64)
+    return torch.where(
+        known.any(-1, keepdim=True), one, 1.0 / among.sum(-1, keepdim=True, dtype=torch.float64)
+    )
 
 
 def share(round: Round) -> Tensor:
     """The arrivals' weights, scaled to sum to 1."""
     weights = round.weights[round.present]
     return weights / weights.sum() if len(weights) else weights
+
+
+def shares(round: Round, sets: Tensor) -> Tensor:
+    """The same for each of many sets of arrivals; 0 where a set is empty."""
+    weights = own(round, sets)
+    return weights / torch.where(sets.any(1), weights.sum(1), 1.0)[:, None]
+
+
+def own(round: Round, sets: Tensor) -> Tensor:
+    """The arrivals' weights, for each of many sets of arrivals; 0 for those outside the set."""
+    return sets * round.weights[round.present].cpu()
+
+
+def members(round: Round, sets: Tensor) -> Tensor:
+    """`bool[sets, cohort]`: is this client in the set of arrivals?"""
+    found = torch.zeros(len(sets), len(round.cohort), dtype=torch.bool)
+    found[:, round.present.cpu()] = sets
+    return found
 
 
 def check_pairs(rule: str, clients: int, most: int = MOST_CLIENTS_WITH_PAIRS) -> None:

@@ -111,7 +111,21 @@ class World:
         # Before anything was trained, all clients and arms have the same mask when it needs no data.
         if t == 0 and support is None and pruner is None and not self.pruner.needs_data:
             return self._first_mask
+        if pruner is None and not self.pruner.needs_data and self._is_untrained(x, support):
+            key = (sparsity_of(self.config.pruning, t), support is None)
+            if key not in self._untrained_masks:
+                self._untrained_masks[key] = self._score_mask(x, t, support, client, self.pruner)
+            return self._untrained_masks[key]
         return self._score_mask(x, t, support, client, pruner or self.pruner)
+
+    def _is_untrained(self, x: Tensor, support: Tensor | None) -> bool:
+        """Is this still the first model, because nothing has arrived yet? Then its mask is scored once: SynFlow
+        takes longer than the rest of a round."""
+        return torch.equal(x, self.start) and (support is None or torch.equal(support, self.start != 0))
+
+    @cached_property
+    def _untrained_masks(self) -> dict[tuple[float, bool], Tensor]:
+        return {}
 
     @cached_property
     def _first_mask(self) -> Tensor:

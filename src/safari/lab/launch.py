@@ -1,7 +1,7 @@
 """The lab example's processes: a SuperLink with its run on one machine, a SuperNode on each of the others.
 
-For networks on which every machine is trusted: the SuperLink knows neither accounts nor node keys, so that whoever
-reaches its port can submit an app, whose code runs on the server and on the clients.
+The SuperLink listens on loopback; clients reach the gate in front of it (`safari.lab.gate`). It accepts SuperNodes
+whose keys have come with an invitation (`safari.lab.invitations`).
 """
 
 from __future__ import annotations
@@ -9,27 +9,34 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from flwr.cli.build import build_fab_from_disk
+
 from safari.errors import SafariError
+from safari.lab.gate import Gate, ask_to_join, serving
+from safari.lab.invitations import Invitations, open_invitations, own_key, write_private
+from safari.lab.processes import end_family
 from safari.net.certificates import Certificates, fetch_authority, fingerprint, make_certificates
 from safari.runs import RoundRecord, RunFolder
+from safari.toml import table_to_toml
+from safari.trust import store_path
+from safari.view.server import listen
 
 # Seconds for a SuperLink to listen, and for `flwr` to answer.
 _START, _ANSWER = 120.0, 120.0
 # Between two looks at the records, and at the run's state.
 _LOOK, _LOOK_AT_STATE = 0.5, 20.0
-# Before a process that was asked to end is ended.
-_GRACE = 10.0
 _APP = {
     "safari_lab.py": "from safari.lab import app\n\nserver = app.server\nclient = app.client\n",
     "pyproject.toml": """[build-system]
@@ -61,6 +68,12 @@ clientapp = "safari_lab:client"
 Record = Mapping[str, Any]
 
 
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
 @dataclass(frozen=True)
 class Lab:
     """Where the server's side of the lab is, and what it is to do.
@@ -68,9 +81,10 @@ class Lab:
     Args:
         folder: For certificates, logs and, in `run`, the run's records.
         host: The name or address under which clients reach this machine.
-        port: The TCP port of the SuperLink.
+        port: The TCP port at which clients reach the gate of the SuperLink.
         data_port: The UDP port of the models.
         settings: The run config: see `app.config_of`.
+        control_port: The TCP port of the SuperLink itself, on loopback.
     """
 
     folder: Path
@@ -78,6 +92,7 @@ class Lab:
     port: int
     data_port: int
     settings: Mapping[str, Any]
+    control_port: int = field(default_factory=_free_port)
 
     @property
     def run(self) -> Path:
@@ -95,17 +110,41 @@ class Lab:
         """How clients know that it is this server."""
         return fingerprint(self.certificates.authority.read_bytes())
 
+    @property
+    def control(self) -> str:
+        """Where apps are submitted, from this machine."""
+        return f"127.0.0.1:{self.control_port}"
+
+    @cached_property
+    def invitations(self) -> Invitations:
+        """Who may join."""
+        return open_invitations((self.folder / "invitations").absolute(), int(self.settings["clients"]))
+
+    def invitation(self, client: int) -> str:
+        """The command for a client. It contains a secret: hand it to that client alone."""
+        return (
+            f"safari net join {self.host}:{self.port} --client {client} --clients {self.settings['clients']} "
+            f"--fingerprint {self.fingerprint} --token {self.invitations.token(client)}"
+        )
+
     def prepare(self) -> None:
-        """Write what the processes need; certificates that are there stay."""
+        """Write what the processes need; certificates and invitations that are there stay."""
+        try:
+            str(self.folder.absolute()).encode()
+        except UnicodeEncodeError as error:
+            raise SafariError(f"the folder must have a name in UTF-8, got {str(self.folder)!r}") from error
         found = self.certificates
         if not all(path.exists() for path in (found.authority, found.server, found.key)):
             make_certificates(found.key.parent, [self.host, "localhost", "127.0.0.1"])
+        lines = [self.invitation(client) for client in range(self.invitations.clients)]
+        write_private(self.invitations.folder / "commands.txt", "\n".join([*lines, ""]).encode())
         home, app = self.folder / "flwr", self.folder / "app"
         for place in (home, app):
             place.mkdir(parents=True, exist_ok=True)
+        connection = {"address": self.control, "root-certificates": str(found.authority)}
         (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "lab"\n\n[superlink.lab]\naddress = "{self.host}:{self.port}"\n'
-            f'root-certificates = "{found.authority}"\n'
+            f'[superlink]\ndefault = "lab"\n\n[superlink.lab]\n{table_to_toml(connection)}\n',
+            encoding="utf-8",
         )
         table = {
             "host": self.host,
@@ -117,34 +156,43 @@ class Lab:
             "run": str(self.run),
             **self.settings,
         }
-        config = "\n".join(f"{name} = {json.dumps(value)}" for name, value in table.items())
         for name, text in _APP.items():
-            (app / name).write_text(text.replace("{config}", config))
+            (app / name).write_text(text.replace("{config}", table_to_toml(table)), encoding="utf-8")
 
 
 @contextlib.contextmanager
-def superlink(lab: Lab) -> Iterator[None]:
-    """The SuperLink while the run goes on; its words are in superlink.log."""
+def superlink(lab: Lab, report: Callable[[str], None]) -> Iterator[Gate]:
+    """The SuperLink and the gate in front of it while the run goes on.
+
+    The SuperLink's words are in superlink.log; `report` gets those of the gate.
+    """
     found = lab.certificates
     arguments = [
         *("--ssl-ca-certfile", found.authority),
         *("--ssl-certfile", found.server),
         *("--ssl-keyfile", found.key),
-        *("--host", "0.0.0.0", "--port", lab.port),
+        *("--host", "127.0.0.1", "--port", lab.control_port),
+        "--enable-supernode-auth",
         "--disable-runtime-dependency-installation",
     ]
-    with (lab.folder / "superlink.log").open("ab") as log:
+    with listen("0.0.0.0", lab.port) as where, (lab.folder / "superlink.log").open("ab") as log:
         process = _start("flower-superlink", arguments, lab.folder, log)
-    try:
-        _wait_until_it_listens(process, lab)
-        yield
-    finally:
-        _end(process)
+        try:
+            _wait_until_it_listens(process, lab)
+            gate = Gate(lab.control, found.authority, lab.invitations, report)
+            gate.register_known()
+            with serving(gate, where, found, lab.invitations.clients):
+                yield gate
+        finally:
+            end_family(process)
 
 
-def follow(lab: Lab, tell: Callable[[Record], None]) -> None:
+def follow(lab: Lab, gate: Gate, tell: Callable[[Record], None]) -> None:
     """Submit the run, tell of each round, and return when all are done; SafariError where the run fails."""
-    number = _flwr(lab, "run", (lab.folder / "app").absolute(), "lab", "--format", "json").get("run-id")
+    app = (lab.folder / "app").absolute()
+    # The same bytes as `flwr run` makes of the folder; clients are given no others.
+    gate.approve(build_fab_from_disk(app))
+    number = _flwr(lab, "run", app, "lab", "--format", "json").get("run-id")
     rounds, told, looked = int(lab.settings["rounds"]), _done(lab), time.monotonic()
     while told < rounds:
         time.sleep(_LOOK)
@@ -157,24 +205,35 @@ def follow(lab: Lab, tell: Callable[[Record], None]) -> None:
             _refuse_failed(lab, number)
 
 
-def join(address: str, client: int, clients: int, *, known_by: str | None, certificate: Path | None) -> int:
+def join(
+    address: str, client: int, clients: int, *, token: str, known_by: str | None, certificate: Path | None
+) -> int:
     """A SuperNode in the foreground, until it is stopped; returns its exit code.
 
-    `known_by`: the fingerprint of the server's authority; or its `certificate`.
+    Args:
+        address: host:port of the server's gate.
+        client: Which client this is, of `clients`.
+        token: The client's, from the server's invitation.
+        known_by: The fingerprint of the server's authority; or its `certificate`.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise SafariError(f"server must be host:port, got {address!r}")
     if (known_by is None) == (certificate is None):
         raise SafariError("the server must be known by one of --fingerprint and --certificate")
-    folder = Path.home() / ".cache" / "safari-net" / f"{host}-{port}-{client}"
-    folder.mkdir(parents=True, exist_ok=True)
     if certificate is None and known_by is not None:
-        certificate = folder / "ca.crt"
-        certificate.write_bytes(fetch_authority(host.strip("[]"), int(port), known_by))
+        authority = fetch_authority(host.strip("[]"), int(port), known_by)
+    else:
+        authority = Path(str(certificate)).read_bytes()
+    # Not in a cache: the key is what the server knows this client by.
+    folder = store_path().parent / "net" / f"{re.sub(r'[^A-Za-z0-9.]', '_', host)}-{port}-{client}"
+    root, key = folder / "ca.crt", folder / "node.key"
+    write_private(root, authority)
+    ask_to_join(address, root, client, token, own_key(key))
     arguments = [
-        *("--root-certificates", Path(str(certificate)).absolute()),
+        *("--root-certificates", root),
         *("--superlink", address, "--host", "127.0.0.1", "--port", _free_port()),
+        *("--auth-supernode-private-key", key),
         *("--node-config", f"partition-id={client} num-partitions={clients}"),
         *("--max-wait-time", 600),
     ]
@@ -182,7 +241,7 @@ def join(address: str, client: int, clients: int, *, known_by: str | None, certi
     try:
         return process.wait()
     finally:
-        _end(process)
+        end_family(process)
 
 
 def own_address() -> str:
@@ -218,6 +277,9 @@ def _environment(folder: Path) -> dict[str, str]:
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
+        # Otherwise ports of their own, on all interfaces.
+        "FLWR_INTERNAL_GRPC_CONTROL_API": "0",
+        "FLWR_INTERNAL_GRPC_FLEET_API": "0",
         "OMP_NUM_THREADS": "1",
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
         "NO_COLOR": "1",
@@ -229,12 +291,12 @@ def _wait_until_it_listens(process: subprocess.Popen[bytes], lab: Lab) -> None:
     while time.monotonic() < end:
         if process.poll() is not None:
             break
-        with contextlib.suppress(OSError), socket.create_connection((lab.host, lab.port), 1):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", lab.control_port), 1):
             return
         time.sleep(0.2)
     words = (lab.folder / "superlink.log").read_text(errors="replace").strip().splitlines()
     raise SafariError(
-        f"the SuperLink must listen on {lab.host}:{lab.port} within {_START:g} s; its last words, from "
+        f"the SuperLink must listen on {lab.control} within {_START:g} s; its last words, from "
         f"{lab.folder / 'superlink.log'}: {words[-1] if words else 'none'}"
     )
 
@@ -284,45 +346,3 @@ def _records(lab: Lab) -> list[RoundRecord]:
 
 def _done(lab: Lab) -> int:
     return len(_records(lab))
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all that it started, which may have sessions of their own."""
-    pids = family(process.pid)
-    for what in (signal.SIGTERM, signal.SIGKILL):
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, what)
-        end = time.monotonic() + _GRACE
-        while time.monotonic() < end and any(map(_is_there, pids)):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(0.2)
-
-
-def _is_there(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def family(pid: int) -> list[int]:
-    """A process and its descendants, which may have sessions of their own; parents first."""
-    if not _is_there(pid):
-        return []
-    table = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    children: dict[int, list[int]] = {}
-    for line in table.splitlines():
-        child, parent = map(int, line.split())
-        children.setdefault(parent, []).append(child)
-    found = [pid]
-    for known in found:
-        found += children.get(known, [])
-    return found

@@ -117,6 +117,17 @@ def test_the_state_of_every_rule(rule: str) -> None:
     assert attack(world, saved, rule, "rule.") == len(first)
 
 
+def test_the_state_of_a_rule_that_weighs_blocks() -> None:
+    packets = {"name": "lossy", "loss": 0.3, "size": 100}
+    arms = [{"name": "cluster-fedvarp", "rule": "cluster-fedvarp", "clusters": 2}]
+    world = world_of({**TINY, "arms": arms, "packets": packets, "uplink": {"name": "perfect"}})
+    engine, state = engine_of(world.config)(world), initial(world, world.rules["cluster-fedvarp"])
+    for _ in range(2):
+        state, _, _ = engine(state)
+    saved = to_saved(state, world, trial_of("cluster-fedvarp"))
+    assert attack(world, saved, "cluster-fedvarp", "rule.") == 4
+
+
 @pytest.mark.parametrize("link", LINK_OPTIONS)
 def test_the_state_of_every_link(link: str, tmp_path: Path) -> None:
     options = dict(LINK_OPTIONS[link])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'safari-fl[flower]'")
@@ -10,6 +12,13 @@ from click.testing import CliRunner
 
 from safari.cli import cli
 from safari.cli.net import _line
+from safari.net.certificates import make_certificates
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
 
 
 def told(*arguments: object) -> tuple[int, str]:
@@ -46,6 +55,29 @@ def test_wrong_arguments_are_refused_in_words(tmp_path, monkeypatch, arguments, 
     assert code != 0
     assert problem in output
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gate_with_files_that_do_not_fit_is_refused_in_words(tmp_path):
+    one, other = (make_certificates(tmp_path / name, ["127.0.0.1"]) for name in "ab")
+    files = {"authority": one.authority, "certificate": one.server, "key": one.key}
+
+    def gate(**change: object) -> tuple[int, str]:
+        return told(
+            "gate",
+            "--port",
+            1,
+            *(word for name, path in (files | change).items() for word in (f"--{name}", path)),
+        )
+
+    for change, problem in [
+        ({"superlink": "nowhere"}, "--superlink must be host:port, got 'nowhere'"),
+        ({"authority": one.key}, "server.key must be a certificate"),
+        ({"host": "192.0.2.1"}, "cannot serve on 192.0.2.1, port 1"),
+        ({"key": other.key, "host": "127.0.0.1", "port": free_port()}, "must be a certificate, and"),
+    ]:
+        code, output = gate(**change)
+        assert code != 0
+        assert problem in output
 
 
 def test_a_server_that_is_not_there_is_told(tmp_path, monkeypatch):

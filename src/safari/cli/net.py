@@ -84,25 +84,25 @@ def serve(host: str | None, port: int, data_port: int, out: Path, rounds: int, *
     Example, and what to run on each client is printed:
       safari net serve --clients 3
     """
-    from safari.lab.app import check
+    from safari.lab.app import check as check_settings
     from safari.lab.launch import Lab, follow, own_address, superlink
 
     table = {name.replace("_", "-"): value for name, value in settings.items()} | {"rounds": rounds}
     # Report errors here rather than in the log of another process.
-    check(table)
+    check_settings(table)
     lab = Lab(out, host or own_address(), port, data_port, table)
     lab.prepare()
     clients = settings["clients"]
     click.echo(
         f"server: {lab.host}, TCP port {port} for control and UDP port {data_port} for models", err=True
     )
-    with superlink(lab, lambda text: click.echo(text, err=True)) as gate:
+    with superlink(lab) as check_processes:
         click.echo(f"on the {clients} clients, each line on one of them:", err=True)
         for client in range(min(clients, _SHOWN)):
             click.echo(f"  {lab.invitation(client)}", err=True)
         if clients > _SHOWN:
             click.echo(f"  ... and so on: {lab.invitations.folder / 'commands.txt'}", err=True)
-        follow(lab, gate, lambda record: click.echo(_line(record, rounds)))
+        follow(lab, check_processes, lambda record: click.echo(_line(record, rounds)))
     click.echo(f"done: safari show {lab.run}", err=True)
 
 
@@ -141,6 +141,73 @@ def join(
     code = join_lab(server, client, clients, token=token, known_by=fingerprint, certificate=certificate)
     if code:
         raise click.ClickException(f"the SuperNode ended with exit code {code}; it says why above")
+
+
+_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
+
+
+@net.command(short_help="Put a gate in front of a SuperLink of your own.")
+@click.option(
+    "--superlink", metavar="HOST:PORT", default="127.0.0.1:9091", show_default=True,
+    help="Where it listens; nobody else should reach it there.",
+)  # fmt: skip
+@click.option(
+    "--authority", type=_FILE, required=True, help="The certificate that the SuperLink's is signed with."
+)
+@click.option(
+    "--certificate", type=_FILE, required=True, help="What the gate shows to devices, with its chain."
+)
+@click.option("--key", type=_FILE, required=True, help="The certificate's key.")
+@click.option("--host", default="0.0.0.0", show_default=True, help="The address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(1, 65535), default=8000, show_default=True, help="TCP, for devices."
+)
+@click.option(
+    "--devices", type=click.IntRange(1, 100_000), default=100, show_default=True,
+    help="About how many; beyond that, connections are refused.",
+)  # fmt: skip
+# What `safari net serve` adds for its own clients.
+@click.option("--invitations", type=click.Path(path_type=Path, file_okay=False, exists=True), hidden=True)
+@click.option("--app", "apps", multiple=True, hidden=True)
+def gate(
+    superlink: str,
+    authority: Path,
+    certificate: Path,
+    key: Path,
+    host: str,
+    port: int,
+    devices: int,
+    invitations: Path | None,
+    apps: tuple[str, ...],
+) -> None:
+    """Pass on what SuperNodes with registered keys call, and nothing else.
+
+    A SuperLink has the API with which apps are submitted, and so code is run, on the same port as the one for
+    SuperNodes. Start it with --host 127.0.0.1 and --enable-supernode-auth, and this in front of it.
+
+    \b
+    Example:
+      safari net gate --authority ca.crt --certificate server.crt --key server.key
+    """
+    from safari.lab.gate import Gate
+    from safari.lab.gate import serve as serve_gate
+    from safari.lab.invitations import open_invitations
+    from safari.net.certificates import Certificates
+
+    name, _, number = superlink.rpartition(":")
+    if not name or not number.isdecimal():
+        raise click.UsageError(f"--superlink must be host:port, got {superlink!r}")
+    found = Gate(
+        superlink,
+        authority,
+        open_invitations(invitations, devices) if invitations is not None else None,
+        frozenset(apps) or None,
+        lambda text: click.echo(text, err=True),
+    )
+    found.register_known()
+    told = f"{host}, TCP port {port}: Fleet calls for {superlink}, and nothing else"
+    files = Certificates(authority, certificate, key)
+    serve_gate(found, host, port, files, devices, lambda: click.echo(told, err=True))
 
 
 def _line(record: Mapping[str, Any], rounds: int) -> str:

@@ -7,8 +7,9 @@ listens on the loopback address, and this reverse proxy alone on the others. It 
 passes on the Fleet calls by name and nothing else; the request that reaches the SuperLink is a new one, so that no
 trick with paths or lengths is carried over.
 
-With invitations it also takes in clients (`safari.lab.invitations`), lets nobody else make calls, and gives
-out the apps that were approved, and no others.
+With invitations it also takes in clients (`safari.lab.invitations`) and lets nobody else make calls; it can be told
+which apps to give out, and then gives out no others. It is a process of its own (`safari net gate`), so that a flood of
+connections takes descriptors and memory from nothing else.
 """
 
 from __future__ import annotations
@@ -18,11 +19,9 @@ import contextlib
 import json
 import ssl
 import sys
-import threading
 from base64 import b64encode
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from socket import socket
 from typing import Any
 
 from safari.errors import MissingExtraError, SafariError
@@ -30,7 +29,7 @@ from safari.lab.invitations import Invitations, JoinError, app_digest
 from safari.net.certificates import Certificates
 from safari.text import visible
 from safari.view.limits import Limits, Reporter
-from safari.view.server import PageServer
+from safari.view.server import PageServer, listen
 
 try:
     import httpx
@@ -76,7 +75,8 @@ _TO_CLIENT = ("content-type", "flwr-version-incompatibility-message")
 LARGEST_CALL, LARGEST_JOIN = 64 * 2**20, 4096
 # For a whole body to come in, and for the SuperLink to answer; a SuperNode waits for 30.
 _SECONDS = 30.0
-_START = 30.0
+# Descriptors: for the process itself and whoever else connects, and for each client.
+_DESCRIPTORS, _EACH = 512, 16
 
 
 class Gate:
@@ -85,7 +85,8 @@ class Gate:
     Args:
         superlink: host:port of the SuperLink, on loopback.
         authority: The certificate of the authority that signed the SuperLink's.
-        invitations: Who may join; None: the SuperLink alone decides, and gives out any app.
+        invitations: Who may join; None: the SuperLink alone decides.
+        apps: The SHA-256 of each app (FAB) that clients may have; None: any.
         report: Where refusals are written, each kind at most once a minute.
     """
 
@@ -94,18 +95,22 @@ class Gate:
         superlink: str,
         authority: Path,
         invitations: Invitations | None = None,
+        apps: frozenset[str] | None = None,
         report: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
     ):
+        try:
+            verify = ssl.create_default_context(cafile=str(authority))
+        except OSError as error:
+            raise SafariError(f"{authority} must be a certificate: {error}") from error
         self._to: dict[str, Any] = {
             "base_url": f"https://{superlink}",
-            "verify": ssl.create_default_context(cafile=str(authority)),
+            "verify": verify,
             "timeout": _SECONDS,
             # The way to this machine itself leads over no proxy that the environment names.
             "trust_env": False,
         }
-        self._invitations, self.report = invitations, Reporter(report)
+        self._invitations, self._apps, self.report = invitations, apps, Reporter(report)
         self._keys: set[str] = set()
-        self._apps: frozenset[str] = frozenset()
         self._client: httpx.AsyncClient
         routes = [Route("/v1/fleet/{call}", self._pass_on, methods=["POST"])]
         if invitations is not None:
@@ -116,10 +121,6 @@ class Gate:
             exception_handlers={HTTPException: self._refuse},
         )
         self.app.router.redirect_slashes = False
-
-    def approve(self, app: bytes) -> None:
-        """Let clients have this app (FAB); may be called from any thread."""
-        self._apps |= {app_digest(app)}
 
     def register_known(self) -> None:
         """Tell a SuperLink that has just started of those that have joined before."""
@@ -166,7 +167,7 @@ class Gate:
             answer = await self._client.post(f"/v1/fleet/{call}", content=body, headers=headers)
         except httpx.HTTPError as error:
             raise HTTPException(502, f"the SuperLink does not answer: {type(error).__name__}") from error
-        if call == "get-fab" and self._invitations is not None and answer.is_success:
+        if call == "get-fab" and self._apps is not None and answer.is_success:
             found = app_digest(GetFabResponse.FromString(answer.content).fab.content)
             if found not in self._apps:
                 # A SuperNode leaves out the messages of this run, and goes on.
@@ -192,28 +193,41 @@ class Gate:
         return JSONResponse({})
 
 
-@contextlib.contextmanager
-def serving(gate: Gate, where: socket, certificates: Certificates, clients: int) -> Iterator[None]:
-    """The gate on a socket that listens, in a thread, while the block runs."""
-    limits = Limits(pending=64 + 8 * clients, active=32 + 4 * clients, request_seconds=60.0)
-    server = PageServer(
-        gate.app,
-        where,
-        limits,
-        lambda text: gate.report(text, text),
-        certificate=certificates.server,
-        key=certificates.key,
-    )
-    opened = threading.Event()
-    thread = threading.Thread(target=lambda: asyncio.run(server.run(opened.set)), name="gate", daemon=True)
-    thread.start()
+def serve(
+    gate: Gate, host: str, port: int, certificates: Certificates, clients: int, opened: Callable[[], None]
+) -> None:
+    """Put the gate on a port, for about as many clients, until interrupted; `opened` is called when it is there.
+
+    SafariError where the port is taken, or the certificate or its key cannot be used.
+    """
     try:
-        if not opened.wait(_START):
-            raise SafariError(f"the gate must open within {_START:g} s")
-        yield
-    finally:
-        server.stop()
-        thread.join(_START)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificates.server, certificates.key)
+    except OSError as error:
+        raise SafariError(
+            f"{certificates.server} must be a certificate, and {certificates.key} its key: {error}"
+        ) from error
+    limits = Limits(pending=64 + 8 * clients, active=32 + 4 * clients, request_seconds=60.0)
+    with listen(host, port) as where:
+        _bound_descriptors(_DESCRIPTORS + _EACH * clients)
+        server = PageServer(
+            gate.app,
+            where,
+            limits,
+            lambda text: gate.report(text, text),
+            certificate=certificates.server,
+            key=certificates.key,
+        )
+        asyncio.run(server.run(opened))
+
+
+def _bound_descriptors(wanted: int) -> None:
+    """Room for as many connections and not for more: each takes up to 256 kB before it has shown what it is."""
+    if sys.platform != "win32":
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limit = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
 
 
 def ask_to_join(address: str, authority: Path, client: int, token: str, key: bytes) -> None:

@@ -24,11 +24,12 @@ from typing import Any
 from flwr.cli.build import build_fab_from_disk
 
 from safari.errors import SafariError
-from safari.lab.gate import Gate, ask_to_join, serving
-from safari.lab.invitations import Invitations, open_invitations, own_key, write_private
+from safari.lab.gate import ask_to_join
+from safari.lab.invitations import Invitations, app_digest, open_invitations, own_key, write_private
 from safari.lab.processes import end_family
 from safari.net.certificates import Certificates, fetch_authority, fingerprint, make_certificates
 from safari.runs import RoundRecord, RunFolder
+from safari.text import visible
 from safari.toml import table_to_toml
 from safari.trust import store_path
 from safari.view.server import listen
@@ -100,6 +101,11 @@ class Lab:
         return (self.folder / "run").absolute()
 
     @property
+    def app(self) -> Path:
+        """The folder of the app that is submitted."""
+        return (self.folder / "app").absolute()
+
+    @property
     def certificates(self) -> Certificates:
         """Those that are there."""
         here = (self.folder / "certificates").absolute()
@@ -138,8 +144,8 @@ class Lab:
             make_certificates(found.key.parent, [self.host, "localhost", "127.0.0.1"])
         lines = [self.invitation(client) for client in range(self.invitations.clients)]
         write_private(self.invitations.folder / "commands.txt", "\n".join([*lines, ""]).encode())
-        home, app = self.folder / "flwr", self.folder / "app"
-        for place in (home, app):
+        home = self.folder / "flwr"
+        for place in (home, self.app):
             place.mkdir(parents=True, exist_ok=True)
         connection = {"address": self.control, "root-certificates": str(found.authority)}
         (home / "config.toml").write_text(
@@ -157,15 +163,17 @@ class Lab:
             **self.settings,
         }
         for name, text in _APP.items():
-            (app / name).write_text(text.replace("{config}", table_to_toml(table)), encoding="utf-8")
+            (self.app / name).write_text(text.replace("{config}", table_to_toml(table)), encoding="utf-8")
 
 
 @contextlib.contextmanager
-def superlink(lab: Lab, report: Callable[[str], None]) -> Iterator[Gate]:
-    """The SuperLink and the gate in front of it while the run goes on.
+def superlink(lab: Lab) -> Iterator[Callable[[], None]]:
+    """The SuperLink, and the gate in front of it, while the run goes on; their words are in superlink.log and gate.log.
 
-    The SuperLink's words are in superlink.log; `report` gets those of the gate.
+    Gives a function that raises SafariError when one of them has ended.
     """
+    # Told here rather than in a log: the port is taken, or not allowed.
+    listen("0.0.0.0", lab.port).close()
     found = lab.certificates
     arguments = [
         *("--ssl-ca-certfile", found.authority),
@@ -175,24 +183,43 @@ def superlink(lab: Lab, report: Callable[[str], None]) -> Iterator[Gate]:
         "--enable-supernode-auth",
         "--disable-runtime-dependency-installation",
     ]
-    with listen("0.0.0.0", lab.port) as where, (lab.folder / "superlink.log").open("ab") as log:
-        process = _start("flower-superlink", arguments, lab.folder, log)
-        try:
-            _wait_until_it_listens(process, lab)
-            gate = Gate(lab.control, found.authority, lab.invitations, report)
-            gate.register_known()
-            with serving(gate, where, found, lab.invitations.clients):
-                yield gate
-        finally:
-            end_family(process)
-
-
-def follow(lab: Lab, gate: Gate, tell: Callable[[Record], None]) -> None:
-    """Submit the run, tell of each round, and return when all are done; SafariError where the run fails."""
-    app = (lab.folder / "app").absolute()
     # The same bytes as `flwr run` makes of the folder; clients are given no others.
-    gate.approve(build_fab_from_disk(app))
-    number = _flwr(lab, "run", app, "lab", "--format", "json").get("run-id")
+    app = app_digest(build_fab_from_disk(lab.app))
+    # -P: the folder, in which it runs, is no place for modules.
+    gate = [
+        *(sys.executable, "-P", "-m", "safari", "net", "gate"),
+        *("--superlink", lab.control, "--authority", found.authority, "--certificate", found.server),
+        *("--key", found.key, "--port", lab.port, "--devices", lab.invitations.clients),
+        *("--invitations", lab.invitations.folder, "--app", app),
+    ]
+    with contextlib.ExitStack() as stack:
+        running = {}
+        for name, port, command in (
+            ("SuperLink", lab.control_port, [_program("flower-superlink"), *arguments]),
+            ("gate", lab.port, gate),
+        ):
+            file = lab.folder / f"{name.lower()}.log"
+            process = _start(command, lab.folder, stack.enter_context(file.open("ab")))
+            stack.callback(end_family, process)
+            running[name] = process, file
+            _wait_until_it_listens(name, process, port, file)
+
+        def check() -> None:
+            for name, (process, file) in running.items():
+                if process.poll() is not None:
+                    raise SafariError(
+                        f"the {name} has ended; its last words, from {file}: {_last_words(file)}"
+                    )
+
+        yield check
+
+
+def follow(lab: Lab, check: Callable[[], None], tell: Callable[[Record], None]) -> None:
+    """Submit the run, tell of each round, and return when all are done.
+
+    SafariError where the run fails, or `check` finds that a process has ended.
+    """
+    number = _flwr(lab, "run", lab.app, "lab", "--format", "json").get("run-id")
     rounds, told, looked = int(lab.settings["rounds"]), _done(lab), time.monotonic()
     while told < rounds:
         time.sleep(_LOOK)
@@ -200,6 +227,7 @@ def follow(lab: Lab, gate: Gate, tell: Callable[[Record], None]) -> None:
         for record in records[told:]:
             tell(record)
         told = len(records)
+        check()
         if told < rounds and time.monotonic() - looked > _LOOK_AT_STATE:
             looked = time.monotonic()
             _refuse_failed(lab, number)
@@ -237,7 +265,7 @@ def join(
         *("--node-config", f"partition-id={client} num-partitions={clients}"),
         *("--max-wait-time", 600),
     ]
-    process = _start("flower-supernode", arguments, folder, None)
+    process = _start([_program("flower-supernode"), *arguments], folder, None)
     try:
         return process.wait()
     finally:
@@ -255,12 +283,16 @@ def own_address() -> str:
         return str(probe.getsockname()[0])
 
 
-def _start(program: str, arguments: list[Any], folder: Path, log: Any) -> subprocess.Popen[bytes]:
-    found = shutil.which(program, path=os.pathsep.join([str(Path(sys.executable).parent), os.defpath]))
+def _program(name: str) -> str:
+    found = shutil.which(name, path=os.pathsep.join([str(Path(sys.executable).parent), os.defpath]))
     if found is None:
-        raise SafariError(f"{program} must be installed: pip install 'safari-fl[flower,net]'")
+        raise SafariError(f"{name} must be installed: pip install 'safari-fl[flower,net]'")
+    return found
+
+
+def _start(command: list[Any], folder: Path, log: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [found, *map(str, arguments)],
+        [*map(str, command)],
         env=_environment(folder),
         cwd=folder,
         stdin=subprocess.DEVNULL,
@@ -286,19 +318,22 @@ def _environment(folder: Path) -> dict[str, str]:
     }
 
 
-def _wait_until_it_listens(process: subprocess.Popen[bytes], lab: Lab) -> None:
+def _wait_until_it_listens(name: str, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     end = time.monotonic() + _START
     while time.monotonic() < end:
         if process.poll() is not None:
             break
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", lab.control_port), 1):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return
         time.sleep(0.2)
-    words = (lab.folder / "superlink.log").read_text(errors="replace").strip().splitlines()
     raise SafariError(
-        f"the SuperLink must listen on {lab.control} within {_START:g} s; its last words, from "
-        f"{lab.folder / 'superlink.log'}: {words[-1] if words else 'none'}"
+        f"the {name} must listen on port {port} within {_START:g} s; its last words, from {log}: {_last_words(log)}"
     )
+
+
+def _last_words(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return visible(lines[-1]) if lines else "none"
 
 
 def _flwr(lab: Lab, *arguments: object) -> dict[str, Any]:

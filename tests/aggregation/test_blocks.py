@@ -249,6 +249,22 @@ def test_negative_weights_move_parameters_and_leave_buffers_a_mean():
     assert fast == slow == [7.0, -2.5, 4.0, 1.0]
 
 
+@pytest.mark.parametrize("weigh", ["at once", "one by one"])
+@pytest.mark.parametrize("rule", ["safari+", "mifa", "fedvarp", "cluster-fedvarp"])
+def test_a_weight_that_came_back_is_unchanged_where_a_block_is_missing(rule, weigh):
+    """One mask for all, without the last number and then with it: the missing have it too, as in a whole round."""
+    made = RULES[rule](**OPTIONS.get(rule, {}))
+    server = Server.start(torch.full((4,), 8.0), 2, made if weigh == "at once" else replace(made, weigh=None))
+    cut = torch.tensor([[True, True, True, False]])
+    server, _ = server.step_stacked([0, 1], torch.full((2, 4), 8.0) * cut, None, cut, same_mask=True)
+    assert server.model.tolist() == [8.0, 8.0, 8.0, 0.0]
+    grown = replace(server, model=torch.full((4,), 8.0))
+    came = torch.tensor([[True, True, True, True], [True, True, False, False]])
+    whole = torch.ones(1, 4, dtype=torch.bool)
+    after, _ = grown.step_stacked([0, 1], torch.full((2, 4), 8.0), None, whole, came, same_mask=True)
+    assert after.model.tolist() == [8.0] * 4
+
+
 def test_by_hand():
     """Clients 0 and 1 are alike, 2 is not; then the second half of 1 and the first of 2 are lost."""
     server = Server.start(torch.zeros(4), 3, "safari")

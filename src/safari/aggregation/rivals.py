@@ -146,9 +146,12 @@ def cluster_fedvarp(*, clusters: int = 2) -> Compensation:
         blocks = _blocks(clients, clusters, device)
         return blank(clusters, size, device) | {"cluster": blocks}
 
-    def apply(state: State, round: Round) -> tuple[Decision, State]:
+    def rows_of(state: State) -> torch.Tensor:
         # Within the memory's rows, whatever a checkpoint says.
-        cluster = state["cluster"].clamp(0, clusters - 1)
+        return state["cluster"].clamp(0, clusters - 1)
+
+    def apply(state: State, round: Round) -> tuple[Decision, State]:
+        cluster = rows_of(state)
         decision = _varp(round, recall(state, round, cluster[round.cohort]))
         mine = cluster[round.arrived]
         heard = mine.unique()
@@ -175,7 +178,7 @@ def cluster_fedvarp(*, clusters: int = 2) -> Compensation:
         return decision, remember(memory, view) | {"cluster": state["cluster"]}
 
     def weigh(state: State, round: Round, sets: Tensor) -> BlockWeights:
-        return _varp_blocks(round, sets, recall(state, round, state["cluster"][round.cohort]))
+        return _varp_blocks(round, sets, recall(state, round, rows_of(state)[round.cohort]))
 
     return Compensation(init, apply, columns=COLUMNS, weigh=weigh)
 

@@ -17,7 +17,7 @@ LEVELS = (
     ("evidence",),
     ("engine", "flower", "view"),
     ("rounds",),
-    ("aggregation", "training", "links", "data", "runs", "report", "net"),
+    ("aggregation", "sampling", "training", "links", "data", "runs", "report", "net"),
     ("pruning", "tasks", "models", "wire"),
     (
         "config",

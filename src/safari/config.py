@@ -308,7 +308,9 @@ class Config:
     seeds: int = _f(1, "how many seeds: seed, seed + 1, ...", least=1)
     rounds: int = _f(150, "rounds T", least=1)
     clients: int = _f(10, "clients m", least=1)
-    cohort: int = _f(0, "clients asked in a round, sampled anew each time; 0: all", least=0)
+    cohort: int = _f(
+        0, "clients asked in a round, sampled anew each time (`sampling`); 0: as many as there are", least=0
+    )
     arms: tuple[Arm, ...] = field(
         default_factory=lambda: tuple(
             Arm(rule, Plug(rule)) for rule in ("perfect", "drop", "safari", "safari+")
@@ -330,6 +332,12 @@ class Config:
     )
     model: Plug = _plug(
         "cnn", "the model: cnn, mlp, resnet20, resnet18, pfl_cnn, gru, lstm, transformer, lora, or your own"
+    )
+    sampling: Plug = _plug(
+        "uniform",
+        "which clients are asked where `cohort` is smaller than `clients`: uniform: different ones, all equally "
+        "likely; multinomial: by weight, with replacement; clustered-size, clustered-similarity: one from each of "
+        "`cohort` distributions; or your own",
     )
     task: Plug = _plug("classification", "what is learned: classification, tokens, multilabel, regression")
     pruning: Pruning = field(default_factory=Pruning)
@@ -393,7 +401,7 @@ class Config:
 
 # The tables in which arms of one run may differ: the data, the model and the clients are the same for all.
 ARM_TABLES = (
-    "aggregation", "client", "downlink", "local", "packets", "policy", "pruning", "uplink", "wire",
+    "aggregation", "client", "downlink", "local", "packets", "policy", "pruning", "sampling", "uplink", "wire",
 )  # fmt: skip
 
 # The fields that name a plug-in, with what they name by default.

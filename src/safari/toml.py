@@ -86,6 +86,17 @@ def to_toml(config: Config, *, comments: bool = False, values: Mapping[str, Any]
     return "\n".join([*scalars, *tables]) + "\n"
 
 
+def table_to_toml(values: Mapping[str, Any]) -> str:
+    """A table's lines, `key = value` each; tables inside it are written inline.
+
+    >>> print(table_to_toml({"folder": 'a "b"', "rate": 0.5, "odd name": [1, 2]}))
+    folder = "a \\"b\\""
+    rate = 0.5
+    "odd name" = [1, 2]
+    """
+    return "\n".join(f"{_key(key)} = {_value(value)}" for key, value in values.items())
+
+
 def _docs(section: object) -> dict[str, str]:
     if not dataclasses.is_dataclass(section):
         return {}

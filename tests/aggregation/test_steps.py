@@ -357,11 +357,15 @@ def test_a_checkpoint_from_before_there_were_steps() -> None:
 def test_a_checkpoint_without_the_state_of_a_step() -> None:
     plain = to_tensors(play(start([]))[0])
     with pytest.raises(
-        SafariError, match=r"^step\.0\.velocity must be a tensor of shape \[8\], got nothing$"
+        SafariError,
+        match=r"^step\.0\.velocity must be a tensor of shape \[8\] and torch.float32, got nothing$",
     ):
         with_tensors(start(["fedavgm"]), 1, plain)
     wrong = {**plain, "step.0.velocity": torch.zeros(3)}
-    with pytest.raises(SafariError, match=r"^step\.0\.velocity must be .* of shape \[8\], got shape \[3\]$"):
+    with pytest.raises(
+        SafariError,
+        match=r"^step\.0\.velocity must be .* of shape \[8\] and torch.float32, got shape \[3\] and torch.float32$",
+    ):
         with_tensors(start(["fedavgm"]), 1, wrong)
 
 

@@ -117,6 +117,17 @@ def test_the_state_of_every_rule(rule: str) -> None:
     assert attack(world, saved, rule, "rule.") == len(first)
 
 
+def test_the_state_of_a_rule_that_weighs_blocks() -> None:
+    packets = {"name": "lossy", "loss": 0.3, "size": 100}
+    arms = [{"name": "cluster-fedvarp", "rule": "cluster-fedvarp", "clusters": 2}]
+    world = world_of({**TINY, "arms": arms, "packets": packets, "uplink": {"name": "perfect"}})
+    engine, state = engine_of(world.config)(world), initial(world, world.rules["cluster-fedvarp"])
+    for _ in range(2):
+        state, _, _ = engine(state)
+    saved = to_saved(state, world, trial_of("cluster-fedvarp"))
+    assert attack(world, saved, "cluster-fedvarp", "rule.") == 4
+
+
 @pytest.mark.parametrize("link", LINK_OPTIONS)
 def test_the_state_of_every_link(link: str, tmp_path: Path) -> None:
     options = dict(LINK_OPTIONS[link])
@@ -181,6 +192,15 @@ def test_the_model_itself(shape: Any) -> None:
     tensors = {**saved.tensors, "model": torch.zeros(shape) if wrong is None else wrong}
     with pytest.raises(RunError, match=r"is of another model|is damaged: model must be float32 of shape"):
         goes_on(world, replace(saved, tensors=tensors), "drop")
+
+
+def test_what_a_sampling_knows() -> None:
+    sampling = {"name": "clustered-similarity"}
+    world = world_of({**TINY, "arms": ["drop"], "cohort": 3, "sampling": sampling})
+    engine, state = engine_of(world.config)(world), initial(world, world.rules["drop"])
+    for _ in range(2):
+        state, _, _ = engine(state)
+    assert attack(world, to_saved(state, world, trial_of("drop")), "drop", "sampling.") == 2
 
 
 def test_gates_and_steps() -> None:

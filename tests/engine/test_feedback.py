@@ -53,7 +53,7 @@ def by_hand(world, rounds):
     for t in range(rounds):
         x = state.server.model
         shared = Shared(layout, x.numpy())
-        heard, answered, uplink, downlink = network(world, state)
+        heard, answered, uplink, downlink = network(world, state, world.cohort(0))
         received, masks = {}, {}
         for client in clients:
             if not heard[client]:

@@ -92,7 +92,7 @@ def test_one_more_client_changes_nothing_for_the_others(tmp_path, uplink):
         state = initial(world, safari.Compensation(lambda *_: {}, None))
         rows = []
         for t in range(8):
-            heard, answered, up, down = network(world, state)
+            heard, answered, up, down = network(world, state, world.cohort(0))
             rows.append((heard[:10].tolist(), answered[:10].tolist()))
             server = safari.Server.start(torch.zeros(1), 1, state.server.rule)
             server = type(server)(**{**vars(server), "round": t + 1})

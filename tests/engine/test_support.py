@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from engine.kit import SMALL, play, records, world_of, write_trace
+from safari.pruning import compute_mask
+from safari.seeds import torch_generator
 
 
 def supports(config):
@@ -124,3 +126,33 @@ def test_masks_that_are_the_same_for_all_wait_for_nothing(pruner):
         for rule in ("safari+", {"name": "no-wait", "rule": "safari+", "wait": 0})
     )
     assert all(torch.equal(a, b) for a, b in zip(patient, at_once, strict=True))
+
+
+@pytest.mark.parametrize("pruner", ["rand", "mag", "synflow"])
+def test_while_nothing_arrives_the_first_model_is_scored_once(pruner, monkeypatch, tmp_path):
+    scored = []
+
+    def spy(*args):
+        scored.append(args[2].clone())
+        return compute_mask(*args)
+
+    monkeypatch.setattr("safari.engine.world.compute_mask", spy)
+    trace = write_trace(tmp_path / "late.csv", ["000", "000", "000", "100", "000", "011"])
+    config = {
+        **SMALL, "clients": 3, "rounds": 6, "arms": ["drop"], "pruning": {"pruner": pruner},
+        "uplink": {"name": "trace", "file": trace},
+    }  # fmt: skip
+    supports_of = [after.server.model != 0 for _, after, _ in play(config)]
+    # In the first round, in the second (within what is not 0), and when a model has arrived.
+    first, start, *trained = scored
+    assert torch.equal(first, start)
+    assert len(trained) == 2
+    monkeypatch.undo()
+    world = world_of(config)
+    assert torch.equal(first, world.start)
+    expected = compute_mask(
+        world.fresh_module(), world.layout, start, world.pruner, world.budget(3), world.pruning_batch(0, 3),
+        torch_generator(world.seed, "pruner"), start != 0,
+    )  # fmt: skip
+    prunable = world.layout.prunable
+    assert torch.equal(supports_of[3][prunable], expected[prunable])

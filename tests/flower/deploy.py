@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from safari.lab.launch import family
+from safari.lab.processes import family
 
 BIN = Path(sys.executable).parent
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-safari"
@@ -66,7 +66,8 @@ class Federation:
 
     def __init__(self, folder: Path, nodes: int):
         self.folder, self.count = folder, nodes
-        self.port, *self.node_ports = free_ports(nodes + 1)
+        # What nodes reach, and the SuperLink itself.
+        self.port, self.control_port, *self.node_ports = free_ports(nodes + 2)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         home = folder / "flwr"
         home.mkdir(parents=True)
@@ -82,7 +83,7 @@ class Federation:
         }
         self._certificates()
         (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n'
+            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.control_port}"\n'
             f'root-certificates = "{folder / "ca.crt"}"\n'
         )
 
@@ -121,9 +122,22 @@ class Federation:
             *("--ssl-certfile", self.folder / "server.crt"),
             *("--ssl-keyfile", self.folder / "server.key"),
             *("--database", self.folder / "superlink.db"),
-            *("--port", self.port, "--enable-supernode-auth", "--disable-runtime-dependency-installation"),
+            *("--host", "127.0.0.1", "--port", self.control_port),
+            *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
         )
-        wait_until("SuperLink listens", lambda: self._listens(self.port), 90)
+        wait_until("SuperLink listens", lambda: self._listens(self.control_port), 90)
+
+    def start_gate(self) -> None:
+        """What nodes reach of the SuperLink; it may be there before, and outlive it."""
+        self._start(
+            "gate",
+            sys.executable,
+            *("-m", "safari", "net", "gate"),
+            *("--superlink", f"127.0.0.1:{self.control_port}", "--host", "127.0.0.1", "--port", self.port),
+            *("--authority", self.folder / "ca.crt", "--certificate", self.folder / "server.crt"),
+            *("--key", self.folder / "server.key", "--devices", self.count),
+        )
+        wait_until("the gate listens", lambda: self._listens(self.port), 90)
 
     def register(self) -> None:
         """Make every node a key and tell the SuperLink."""

@@ -1,4 +1,4 @@
-"""A real federation on loopback: SuperLink, three SuperNodes, TLS, node keys; and a bad day."""
+"""A real federation on loopback: SuperLink, gate, three SuperNodes, TLS, node keys; and a bad day."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ def test_training_goes_on_through_kills_delays_and_a_restart(tmp_path):
     with Federation(tmp_path, NODES) as federation, federation.explained():
         wait_for = partial(story.wait_for, federation=federation)
         federation.start_superlink()
+        federation.start_gate()
         federation.register()
         for i in everybody:
             federation.start_node(i)

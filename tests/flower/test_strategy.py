@@ -490,7 +490,7 @@ WRONG_ARGUMENTS = [
         r"config\.rounds has no effect here: it is num_rounds of start\n"
         r"config\.uplink has no effect here: it is the client's mod lossy\n"
         r"config\.wire\.every has no effect here\n"
-        r"what matters in config: name, seed, cohort, pruning\.pruner, pruning\.sparsity, "
+        r"what matters in config: name, seed, cohort, sampling\.name, pruning\.pruner, pruning\.sparsity, "
         r"pruning\.scope, pruning\.dense, pruning\.least, pruning\.schedule, pruning\.initial, pruning\.begin, "
         r"pruning\.end, policy\.name, client\.name, wire\.values, "
         r"wire\.bits, wire\.step, wire\.ratio, wire\.fraction, wire\.threshold, wire\.feedback, "
@@ -522,7 +522,7 @@ def test_a_runs_config_claims_nothing_about_the_clients_own_app(tmp_path):
     written = tomllib.loads(text)
     assert text.startswith("# Of a run on Flower: what is not here, such as local training, ")
     assert set(written) == {
-        "name", "seed", "rounds", "clients", "cohort", "arms", "data", "partition", "model", "pruning",
+        "name", "seed", "rounds", "clients", "cohort", "sampling", "arms", "data", "partition", "model", "pruning",
         "uplink", "downlink", "aggregation", "wire", "evaluation", "checkpoint", "policy", "client",
     }  # fmt: skip
     assert set(written["evaluation"]) == {"last", "target"}

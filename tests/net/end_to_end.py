@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import ssl
 import sys
 import tempfile
 import time
@@ -19,13 +20,16 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import httpx
+
 import safari
 from net.namespaces import RELAY, SERVER, Network, address, wait_until, why_not
 from safari.runs import RunFolder
 
 CONTROL, DATA = 8000, 8001
 RULE = "safari+"
-EVERYTHING = "meta l4proto { tcp, udp }"
+# What comes from elsewhere: inside a machine nothing is lost.
+EVERYTHING = 'iifname != "lo" meta l4proto { tcp, udp }'
 
 
 @dataclass(frozen=True)
@@ -105,12 +109,10 @@ def play(folder: Path, phases: tuple[Phase, ...] = PHASES, clients: int = 3, dea
         }  # fmt: skip
         words = [word for name, value in options.items() for word in (f"--{name}", value)]
         network.start("server", "server", sys.executable, "-m", "safari", "net", "serve", *words)
-        fingerprint = wait_until("the fingerprint", lambda: _fingerprint(network.log("server")), 300)
-        for i in range(clients):
-            network.start(
-                f"node-{i}", f"client-{i}", sys.executable, "-m", "safari", "net", "join", f"{SERVER}:{CONTROL}",
-                "--client", i, "--clients", clients, "--fingerprint", fingerprint,
-            )  # fmt: skip
+        invited = wait_until("invitations", lambda: _invitations(network.log("server"), clients), 300)
+        for i, command in enumerate(invited):
+            network.start(f"node-{i}", f"client-{i}", sys.executable, "-m", *command)
+        outsider = network.inside("relay", lambda: attack(lab))
         wait_until("the run's folder", (run / "config.toml").exists, 600)
         done = 0
         for phase in phases:
@@ -138,6 +140,7 @@ def play(folder: Path, phases: tuple[Phase, ...] = PHASES, clients: int = 3, dea
         "top1": {"network": network_top1[-1], "simulator": simulated[-1]},
         "largest_difference": max(abs(a - b) for a, b in zip(network_top1, simulated, strict=True)),
         "datagrams": records[-1]["datagrams"],
+        "outsider": outsider,
     }
 
 
@@ -158,9 +161,26 @@ def _records(run: Path) -> list:
     return trials[0].records() if trials else []
 
 
-def _fingerprint(log: str) -> str | None:
-    lines = [line for line in log.splitlines() if "--fingerprint" in line]
-    return lines[0].split()[-1] if lines else None
+def attack(lab: Path) -> dict[str, str]:
+    """What an outsider is told who lists runs at the address of the clients, and at the SuperLink's own port."""
+    control = tomllib.loads((lab / "flwr" / "config.toml").read_text())["superlink"]["lab"]["address"]
+    context = ssl.create_default_context(cafile=lab / "certificates" / "ca.crt")
+    found = {}
+    for name, port in (("gate", CONTROL), ("superlink", int(control.rpartition(":")[2]))):
+        try:
+            with httpx.Client(verify=context, trust_env=False, timeout=10) as client:
+                headers = {"content-type": "application/protobuf"}
+                answer = client.post(f"https://{SERVER}:{port}/v1/control/list-runs", headers=headers)
+            found[name] = str(answer.status_code)
+        except httpx.ConnectError as error:
+            found[name] = str(error)
+    return found
+
+
+def _invitations(log: str, clients: int) -> list[list[str]] | None:
+    """The commands that the server has printed, by client; None before all are there."""
+    found = [line.split() for line in log.splitlines() if "safari net join" in line]
+    return found if len(found) == clients else None
 
 
 def _played(phase: Phase, first: int, last: int, records: list) -> Played:

@@ -90,3 +90,4 @@ def test_superlink_and_supernodes_train_through_every_kind_of_bad_network(tmp_pa
         if phase.loss is not None and 0 < phase.loss < 1:
             assert played["packets"] / played["of"] == pytest.approx(1 - phase.loss, abs=0.12)
     assert "forged" not in found["datagrams"]
+    assert found["outsider"] == {"gate": "404", "superlink": "[Errno 111] Connection refused"}

@@ -68,7 +68,7 @@ class Round:
         if not len(self.masks):
             return self.masks.new_ones(self.masks.shape[1])
         if self.came is not None:
-            return (self.masks & self.came).any(0) | ~self.came.any(0)
+            return _any_row(self.masks & self.came) | ~_any_row(self.came)
         # An expanded view is one mask; there is no need to read it once for every client.
         return self.masks[0] if self.masks.stride(0) == 0 else self.masks.any(0)
 
@@ -164,6 +164,11 @@ def learning(
     return Compensation(init, apply, columns=columns, learn=learn, respond=respond, weigh=weigh)
 
 
+def _any_row(rows: Tensor) -> Tensor:
+    """`rows.any(0)` for at least one row of bools, which torch computes far slower on a CPU."""
+    return rows.view(torch.uint8).amax(0).bool()
+
+
 class NotFiniteError(ConfigError):
     """The next model would hold NaN or infinite numbers."""
 
@@ -215,13 +220,13 @@ def combine_blocks(round: Round, weights: BlockWeights, block: Tensor, name: str
         # With the negative ones the weights sum to 1.
         table = torch.cat([table, table.clamp(min=0) / (1 - negative)[:, None]])
         block = torch.cat([block[: round.parameters], block[round.parameters :] + len(rest)])
-    table = table.to(round.models.dtype).T.contiguous().to(round.models.device)
+    each = table.to(round.models.dtype).T.contiguous().to(round.models.device).index_select(1, block)
     count = len(round.models)
-    out = (round.models * table[:count, block]).sum(0)
+    out = (round.models * each[:count]).sum(0)
     if weights.recalled is not None:
-        out += (weights.recalled * table[count:-1, block]).sum(0)
+        out += (weights.recalled * each[count:-1]).sum(0)
     if bool(rest.any()):
-        out += round.global_model * round.kept * table[-1, block]
+        out += round.global_model * round.kept * each[-1]
     if not bool(torch.isfinite(out.sum())):
         _refuse_infinite(round, Decision(weights.a, weights.b, weights.recalled), out, name)
     return out

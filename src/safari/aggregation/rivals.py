@@ -12,7 +12,16 @@ from torch import Tensor
 
 from safari.aggregation.compensation import BlockWeights, Compensation, Decision, Round, State, learning
 from safari.aggregation.memory import COLUMNS, blank, recall, remember
-from safari.aggregation.rules import check_pairs, most_similar, share, stand_in, stand_ins
+from safari.aggregation.rules import (
+    check_pairs,
+    members,
+    most_similar,
+    own,
+    share,
+    shares,
+    stand_in,
+    stand_ins,
+)
 from safari.aggregation.similarity import common_cosines, cosines, tally
 from safari.errors import ConfigError
 
@@ -47,7 +56,14 @@ def stale() -> Compensation:
         }
         return _if_any(round, Decision(a, b, state["models"][round.cohort[recalled]])), after
 
-    return Compensation(init, apply, columns=("models",))
+    def weigh(state: State, round: Round, sets: Tensor) -> BlockWeights:
+        heard, weights = (state["age"][round.cohort] >= 0).cpu(), round.weights.cpu()
+        missing = _missing(round, sets)
+        shared = (weights * (missing & ~heard)).sum(1, keepdim=True)
+        a = own(round, sets) + shared * shares(round, sets)
+        return BlockWeights(a, weights * (missing & heard), state["models"][round.cohort])
+
+    return Compensation(init, apply, columns=("models",), weigh=weigh)
 
 
 def fdms() -> Compensation:
@@ -98,7 +114,12 @@ def mifa(*, idle: bool = False) -> Compensation:
         decision = Decision(round.weights[present], round.weights[~present], recalled)
         return decision if idle else _if_any(round, decision), remember(state, round)
 
-    return Compensation(blank, apply, columns=COLUMNS)
+    def weigh(state: State, round: Round, sets: Tensor) -> BlockWeights:
+        missing = ~members(round, sets) if idle else _missing(round, sets)
+        recalled = recall(state, round, round.cohort)
+        return BlockWeights(own(round, sets), round.weights.cpu() * missing, recalled)
+
+    return Compensation(blank, apply, columns=COLUMNS, weigh=weigh)
 
 
 def fedvarp() -> Compensation:
@@ -107,7 +128,10 @@ def fedvarp() -> Compensation:
     def apply(state: State, round: Round) -> tuple[Decision, State]:
         return _varp(round, recall(state, round, round.cohort)), remember(state, round)
 
-    return Compensation(blank, apply, columns=COLUMNS)
+    def weigh(state: State, round: Round, sets: Tensor) -> BlockWeights:
+        return _varp_blocks(round, sets, recall(state, round, round.cohort))
+
+    return Compensation(blank, apply, columns=COLUMNS, weigh=weigh)
 
 
 def cluster_fedvarp(*, clusters: int = 2) -> Compensation:
@@ -122,9 +146,12 @@ def cluster_fedvarp(*, clusters: int = 2) -> Compensation:
         blocks = _blocks(clients, clusters, device)
         return blank(clusters, size, device) | {"cluster": blocks}
 
-    def apply(state: State, round: Round) -> tuple[Decision, State]:
+    def rows_of(state: State) -> torch.Tensor:
         # Within the memory's rows, whatever a checkpoint says.
-        cluster = state["cluster"].clamp(0, clusters - 1)
+        return state["cluster"].clamp(0, clusters - 1)
+
+    def apply(state: State, round: Round) -> tuple[Decision, State]:
+        cluster = rows_of(state)
         decision = _varp(round, recall(state, round, cluster[round.cohort]))
         mine = cluster[round.arrived]
         heard = mine.unique()
@@ -150,7 +177,10 @@ def cluster_fedvarp(*, clusters: int = 2) -> Compensation:
         memory = {name: state[name] for name in ("updates", "kept", "age")}
         return decision, remember(memory, view) | {"cluster": state["cluster"]}
 
-    return Compensation(init, apply, columns=COLUMNS)
+    def weigh(state: State, round: Round, sets: Tensor) -> BlockWeights:
+        return _varp_blocks(round, sets, recall(state, round, rows_of(state)[round.cohort]))
+
+    return Compensation(init, apply, columns=COLUMNS, weigh=weigh)
 
 
 def fedau(*, cutoff: int = 50) -> Compensation:
@@ -179,7 +209,10 @@ def fedau(*, cutoff: int = 50) -> Compensation:
         }
         return decision, after
 
-    return Compensation(init, apply)
+    def weigh(state: State, round: Round, sets: Tensor) -> BlockWeights:
+        return BlockWeights(own(round, sets) * state["omega"][round.arrived].cpu())
+
+    return Compensation(init, apply, weigh=weigh)
 
 
 def known_p(*, p: float | Sequence[float] = 0.3) -> Compensation:
@@ -203,7 +236,10 @@ def known_p(*, p: float | Sequence[float] = 0.3) -> Compensation:
     def apply(state: State, round: Round) -> tuple[Decision, State]:
         return Decision(round.weights[round.present] / state["p"][round.arrived]), state
 
-    return Compensation(init, apply)
+    def weigh(state: State, round: Round, sets: Tensor) -> BlockWeights:
+        return BlockWeights(own(round, sets) / state["p"][round.arrived].cpu())
+
+    return Compensation(init, apply, weigh=weigh)
 
 
 def few(*, heard: int = 2, clusters: int = 2) -> Compensation:
@@ -254,6 +290,19 @@ def _varp(round: Round, recalled: Tensor) -> Decision:
     b = round.weights.clone()
     b[round.present] -= a
     return _if_any(round, Decision(a, b, recalled))
+
+
+def _varp_blocks(round: Round, sets: Tensor, recalled: Tensor) -> BlockWeights:
+    """The same for many sets of arrivals at once."""
+    a = shares(round, sets)
+    b = round.weights.cpu() * sets.any(1, keepdim=True)
+    b[:, round.present.cpu()] -= a
+    return BlockWeights(a, b, recalled)
+
+
+def _missing(round: Round, sets: Tensor) -> Tensor:
+    """Who is to be recalled for each set of arrivals: nobody where the set is empty, as in `_if_any`."""
+    return ~members(round, sets) & sets.any(1, keepdim=True)
 
 
 def _if_any(round: Round, decision: Decision) -> Decision:

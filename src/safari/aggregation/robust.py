@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from safari.aggregation.checks import whole
-from safari.aggregation.compensation import Compensation, Decision, Round, State, learning
-from safari.aggregation.rules import share
+from safari.aggregation.compensation import BlockWeights, Compensation, Decision, Round, State, learning
+from safari.aggregation.rules import share, shares
 from safari.errors import ConfigError
 
 # Finite, so that giants among themselves have weights.
@@ -78,7 +78,11 @@ def geometric_median(*, iterations: int = 10, smoothing: float = 1e-6) -> Compen
         a = share(round) / state["apart"][round.arrived]
         return Decision(a / a.sum() if len(a) else a), state
 
-    return learning(init, learn, respond)
+    def weigh(state: State, round: Round, sets: Tensor) -> BlockWeights:
+        a = shares(round, sets) / state["apart"][round.arrived].cpu()
+        return BlockWeights(a / torch.where(sets.any(1), a.sum(1), 1.0)[:, None])
+
+    return learning(init, learn, respond, weigh=weigh)
 
 
 def _apart(round: Round, iterations: int, smoothing: float) -> Tensor:

@@ -84,12 +84,11 @@ def stand_ins(round: Round, sets: Tensor, similarity: Tensor) -> BlockWeights:
     `similarity` holds a number for each pair of clients, NaN where none is known.
     """
     seen = similarity[round.cohort][:, round.arrived].cpu()
-    weights, arrived = round.weights.cpu(), round.present.cpu()
-    missing = torch.ones(len(sets), len(weights), dtype=torch.bool)
-    missing[:, arrived] = ~sets
+    weights = round.weights.cpu()
     among = sets[:, None].expand(-1, *seen.shape)
-    mixture = torch.where(among & missing[:, :, None], most_similar(seen.expand_as(among), among), 0.0)
-    return BlockWeights(sets * weights[arrived] + weights @ mixture, stand_ins=mixture > 0)
+    spoken_for = among & ~members(round, sets)[:, :, None]
+    mixture = torch.where(spoken_for, most_similar(seen.expand_as(among), among), 0.0)
+    return BlockWeights(own(round, sets) + weights @ mixture, stand_ins=mixture > 0)
 
 
 def names_of(round: Round, mixture: Tensor) -> dict[int, tuple[int, ...]]:
@@ -125,8 +124,20 @@ def share(round: Round) -> Tensor:
 
 def shares(round: Round, sets: Tensor) -> Tensor:
     """The same for each of many sets of arrivals; 0 where a set is empty."""
-    weights = sets * round.weights[round.present].cpu()
+    weights = own(round, sets)
     return weights / torch.where(sets.any(1), weights.sum(1), 1.0)[:, None]
+
+
+def own(round: Round, sets: Tensor) -> Tensor:
+    """The arrivals' weights, for each of many sets of arrivals; 0 for those outside the set."""
+    return sets * round.weights[round.present].cpu()
+
+
+def members(round: Round, sets: Tensor) -> Tensor:
+    """`bool[sets, cohort]`: is this client in the set of arrivals?"""
+    found = torch.zeros(len(sets), len(round.cohort), dtype=torch.bool)
+    found[:, round.present.cpu()] = sets
+    return found
 
 
 def check_pairs(rule: str, clients: int, most: int = MOST_CLIENTS_WITH_PAIRS) -> None:

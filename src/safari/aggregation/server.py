@@ -5,6 +5,7 @@ This is all that another framework needs of SAFARI.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import isfunction
@@ -146,6 +147,7 @@ class Server:
         masks: Mapping[int, Vector] | None = None,
         came: Mapping[int, Vector] | None = None,
         most_kept: int | None = None,
+        shares: Mapping[int, float] | None = None,
     ) -> tuple[Server, Outcome]:
         """One round: the next server, and what happened.
 
@@ -153,7 +155,8 @@ class Server:
         the mask that a client trained with, by client id: bools, True where a number is kept. A client
         without one cut nothing. `came`: which numbers of a model arrived, by client id: bools; a model
         without an entry arrived whole. Numbers that did not arrive are not looked at. `most_kept`: how many
-        numbers a mask may keep, those that are never pruned included.
+        numbers a mask may keep, those that are never pruned included. `shares`: what each of the cohort counts for
+        in this round, by client id, such as how often it was drawn; by default the server's `weights`.
 
         A model of the wrong length, with a NaN or infinity in it, or not of numbers at all is refused, and so
         is one whose mask does not fit or keeps too much, that is not 0 where its mask cuts, or that the gate
@@ -188,7 +191,9 @@ class Server:
         models = torch.stack([fitting[i] for i in ids]) if ids else self.model.new_empty((0, len(self.model)))
         stacked = self._stack_masks([given.get(i) for i in ids])
         arrived = self._stack_masks([parts.get(i) for i in ids])
-        server, outcome = self.step_stacked(ids, models, cohort, stacked, arrived, most_kept=most_kept)
+        server, outcome = self.step_stacked(
+            ids, models, cohort, stacked, arrived, most_kept=most_kept, shares=shares
+        )
         return server, replace(outcome, refused=refused | dict(outcome.refused))
 
     def step_stacked(
@@ -203,26 +208,27 @@ class Server:
         up: Mapping[str, Tensor] | None = None,
         most_kept: int | None = None,
         lr: float = 0.0,
+        shares: Mapping[int, float] | None = None,
     ) -> tuple[Server, Outcome]:
         """The same for models in one matrix: row i is the model of client `ids[i]`; ids ascend.
 
         `masks`: `bool[len(ids), size]`, or one row for all; None: nothing was cut. `came`: `bool[len(ids),
         size]`, True where a number arrived; None: all of them did. A client of whom nothing came is missing.
         `same_mask`: every client has the same mask, those who are missing included. `up`: what clients sent
-        beside their models, by name, a row for each id. `most_kept`: how many numbers a mask may keep.
-        `lr`: the learning rate of the clients' steps, for client algorithms that ask for it (`Round.lr`).
+        beside their models, by name, a row for each id. `most_kept`: how many numbers a mask may keep. `shares`: see
+        `step`. `lr`: the learning rate of the clients' steps, for client algorithms that ask for it (`Round.lr`).
         """
         asked = self._cohort(cohort)
         ids = whole_ids("ids", ids)
         self._check_stacked(ids, models, masks, asked)
         self._check_came(came, len(ids))
-        shares = {} if came is None else _shares_that_came(ids, came)
-        if came is not None and not any(0 < share < 1 for share in shares.values()):
+        parts = {} if came is None else _shares_that_came(ids, came)
+        if came is not None and not any(0 < share < 1 for share in parts.values()):
             came = None
         if came is not None:
             models = torch.where(came, models, 0.0)
         refused = _unusable(ids, models, masks, most_kept) | _unusable_beside(ids, up)
-        empty = {client for client, share in shares.items() if not share}
+        empty = {client for client, share in parts.items() if not share}
         if refused or empty:
             good = [i for i, client in enumerate(ids) if client not in refused and client not in empty]
             ids, models = [ids[i] for i in good], models[good]
@@ -233,7 +239,7 @@ class Server:
             masks = torch.ones((1, len(self.model)), dtype=torch.bool, device=models.device)
         device = self.model.device
         cohort_ids = torch.tensor(asked, dtype=torch.int64, device=device)
-        weights = self.weights[cohort_ids]
+        weights = self.weights[cohort_ids] if shares is None else _cohort_shares(shares, asked).to(device)
         view = Round(
             number=self.round,
             global_model=self.model,
@@ -259,7 +265,7 @@ class Server:
             part_stand_ins={client: who for client, who in decision.stand_ins.items() if client in arrived},
             shares=decision.a if decision.shares is None else decision.shares,
             own=view.weights[view.present],
-            parts={client: share for client, share in shares.items() if client in arrived and share < 1},
+            parts={client: share for client, share in parts.items() if client in arrived and share < 1},
             clipped=dict(ruling.clipped),
         )
         return following, outcome
@@ -403,6 +409,15 @@ def _shares(weights: Sequence[float] | None, clients: int) -> Tensor:
         client = int(wrong[0])
         raise SafariError(f"{expected}, got {shares[client].item()} for client {client}")
     return shares
+
+
+def _cohort_shares(shares: Mapping[int, float], asked: Sequence[int]) -> Tensor:
+    found = [float(shares.get(client, 0.0)) for client in asked]
+    if not all(math.isfinite(share) and share > 0 for share in found):
+        raise SafariError(
+            f"shares must hold a positive, finite number for each of the cohort, got {dict(shares)}"
+        )
+    return torch.tensor(found, dtype=torch.float64)
 
 
 def _is_mask(mask: object, shape: torch.Size) -> bool:

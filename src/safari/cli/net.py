@@ -8,13 +8,16 @@ from typing import Any
 
 import click
 
+# Lines for clients on the terminal; the rest are in a file.
+_SHOWN = 10
+
 
 @click.group(short_help="Train over datagrams on a local network.")
 def net() -> None:
     """Train over best-effort datagrams: a ready example, one command on each machine.
 
     The server makes certificates, starts a Flower SuperLink and waits for the clients. Each client joins
-    with the line that the server prints. They train on the embedded digits; models go in encrypted UDP
+    with the line that the server prints for it. They train on the embedded digits; models go in encrypted UDP
     datagrams, and what of them arrives by the deadline counts.
     """
 
@@ -71,39 +74,35 @@ def net() -> None:
     show_default=True, help="The folder for certificates, logs and the run; a run that is there goes on.",
 )  # fmt: skip
 def serve(host: str | None, port: int, data_port: int, out: Path, rounds: int, **settings: Any) -> None:
-    """Start a SuperLink with TLS, wait for the clients and train.
+    """Start a SuperLink with TLS and node keys, wait for the clients and train.
 
-    For a lab: the SuperLink asks for no account, and whoever reaches its TCP port can submit an app, whose code
-    runs on this machine and on all clients. Let a firewall admit the clients alone.
+    Clients reach a gate that passes on what SuperNodes with an invited key call, and nothing else: apps can be
+    submitted from this machine alone. Each printed line has a token that is good for one client: hand it to that
+    client alone. Clients run the app that this command submits, and so trust whoever runs it.
 
     \b
     Example, and what to run on each client is printed:
       safari net serve --clients 3
     """
-    from safari.lab.app import check
+    from safari.lab.app import check as check_settings
     from safari.lab.launch import Lab, follow, own_address, superlink
 
     table = {name.replace("_", "-"): value for name, value in settings.items()} | {"rounds": rounds}
     # Report errors here rather than in the log of another process.
-    check(table)
+    check_settings(table)
     lab = Lab(out, host or own_address(), port, data_port, table)
     lab.prepare()
     clients = settings["clients"]
     click.echo(
-        f"warning: whoever reaches TCP port {port} can run code on this machine and on its clients: serve only where "
-        "you trust everyone on the network",
-        err=True,
-    )
-    click.echo(
         f"server: {lab.host}, TCP port {port} for control and UDP port {data_port} for models", err=True
     )
-    click.echo(f"on each of the {clients} clients, with its own number from 0 to {clients - 1}:", err=True)
-    click.echo(
-        f"  safari net join {lab.host}:{port} --client 0 --clients {clients} --fingerprint {lab.fingerprint}",
-        err=True,
-    )
-    with superlink(lab):
-        follow(lab, lambda record: click.echo(_line(record, rounds)))
+    with superlink(lab) as check_processes:
+        click.echo(f"on the {clients} clients, each line on one of them:", err=True)
+        for client in range(min(clients, _SHOWN)):
+            click.echo(f"  {lab.invitation(client)}", err=True)
+        if clients > _SHOWN:
+            click.echo(f"  ... and so on: {lab.invitations.folder / 'commands.txt'}", err=True)
+        follow(lab, check_processes, lambda record: click.echo(_line(record, rounds)))
     click.echo(f"done: safari show {lab.run}", err=True)
 
 
@@ -111,25 +110,104 @@ def serve(host: str | None, port: int, data_port: int, out: Path, rounds: int, *
 @click.argument("server", metavar="HOST:PORT")
 @click.option("--client", type=click.IntRange(0), required=True, help="Which client this is, from 0.")
 @click.option("--clients", type=click.IntRange(1), required=True, help="How many there are.")
+@click.option(
+    "--token",
+    required=True,
+    envvar="SAFARI_NET_TOKEN",
+    show_envvar=True,
+    help="This client's, as the server has printed it.",
+)
 @click.option("--fingerprint", help="The server's, as it has printed it.")
 @click.option(
     "--certificate", type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="Or the certificate of the server's authority (ca.crt).",
 )  # fmt: skip
-def join(server: str, client: int, clients: int, fingerprint: str | None, certificate: Path | None) -> None:
+def join(
+    server: str, client: int, clients: int, token: str, fingerprint: str | None, certificate: Path | None
+) -> None:
     """Join the server at HOST:PORT as a client, and train until Ctrl-C.
+
+    Makes a key for this client, which stays on this machine, and shows the server its public half together with the
+    token. The app that the server submits then runs here with your rights: join only a server whose operator you trust.
 
     \b
     Example, as the server prints it:
-      safari net join 192.168.1.10:8000 --client 0 --clients 3 --fingerprint 3f9a...
+      safari net join 192.168.1.10:8000 --client 0 --clients 3 --fingerprint 3f9a... --token 5d01...
     """
     from safari.lab.launch import join as join_lab
 
     if client >= clients:
         raise click.UsageError(f"--client must lie between 0 and {clients - 1}, got {client}")
-    code = join_lab(server, client, clients, known_by=fingerprint, certificate=certificate)
+    code = join_lab(server, client, clients, token=token, known_by=fingerprint, certificate=certificate)
     if code:
         raise click.ClickException(f"the SuperNode ended with exit code {code}; it says why above")
+
+
+_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
+
+
+@net.command(short_help="Put a gate in front of a SuperLink of your own.")
+@click.option(
+    "--superlink", metavar="HOST:PORT", default="127.0.0.1:9091", show_default=True,
+    help="Where it listens; nobody else should reach it there.",
+)  # fmt: skip
+@click.option(
+    "--authority", type=_FILE, required=True, help="The certificate that the SuperLink's is signed with."
+)
+@click.option(
+    "--certificate", type=_FILE, required=True, help="What the gate shows to devices, with its chain."
+)
+@click.option("--key", type=_FILE, required=True, help="The certificate's key.")
+@click.option("--host", default="0.0.0.0", show_default=True, help="The address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(1, 65535), default=8000, show_default=True, help="TCP, for devices."
+)
+@click.option(
+    "--devices", type=click.IntRange(1, 100_000), default=100, show_default=True,
+    help="About how many; beyond that, connections are refused.",
+)  # fmt: skip
+# What `safari net serve` adds for its own clients.
+@click.option("--invitations", type=click.Path(path_type=Path, file_okay=False, exists=True), hidden=True)
+@click.option("--app", "apps", multiple=True, hidden=True)
+def gate(
+    superlink: str,
+    authority: Path,
+    certificate: Path,
+    key: Path,
+    host: str,
+    port: int,
+    devices: int,
+    invitations: Path | None,
+    apps: tuple[str, ...],
+) -> None:
+    """Pass on what SuperNodes with registered keys call, and nothing else.
+
+    A SuperLink has the API with which apps are submitted, and so code is run, on the same port as the one for
+    SuperNodes. Start it with --host 127.0.0.1 and --enable-supernode-auth, and this in front of it.
+
+    \b
+    Example:
+      safari net gate --authority ca.crt --certificate server.crt --key server.key
+    """
+    from safari.lab.gate import Gate
+    from safari.lab.gate import serve as serve_gate
+    from safari.lab.invitations import open_invitations
+    from safari.net.certificates import Certificates
+
+    name, _, number = superlink.rpartition(":")
+    if not name or not number.isdecimal():
+        raise click.UsageError(f"--superlink must be host:port, got {superlink!r}")
+    found = Gate(
+        superlink,
+        authority,
+        open_invitations(invitations, devices) if invitations is not None else None,
+        frozenset(apps) or None,
+        lambda text: click.echo(text, err=True),
+    )
+    found.register_known()
+    told = f"{host}, TCP port {port}: Fleet calls for {superlink}, and nothing else"
+    files = Certificates(authority, certificate, key)
+    serve_gate(found, host, port, files, devices, lambda: click.echo(told, err=True))
 
 
 def _line(record: Mapping[str, Any], rounds: int) -> str:

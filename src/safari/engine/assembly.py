@@ -76,6 +76,10 @@ def assemble(config: Config, seed: int, data: Data, parts: Parts | None = None) 
     if not problems.lines:
         problems.attempt(lambda: _try_masks(world))
     problems.attempt(lambda: check_packets(world))
+    problems.attempt(lambda: _start_sampling(world))
+    if problems.lines:
+        # Rules are tried on the cohort of the first round.
+        raise ConfigError(problems.lines)
     for arm in config.arms:
         problems.attempt(partial(_start_rule, arm, world))
     own_steps = any(is_own("step", plug.name) for plug in config.aggregation.steps)
@@ -88,6 +92,7 @@ def assemble(config: Config, seed: int, data: Data, parts: Parts | None = None) 
 def check_rest(config: Config, seed: int, data: Data, problems: Problems) -> None:
     """Note what is wrong with the division of the data, the model and the links, where another part is missing."""
     plain = replace(config, arms=(Arm("drop", Plug("drop")),), pruning=Pruning(), policy=Plug("static"))
+    plain = replace(plain, sampling=Plug("uniform"))
     fedavg, perfect = Plug("fedavg"), Plug("perfect")
     for up, down in ((perfect, perfect), (config.uplink, perfect), (perfect, config.downlink)):
         made = replace(plain, client=fedavg, uplink=up, downlink=down)
@@ -138,6 +143,7 @@ def _world(
         pruner=built.pruner,
         policy=built.policy,
         client=built.client,
+        sampling=built.sampling,
         known=Known(
             torch.tensor(classes, dtype=torch.float32, device=device),
             torch.tensor([len(share) for share in shares], dtype=torch.float32, device=device),
@@ -174,6 +180,12 @@ def _start_link(built: Parts, direction: str, seed: int, counts: np.ndarray) -> 
     if is_own("link", plug.name):
         check_arrays(f"{direction}.name: {plug.name}", "init", state)
         link.apply(state, 0, generator(seed, direction, 0))
+
+
+def _start_sampling(world: World) -> None:
+    """Draw the first cohort, so that what would go wrong with it is told before the run."""
+    start = partial(world.sampling.init, len(world.parts), world.layout.parameters, world.device)
+    world.sample(named("sampling", start), 0)
 
 
 def _start_rule(arm: Arm, world: World) -> None:

@@ -13,9 +13,12 @@ from safari.engine.codec import RoundCodec
 from safari.engine.diagnosis import Everyone, diagnose, due
 from safari.engine.state import State
 from safari.engine.world import World
+from safari.rounds.arrivals import Arrived, noted
 from safari.runs.measure import Facts, MaskCount, Stopwatch, record_of
 from safari.runs.metrics import RunMetrics
 from safari.runs.record import RoundRecord
+from safari.sampling import Draw
+from safari.sampling import State as SamplingState
 
 Link = dict[str, np.ndarray]
 
@@ -26,9 +29,10 @@ def close_round(
     server: Server,
     outcome: Outcome,
     *,
+    sampled: tuple[Draw, SamplingState],
+    arrived: Arrived,
     links: tuple[Link, Link],
     trained: Sequence[int],
-    losses: Sequence[float],
     masks: MaskCount,
     codec: RoundCodec,
     watch: Stopwatch,
@@ -42,13 +46,15 @@ def close_round(
 ) -> tuple[State, RoundRecord, dict[str, float]]:
     """The next state, the round's record, and the seconds each part took.
 
-    `state` is the one before the round, `server` the one after it; `links` are the next states of uplink and
+    `state` is the one before the round, `server` the one after it; `sampled` is who was asked, with the sampling's
+    state before it has heard from them, and `arrived` what came; `links` are the next states of uplink and
     downlink, `policy` and `clients` those of the mask policy and of the client algorithm, `packets` that of the
     packets. `mask` is the one that the server announced for this round; None where clients work theirs out. `test`,
     `test_clients` and `everyone` are the engine's ways to test a model, to test it on what each client holds out,
     and to train whoever was missing.
     """
     t, x = state.round, state.server.model
+    draw, sampling = sampled
     watch.lap("aggregate")
     scores = test(server.model)
     average_scores = None if server.average is None else test(server.average)
@@ -56,13 +62,13 @@ def close_round(
     watch.lap("evaluate")
     diagnosis = None
     if due(world, t):
-        diagnosis = diagnose(world, x, server.model, world.cohort(t), outcome, everyone)
+        diagnosis = diagnose(world, x, server.model, draw, outcome, everyone)
         watch.lap("diagnose")
     facts = Facts(
         round=t,
         trained=trained,
         outcome=outcome,
-        losses=losses,
+        losses=arrived.losses.tolist(),
         masks=masks,
         sizes=codec.sizes(),
         modes=codec.modes(),
@@ -76,8 +82,13 @@ def close_round(
         by_client=by_client,
     )
     uplink, downlink = links
-    after = State(server, uplink, downlink, policy, clients, mask, codec.residual, packets)
-    return after, record_of(world.layout, facts), watch.seconds
+    sampling = noted(world.sampling, sampling, x, world.layout.parameters, outcome, arrived)
+    after = State(server, uplink, downlink, policy, clients, mask, codec.residual, packets, sampling)
+    record = record_of(world.layout, facts)
+    shares = draw.by_client
+    if shares is not None:
+        record = record.with_extra(shares={str(client): share for client, share in shares.items()})
+    return after, record, watch.seconds
 
 
 def _kept(state: State, mask: Tensor | None) -> tuple[Tensor, Tensor] | None:

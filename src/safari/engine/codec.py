@@ -138,7 +138,8 @@ class RoundCodec:
     @property
     def _all_hear_every_round(self) -> bool:
         config = self._world.config
-        return config.downlink.name == "perfect" and config.cohort in (0, config.clients)
+        everybody = config.sampling.name == "uniform" and config.cohort in (0, config.clients)
+        return config.downlink.name == "perfect" and everybody
 
     @cached_property
     def layout(self) -> WireLayout:

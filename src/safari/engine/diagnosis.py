@@ -13,6 +13,7 @@ from torch import Tensor
 
 from safari.aggregation import Outcome
 from safari.engine.world import World
+from safari.sampling import Draw
 
 # Models `[clients, size]` and masks `[clients or 1, size]` of these clients, as an engine trains them.
 Everyone = Callable[[Sequence[int]], tuple[Tensor, Tensor]]
@@ -27,7 +28,7 @@ def due(world: World, t: int) -> bool:
 
 
 def diagnose(
-    world: World, x: Tensor, after: Tensor, cohort: Sequence[int], outcome: Outcome, everyone: Everyone
+    world: World, x: Tensor, after: Tensor, draw: Draw, outcome: Outcome, everyone: Everyone
 ) -> Diagnosis:
     """What a round did, against what it would have done had everything arrived. Parameters only, no buffers.
 
@@ -38,11 +39,11 @@ def diagnose(
     shares (what a mixture comes to is seen in error). delta: ‖x − x ⊙ M_i‖ / ‖x‖, mean over the
     clients. dissimilarity: Σ_i w_i ‖Δ_i − Δ̄‖² / ‖Δ̄‖². None for what cannot be said.
     """
-    parameters = world.layout.parameters
+    parameters, cohort = world.layout.parameters, draw.clients
     models, masks = everyone(cohort)
     before = x[:parameters].double()
     updates = models[:, :parameters].double() - before
-    weights = _weights(world, cohort).to(x.device)
+    weights = _weights(world, draw).to(x.device)
     full = weights @ updates
     step = after[:parameters].double() - before
     cut = torch.where(masks[:, :parameters], 0.0, before)
@@ -54,9 +55,11 @@ def diagnose(
     }
 
 
-def _weights(world: World, cohort: Sequence[int]) -> Tensor:
+def _weights(world: World, draw: Draw) -> Tensor:
+    if draw.shares is not None:
+        return torch.tensor(draw.shares, dtype=torch.float64)
     everybody = world.client_weights or [1.0] * len(world.parts)
-    found = torch.tensor([everybody[client] for client in cohort], dtype=torch.float64)
+    found = torch.tensor([everybody[client] for client in draw.clients], dtype=torch.float64)
     return found / found.sum()
 
 

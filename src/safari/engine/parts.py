@@ -21,6 +21,7 @@ from safari.links import LINKS, PACKET_LINKS, Link, PacketLink, link_of
 from safari.models import MODELS
 from safari.plugins import check_options, resolve
 from safari.pruning import POLICIES, PRUNERS, MaskPolicy, Pruner, as_pruner, for_task
+from safari.sampling import SAMPLINGS, Sampling, sampling_of
 from safari.tasks import TASKS, Task
 from safari.training import CLIENTS, ClientAlgorithm
 
@@ -35,6 +36,7 @@ KINDS: dict[str, tuple[Mapping[str, Any], str]] = {
     "pruner": (PRUNERS, "pruning.pruner"),
     "policy": (POLICIES, "policy.name"),
     "client": (CLIENTS, "client.name"),
+    "sampling": (SAMPLINGS, "sampling.name"),
     "link": (LINKS, "uplink.name, downlink.name"),
     "packets": (PACKET_LINKS, "packets.name"),
     "rule": (RULES, "arms"),
@@ -58,6 +60,7 @@ class Parts:
     pruner: Pruner
     policy: MaskPolicy
     client: ClientAlgorithm
+    sampling: Sampling
     uplink: Link
     downlink: Link
     packets: PacketLink
@@ -101,6 +104,7 @@ def parts_of(config: Config) -> Parts:
         "pruner": attempt(partial(_pruner, config, task)),
         "policy": attempt(partial(_built, "policy", config.policy, MaskPolicy)),
         "client": attempt(partial(_built, "client", config.client, ClientAlgorithm)),
+        "sampling": attempt(partial(sampling_of, config.sampling.name, config.sampling.options)),
         "packets": attempt(partial(_built, "packets", config.packets, PacketLink)),
     }
     for direction in ("uplink", "downlink"):

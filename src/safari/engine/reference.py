@@ -39,8 +39,9 @@ def run_round(world: World, state: State) -> tuple[State, RoundRecord, dict[str,
     x = as_received(x, masks)
     codec, down = RoundCodec(world, x, t, masks, state.residual, state.mask), world.down(state.server)
     codec.beside_down(down)
-    cohort = world.cohort(t)
-    heard, answered, uplink, downlink = network(world, state)
+    draw, sampling = world.sample(state.sampling, t)
+    cohort = draw.clients
+    heard, answered, uplink, downlink = network(world, state, cohort)
 
     # 2. Each client that received it computes a mask on it and trains inside the mask (Algorithm 2).
     uploads, clients = Uploads(), state.clients
@@ -76,15 +77,17 @@ def run_round(world: World, state: State) -> tuple[State, RoundRecord, dict[str,
         same_mask=masks.shared is not None,
         up=arrived.up,
         lr=world.lr(t),
+        shares=draw.by_client,
     )
     return close_round(
         world,
         state,
         server,
         outcome,
+        sampled=(draw, sampling),
+        arrived=arrived,
         links=(uplink, downlink),
         trained=[client for client in cohort if heard[client]],
-        losses=arrived.losses.tolist(),
         masks=count,
         codec=codec,
         watch=watch,
@@ -99,14 +102,14 @@ def run_round(world: World, state: State) -> tuple[State, RoundRecord, dict[str,
 
 
 def network(
-    world: World, state: State
+    world: World, state: State, cohort: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Whom the broadcast reaches, whose answer would arrive, and both links' next states."""
     t = state.round
     heard, downlink = world.downlink.apply(state.downlink, t, generator(world.seed, "downlink", t))
     answered, uplink = world.uplink.apply(state.uplink, t, generator(world.seed, "uplink", t))
     rule = state.server.rule
-    if rule.overrides_network and (not rule.needs_arrival or bool((heard & answered)[world.cohort(t)].any())):
+    if rule.overrides_network and (not rule.needs_arrival or bool((heard & answered)[list(cohort)].any())):
         heard = answered = np.ones(len(world.parts), dtype=bool)
     return heard, answered, uplink, downlink
 

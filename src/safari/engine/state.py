@@ -17,6 +17,7 @@ from safari.pruning import POLICIES
 from safari.rounds.resume import checked_rule_state, fitting, meaning, refuse_changes, saved_server
 from safari.runs import Saved, Trial
 from safari.runs.similarity import MATRICES, MOST_CLIENTS, due, matrix_of, to_line
+from safari.sampling import SAMPLINGS
 
 # What the packets' state holds besides the link's own: how the last measured upload was cut.
 MEASURED = "measured"
@@ -41,6 +42,8 @@ class State:
     residual: torch.Tensor | None = None
     # What lasts of the packets in which uploads travel, where they do.
     packets: dict[str, np.ndarray] = field(default_factory=dict)
+    # What the sampling has learned of the clients.
+    sampling: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def average(self) -> torch.Tensor | None:
@@ -65,6 +68,7 @@ def initial(world: World, rule: Compensation) -> State:
         if world.config.wire.feeds_back
         else None,
         packets={} if world.packets.whole else world.packets.init(world.setting("packets")),
+        sampling=dict(world.sampling.init(len(world.parts), world.layout.parameters, world.device)),
     )
 
 
@@ -77,6 +81,7 @@ def to_saved(state: State, world: World, trial: Trial) -> Saved:
         tensors |= {f"{direction}.{name}": torch.from_numpy(array.copy()) for name, array in link.items()}
     tensors |= {f"policy.{name}": tensor for name, tensor in state.policy.items()}
     tensors |= {f"client.{name}": tensor for name, tensor in state.clients.items()}
+    tensors |= {f"sampling.{name}": tensor for name, tensor in state.sampling.items()}
     if state.mask is not None:
         tensors["mask"] = state.mask
     if state.residual is not None:
@@ -155,6 +160,7 @@ def from_saved(saved: Saved, world: World, rule: Compensation, trial: Trial) -> 
         mask=None if mask is None else fitting(trial, "mask", mask, state.server.model.bool()),
         residual=residual,
         packets=packets,
+        sampling=part("sampling.", state.sampling, world.config.sampling.name not in SAMPLINGS),
     )
 
 

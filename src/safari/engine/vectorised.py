@@ -49,6 +49,7 @@ from safari.rounds.beside import rounded
 from safari.rounds.masks import as_received
 from safari.runs.measure import MaskCount, Stopwatch
 from safari.runs.record import RoundRecord
+from safari.sampling import SAMPLINGS
 from safari.training import ClientSide, Known
 
 # Samples that try out a way of stacking: enough for batch norm's statistics, and an even number.
@@ -106,7 +107,8 @@ class Vectorised:
         self._random: dict[int, RandomState] = {}
         self._up_names: list[str] = []
         # While a GPU computes the host has nothing else to do; a CPU has.
-        ahead = world.cohort if world.device.type == "cuda" else None
+        foreseen = world.sampling.learn is None and world.config.sampling.name in SAMPLINGS
+        ahead = world.cohort if world.device.type == "cuda" and foreseen else None
         self._training_draws = Draws(world.training_draw, ahead)
         needed = world.pruner.needs_data and world.config.policy.name == "static"
         self._pruning_draws = Draws(world.pruning_draw, ahead if needed else None)
@@ -148,8 +150,9 @@ class Vectorised:
         x = as_received(x, masks)
         codec, down = RoundCodec(world, x, t, masks, state.residual, state.mask), world.down(state.server)
         codec.beside_down(down)
-        cohort = world.cohort(t)
-        heard, answered, uplink, downlink = network(world, state)
+        draw, sampling = world.sample(state.sampling, t)
+        cohort = draw.clients
+        heard, answered, uplink, downlink = network(world, state, cohort)
         trained = [client for client in cohort if heard[client]]
         arriving = [client for client in trained if answered[client]]
         # Of an upload that is lost nobody sees anything, unless its client remembers what it did.
@@ -189,15 +192,17 @@ class Vectorised:
             same_mask=masks.shared is not None,
             up=arrived.up,
             lr=world.lr(t),
+            shares=draw.by_client,
         )
         return close_round(
             world,
             state,
             server,
             outcome,
+            sampled=(draw, sampling),
+            arrived=arrived,
             links=(uplink, downlink),
             trained=trained,
-            losses=arrived.losses.tolist(),
             masks=count,
             codec=codec,
             watch=watch,

@@ -30,6 +30,8 @@ from safari.pruning.policy import State as PolicyState
 from safari.rounds.half import half_state, half_step
 from safari.rounds.masks import budget_of, mask_and_votes, masked_gradient, policy_masks, sparsity_of
 from safari.rounds.rate import learning_rate
+from safari.sampling import Draw, Sampling, SamplingRound
+from safari.sampling import State as SamplingState
 from safari.seeds import derive, generator, torch_generator
 from safari.tasks import Task
 from safari.training import ClientAlgorithm, Known, draw_batches, evaluate, gather_norms
@@ -54,6 +56,7 @@ class World:
     pruner: Pruner
     policy: MaskPolicy
     client: ClientAlgorithm
+    sampling: Sampling
     known: Known
     augmentation: Augmentation
     uplink: Link
@@ -109,7 +112,21 @@ class World:
         # Before anything was trained, all clients and arms have the same mask when it needs no data.
         if t == 0 and support is None and pruner is None and not self.pruner.needs_data:
             return self._first_mask
+        if pruner is None and not self.pruner.needs_data and self._is_untrained(x, support):
+            key = (sparsity_of(self.config.pruning, t), support is None)
+            if key not in self._untrained_masks:
+                self._untrained_masks[key] = self._score_mask(x, t, support, client, self.pruner)
+            return self._untrained_masks[key]
         return self._score_mask(x, t, support, client, pruner or self.pruner)
+
+    def _is_untrained(self, x: Tensor, support: Tensor | None) -> bool:
+        """Is this still the first model, because nothing has arrived yet? Then its mask is scored once: SynFlow
+        takes longer than the rest of a round."""
+        return torch.equal(x, self.start) and (support is None or torch.equal(support, self.start != 0))
+
+    @cached_property
+    def _untrained_masks(self) -> dict[tuple[float, bool], Tensor]:
+        return {}
 
     @cached_property
     def _first_mask(self) -> Tensor:
@@ -235,13 +252,19 @@ class World:
             found.append(scores[self.task.score])
         return found
 
+    def sample(self, state: SamplingState, t: int) -> tuple[Draw, SamplingState]:
+        """Who is asked in round t, from the sampling's state; and its next state."""
+        size, rng = self.config.cohort or len(self.parts), generator(self.seed, "cohort", t)
+        return self.sampling.apply(state, SamplingRound(t, size, self._sampling_weights, rng))
+
+    @cached_property
+    def _sampling_weights(self) -> np.ndarray:
+        return np.array(self.client_weights or np.ones(len(self.parts)), np.float64)
+
     def cohort(self, t: int) -> list[int]:
-        """Who is asked in round t, ascending."""
-        clients = len(self.parts)
-        if self.config.cohort in (0, clients):
-            return list(range(clients))
-        rng = generator(self.seed, "cohort", t)
-        return sorted(rng.choice(clients, self.config.cohort, replace=False).tolist())
+        """Who is asked in round t, ascending, by a sampling that has learned nothing before it."""
+        first = self.sampling.init(len(self.parts), self.layout.parameters, self.device)
+        return list(self.sample(first, t)[0].clients)
 
     def training_draw(self, client: int, t: int) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
         """Which samples a client sees in round t, `int64[steps, batch]`, and the draws of its augmentation,

@@ -7,7 +7,7 @@ more: the axes that grow are those. So this works with any rule, also a user's o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import gt
 
@@ -32,7 +32,7 @@ def grown_half(
     device = torch.device("cpu")
     first = {f"{_HALF}{name}": tensor for name, tensor in half.init(clients, parameters, device).items()}
     return {
-        name: _inside(name, old, first, "client algorithm") if name in first else old
+        name: inside(name, old, first, "client algorithm") if name in first else old
         for name, old in tensors.items()
     }
 
@@ -57,7 +57,7 @@ def grown(server: Server, clients: int) -> Server:
     `server` has been started with the larger number; its `state` is of the smaller one.
     """
     first = _first_state(server, clients)
-    return replace(server, state={name: _inside(name, old, first) for name, old in server.state.items()})
+    return replace(server, state={name: inside(name, old, first) for name, old in server.state.items()})
 
 
 def vacated(server: Server, seats: Iterable[int]) -> Server:
@@ -85,6 +85,30 @@ def vacated(server: Server, seats: Iterable[int]) -> Server:
     return replace(server, state=state)
 
 
+def vacated_rows(
+    init: Callable[[int, int, torch.device], State],
+    state: State,
+    clients: int,
+    parameters: int,
+    seats: Iterable[int],
+) -> State:
+    """A part's state without what it holds of the clients that had these seats; `init` is the part's own."""
+    rows = sorted(set(seats))
+    if not rows or not state:
+        return state
+    device = torch.device("cpu")
+    first, axes = (
+        init(clients, parameters, device),
+        _changed_axes(init(clients, 1, device), init(clients + 1, 1, device)),
+    )
+    return {
+        name: _cleared(old, first[name], axes[name], rows)
+        if name in axes and first[name].shape == old.shape
+        else old
+        for name, old in state.items()
+    }
+
+
 def _cleared(old: Tensor, first: Tensor, axes: Sequence[int], rows: Sequence[int]) -> Tensor:
     """A tensor that is as at first for these clients, along these axes."""
     new, index = old.clone(), torch.tensor(rows, device=old.device)
@@ -93,7 +117,7 @@ def _cleared(old: Tensor, first: Tensor, axes: Sequence[int], rows: Sequence[int
     return new
 
 
-def _inside(name: str, old: Tensor, first: Mapping[str, Tensor], what: str = "rule") -> Tensor:
+def inside(name: str, old: Tensor, first: Mapping[str, Tensor], what: str = "rule") -> Tensor:
     """The first state of all clients, with what is known of the earlier ones in its corner."""
     wider = first.get(name)
     if wider is None or wider.ndim != old.ndim or any(map(gt, old.shape, wider.shape)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from safari.errors import RunError
 from safari.flower.broadcast import Broadcast
 from safari.flower.collect import Collected
 from safari.flower.roster import Roster
-from safari.flower.rule_state import grown, grown_half
+from safari.flower.rule_state import grown, grown_half, inside
 from safari.models import Layout
 from safari.pruning import POLICIES
 from safari.rounds.resume import checked_rule_state, fitting, meaning, refuse_changes, saved_server
@@ -28,12 +28,15 @@ from safari.runs.elsewhere import decided, undecided
 from safari.runs.environment import environment
 from safari.runs.measure import Facts, MaskCount, record_of
 from safari.runs.record import RoundRecord
+from safari.sampling import SAMPLINGS, Sampling, uniform
 from safari.toml import to_toml
 from safari.training import ServerHalf
 
 Scores = Mapping[str, Any]
 # Where a checkpoint holds what the mask policy carries from round to round.
 _POLICY, _MASK = "policy.", "mask"
+# And what the sampling does.
+_SAMPLING = "sampling."
 _SCORES = {"loss": ("loss",), "top1": ("top1", "accuracy", "eval_acc"), "top5": ("top5",)}
 
 
@@ -41,41 +44,53 @@ _SCORES = {"loss": ("loss",), "top1": ("top1", "accuracy", "eval_acc"), "top5": 
 class Progress:
     """Where a run stands between two rounds: what a checkpoint holds.
 
-    `policy` is the mask policy's state, `mask` the one that was announced last, where one was.
+    `policy` is the mask policy's state, `mask` the one that was announced last, where one was; `sampling` is what
+    the sampling has learned of the clients.
     """
 
     server: Server
     roster: Roster
     policy: Mapping[str, Tensor]
     mask: Tensor | None
+    sampling: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class RunLog:
-    """A run's folder while it is being written. `half`: the server's half of the client algorithm."""
+    """A run's folder while it is being written. `half`: the server's half of the client algorithm; `sampling`: what
+    chooses the clients of a round."""
 
     run: RunFolder
     trial: Trial
     layout: Layout
     half: ServerHalf | None
+    sampling: Sampling = field(default_factory=uniform)
 
     @classmethod
-    def open(cls, path: Path, config: Config, layout: Layout, half: ServerHalf | None = None) -> RunLog:
+    def open(
+        cls,
+        path: Path,
+        config: Config,
+        layout: Layout,
+        half: ServerHalf | None = None,
+        sampling: Sampling | None = None,
+    ) -> RunLog:
         """The folder, new or as an earlier process left it; one that is there is only looked at."""
         arm, seed = config.arms[0].name, config.seed
+        sampling = sampling or uniform()
         trial = Trial(arm, seed, path / "trials" / arm / f"seed-{seed}")
         if not (path / "config.toml").exists():
             run = RunFolder.create(path, config)
             run.write("config.toml", _text(config))
             table = {**environment(torch.device("cpu")), "flwr": version("flwr")}
             run.write("environment.json", json.dumps(table, indent=2) + "\n")
-            return cls(run, trial, layout, half)
+            return cls(run, trial, layout, half, sampling)
         there = RunFolder.open(path)
         if there.trials():
             _refuse_another(there, config, trial)
         # Asked for fewer rounds than are done, the run is as long as it is.
         config = replace(config, rounds=max(config.rounds, trial.done()))
-        return cls(RunFolder(path, config), trial, layout, half)
+        return cls(RunFolder(path, config), trial, layout, half, sampling)
 
     def load(self, first: Progress) -> Progress:
         """The run as of the last checkpoint; as it is at first where there is none.
@@ -120,7 +135,17 @@ class RunLog:
         mask = saved.tensors.get(_MASK)
         if mask is not None:
             mask = fitting(self.trial, _MASK, mask, first.server.model.bool())
-        return Progress(server, known, self._policy(saved, first.policy), mask)
+        return Progress(
+            server, known, self._policy(saved, first.policy), mask, self._sampled(saved, first.sampling)
+        )
+
+    def _sampled(self, saved: Saved, first: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What the sampling knew, with rows for clients that are new; RunError where it has another form."""
+        found = {n.removeprefix(_SAMPLING): t for n, t in saved.tensors.items() if n.startswith(_SAMPLING)}
+        wider = {n: inside(n, t, first, "sampling") for n, t in found.items() if n in first}
+        if self.run.config.sampling.name not in SAMPLINGS:
+            return found | wider
+        return {n: fitting(self.trial, f"{_SAMPLING}{n}", wider.get(n), like) for n, like in first.items()}
 
     def _policy(self, saved: Saved, first: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The mask policy's state; RunError where that of a built-in one has another form.
@@ -144,6 +169,7 @@ class RunLog:
             "roster": now.roster.to_json(),
         }
         tensors = to_tensors(now.server) | {f"{_POLICY}{name}": t for name, t in now.policy.items()}
+        tensors |= {f"{_SAMPLING}{name}": t for name, t in now.sampling.items()}
         if now.mask is not None:
             tensors[_MASK] = now.mask
         saved = Saved(now.server.round, tensors, facts)
@@ -242,10 +268,10 @@ def _refuse_another(there: RunFolder, config: Config, trial: Trial) -> None:
 def _read(scores: Scores) -> dict[str, float | None]:
     """Scores under our names, from those that are usual in Flower or here."""
     found: dict[str, float | None] = dict.fromkeys(_SCORES)
-    for field, names in _SCORES.items():
+    for score, names in _SCORES.items():
         values = [scores[name] for name in names if name in scores]
         if values and isinstance(values[0], int | float) and abs(values[0]) < float("inf"):
-            found[field] = float(values[0])
+            found[score] = float(values[0])
     return found
 
 

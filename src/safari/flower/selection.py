@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from safari.flower.roster import Roster
+from safari.sampling import Draw
 
 
 @dataclass(frozen=True)
 class Selection:
     """`nodes`: to be asked. `absent`: seats of clients that are not connected and count as missing. `spare`:
-    seats that nodes without a name may hold for the time being, when no seat is free."""
+    seats that nodes without a name may hold for the time being, when no seat is free. `node_shares`, `seat_shares`:
+    what each of the nodes and of the absent counts for in the round, where the sampling says so."""
 
     nodes: tuple[int, ...]
     absent: tuple[int, ...]
     spare: tuple[int, ...]
+    node_shares: Mapping[int, float] = field(default_factory=dict)
+    seat_shares: Mapping[int, float] = field(default_factory=dict)
+
+    def shares(self, cohort: Sequence[int], nodes: Mapping[int, int]) -> dict[int, float] | None:
+        """What each seat of the cohort counts for; None where the sampling does not say.
+
+        `nodes`: the node of each seat as it turned out: one without a name has the share that it was drawn with,
+        wherever it sits in the end.
+        """
+        if not self.node_shares and not self.seat_shares:
+            return None
+        found = {seat: self.node_shares[n] for seat, n in nodes.items() if n in self.node_shares}
+        shares = {seat: found.get(seat, self.seat_shares.get(seat, 0.0)) for seat in cohort}
+        # Where none of those who were drawn could be matched to a seat, the round is lost anyway.
+        return shares if all(shares.values()) else None
 
 
 def select(
@@ -61,3 +78,36 @@ def select(
         else:
             missing.append(seat)
     return Selection(tuple(sorted(nodes)), tuple(sorted(missing)), spare)
+
+
+def select_drawn(
+    roster: Roster,
+    online: Sequence[int],
+    round: int,
+    draw: Callable[[np.ndarray], Draw],
+    weights: Sequence[float],
+    *,
+    patience: int | None = None,
+) -> Selection:
+    """A round's selection by a sampling that gives clients shares; see `select` for the other arguments.
+
+    `draw(weights)` draws from all clients that are connected or have been away for at most `patience` rounds; the
+    others have weight 0. One that is drawn and is not connected is missing, with its share. `weights`: what each
+    seat counts for.
+    """
+    absent = roster.absent(online, round, patience)
+    spare = (*roster.expired(online, round, patience), *absent)
+    here = {seat: node for node, seat in roster.seats(online, spare).items()}
+    there = sorted({*here, *absent})
+    if not there:
+        return Selection(tuple(online), (), spare)
+    possible = np.zeros(roster.clients)
+    possible[there] = np.asarray(weights, np.float64)[there]
+    found = draw(possible)
+    nodes = tuple(sorted(here[seat] for seat in found.clients if seat in here))
+    missing = tuple(seat for seat in found.clients if seat not in here)
+    shares = found.by_client
+    if shares is None:
+        return Selection(nodes, missing, spare)
+    by_node = {here[seat]: share for seat, share in shares.items() if seat in here}
+    return Selection(nodes, missing, spare, by_node, {seat: shares[seat] for seat in missing})

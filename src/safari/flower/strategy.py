@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
@@ -36,16 +37,17 @@ from safari.flower.protocol import PACKETS
 from safari.flower.reply import mean_metrics
 from safari.flower.residual import NEVER
 from safari.flower.roster import Roster
-from safari.flower.rule_state import vacated, vacated_half
+from safari.flower.rule_state import vacated, vacated_half, vacated_rows
 from safari.flower.run_log import Progress, RunLog, round_record, with_scores
-from safari.flower.selection import Selection, select
+from safari.flower.selection import Selection, select, select_drawn
 from safari.flower.settings import check_arguments, settings
 from safari.models import Layout
 from safari.pruning import PRUNERS, Batch
-from safari.rounds.arrivals import Arrived, Uploads, learned
+from safari.rounds.arrivals import Arrived, Uploads, learned, noted
 from safari.rounds.half import half_step
 from safari.rounds.rate import learning_rate
 from safari.runs.record import RoundRecord
+from safari.sampling import Draw, SamplingRound, sampling_of
 from safari.seeds import generator
 from safari.wire import ValueMode
 
@@ -138,6 +140,9 @@ class SafariStrategy(Strategy):
         # The mask policy's state, and the mask that was announced last.
         self._policy = self._methods.start()
         self._mask: Tensor | None = None
+        plug = self.config.sampling
+        self._sampling = sampling_of(plug.name, plug.options)
+        self._sampled = self._sampling.init(clients, self.layout.parameters, torch.device("cpu"))
         self._handed_in: Tensor | None = None
         self._downloads = Downloads(download) if download in tuple(ValueMode) else None
         self._sent: Broadcast | None = None
@@ -233,14 +238,7 @@ class SafariStrategy(Strategy):
         self._take_over(arrays)
         online = wait_for_nodes(grid, 1, self._timeout) if self._begun else self._wait_for_all(grid)
         self._begun = True
-        chosen = select(
-            self.roster,
-            online,
-            self.server.round,
-            cohort=self.config.cohort,
-            patience=self.patience,
-            rng=generator(self.config.seed, "cohort", self.server.round),
-        )
+        chosen = self._select(online)
         self._sent, self._messages = self._prepare(chosen.nodes, config, server_round, MessageType.TRAIN)
         if self.datagrams is not None:
             self._messages = self.datagrams.announce(self._messages, self._sent, self._timeout)
@@ -252,6 +250,23 @@ class SafariStrategy(Strategy):
             len(chosen.absent),
         )
         return self._messages
+
+    def _select(self, online: Sequence[int]) -> Selection:
+        """Whom to ask in this round."""
+        number = self.server.round
+        rng = generator(self.config.seed, "cohort", number)
+        if self.config.sampling.name == "uniform":
+            cohort = self.config.cohort
+            return select(self.roster, online, number, cohort=cohort, patience=self.patience, rng=rng)
+
+        def draw(weights: np.ndarray) -> Draw:
+            view = SamplingRound(number, self.config.cohort or self.config.clients, weights, rng)
+            drawn, self._sampled = self._sampling.apply(self._sampled, view)
+            return drawn
+
+        weighted = self.config.aggregation.weights == "samples"
+        weights = self.roster.shares() if weighted else [1.0] * self.config.clients
+        return select_drawn(self.roster, online, number, draw, weights, patience=self.patience)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -274,6 +289,9 @@ class SafariStrategy(Strategy):
         self._refuse_strangers(collected)
         changed = collected.roster.changed_seats(self.roster)
         server = vacated_half(vacated(self.server, changed), self._methods.client.server, changed)
+        self._sampled = vacated_rows(
+            self._sampling.init, self._sampled, self.config.clients, self.layout.parameters, changed
+        )
         self.roster, self._messages, self._sent = collected.roster, [], None
         if weighted:
             shares = server.weights.new_tensor(self.roster.shares())
@@ -287,6 +305,9 @@ class SafariStrategy(Strategy):
         self._line = round_record(
             self.layout, sent, collected, outcome, before.cpu(), self.server.model.cpu(), self._resumed, masks
         )
+        drawn = self._chosen.shares(cohort, collected.nodes)
+        if drawn is not None:
+            self._line = self._line.with_extra(shares={str(seat): share for seat, share in drawn.items()})
         self._mask = sent.plan.base
         if self.datagrams is not None and deliveries is not None:
             blocks = blocks_record(deliveries, collected.nodes)
@@ -310,6 +331,7 @@ class SafariStrategy(Strategy):
         if any(reply.came is not None for reply in replies.values()):
             rows = [torch.ones_like(r.mask) if r.came is None else r.came for r in replies.values()]
             came = torch.stack(rows)
+        before = server.model.cpu()
         self._server, outcome = server.step_stacked(
             arrived.ids,
             arrived.models,
@@ -319,7 +341,9 @@ class SafariStrategy(Strategy):
             same_mask=self._same_mask(plan, arrived),
             up=arrived.up,
             lr=learning_rate(self.config, server.round),
+            shares=self._chosen.shares(cohort, collected.nodes),
         )
+        self._sampled = noted(self._sampling, self._sampled, before, self.layout.parameters, outcome, arrived)
         self._policy = learned(
             self._methods.policy,
             dict(plan.policy),
@@ -346,7 +370,7 @@ class SafariStrategy(Strategy):
         return torch.ones_like(plan.base) if self._mask is None else self._mask, plan.base
 
     def _progress(self) -> Progress:
-        return Progress(self.server, self.roster, self._policy, self._mask)
+        return Progress(self.server, self.roster, self._policy, self._mask, self._sampled)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -421,11 +445,12 @@ class SafariStrategy(Strategy):
             if self.run is None:
                 yield None
                 return
-            log = RunLog.open(self.run, self.config, self.layout, self._methods.client.server)
+            log = RunLog.open(self.run, self.config, self.layout, self._methods.client.server, self._sampling)
             with log.run.writing():
                 found = log.load(self._progress())
                 self._server, self.roster = found.server, found.roster
                 self._policy, self._mask = dict(found.policy), found.mask
+                self._sampled = dict(found.sampling)
                 self._resumed = self._among_strangers = self.server.round > 0
                 if self._resumed:
                     _log.info("Going on after round %s of %s", self.server.round, self.run)

@@ -1,7 +1,7 @@
 """The lab example's processes: a SuperLink with its run on one machine, a SuperNode on each of the others.
 
-For networks on which every machine is trusted: the SuperLink knows neither accounts nor node keys, so that whoever
-reaches its port can submit an app, whose code runs on the server and on the clients.
+The SuperLink listens on loopback; clients reach the gate in front of it (`safari.lab.gate`). It accepts SuperNodes
+whose keys have come with an invitation (`safari.lab.invitations`).
 """
 
 from __future__ import annotations
@@ -9,27 +9,35 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from flwr.cli.build import build_fab_from_disk
+
 from safari.errors import SafariError
+from safari.lab.gate import ask_to_join
+from safari.lab.invitations import Invitations, app_digest, open_invitations, own_key, write_private
+from safari.lab.processes import end_family
 from safari.net.certificates import Certificates, fetch_authority, fingerprint, make_certificates
 from safari.runs import RoundRecord, RunFolder
+from safari.text import visible
+from safari.toml import table_to_toml
+from safari.trust import store_path
+from safari.view.server import listen
 
 # Seconds for a SuperLink to listen, and for `flwr` to answer.
 _START, _ANSWER = 120.0, 120.0
 # Between two looks at the records, and at the run's state.
 _LOOK, _LOOK_AT_STATE = 0.5, 20.0
-# Before a process that was asked to end is ended.
-_GRACE = 10.0
 _APP = {
     "safari_lab.py": "from safari.lab import app\n\nserver = app.server\nclient = app.client\n",
     "pyproject.toml": """[build-system]
@@ -61,6 +69,12 @@ clientapp = "safari_lab:client"
 Record = Mapping[str, Any]
 
 
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
 @dataclass(frozen=True)
 class Lab:
     """Where the server's side of the lab is, and what it is to do.
@@ -68,9 +82,10 @@ class Lab:
     Args:
         folder: For certificates, logs and, in `run`, the run's records.
         host: The name or address under which clients reach this machine.
-        port: The TCP port of the SuperLink.
+        port: The TCP port at which clients reach the gate of the SuperLink.
         data_port: The UDP port of the models.
         settings: The run config: see `app.config_of`.
+        control_port: The TCP port of the SuperLink itself, on loopback.
     """
 
     folder: Path
@@ -78,11 +93,17 @@ class Lab:
     port: int
     data_port: int
     settings: Mapping[str, Any]
+    control_port: int = field(default_factory=_free_port)
 
     @property
     def run(self) -> Path:
         """The run's folder."""
         return (self.folder / "run").absolute()
+
+    @property
+    def app(self) -> Path:
+        """The folder of the app that is submitted."""
+        return (self.folder / "app").absolute()
 
     @property
     def certificates(self) -> Certificates:
@@ -95,17 +116,41 @@ class Lab:
         """How clients know that it is this server."""
         return fingerprint(self.certificates.authority.read_bytes())
 
+    @property
+    def control(self) -> str:
+        """Where apps are submitted, from this machine."""
+        return f"127.0.0.1:{self.control_port}"
+
+    @cached_property
+    def invitations(self) -> Invitations:
+        """Who may join."""
+        return open_invitations((self.folder / "invitations").absolute(), int(self.settings["clients"]))
+
+    def invitation(self, client: int) -> str:
+        """The command for a client. It contains a secret: hand it to that client alone."""
+        return (
+            f"safari net join {self.host}:{self.port} --client {client} --clients {self.settings['clients']} "
+            f"--fingerprint {self.fingerprint} --token {self.invitations.token(client)}"
+        )
+
     def prepare(self) -> None:
-        """Write what the processes need; certificates that are there stay."""
+        """Write what the processes need; certificates and invitations that are there stay."""
+        try:
+            str(self.folder.absolute()).encode()
+        except UnicodeEncodeError as error:
+            raise SafariError(f"the folder must have a name in UTF-8, got {str(self.folder)!r}") from error
         found = self.certificates
         if not all(path.exists() for path in (found.authority, found.server, found.key)):
             make_certificates(found.key.parent, [self.host, "localhost", "127.0.0.1"])
-        home, app = self.folder / "flwr", self.folder / "app"
-        for place in (home, app):
+        lines = [self.invitation(client) for client in range(self.invitations.clients)]
+        write_private(self.invitations.folder / "commands.txt", "\n".join([*lines, ""]).encode())
+        home = self.folder / "flwr"
+        for place in (home, self.app):
             place.mkdir(parents=True, exist_ok=True)
+        connection = {"address": self.control, "root-certificates": str(found.authority)}
         (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "lab"\n\n[superlink.lab]\naddress = "{self.host}:{self.port}"\n'
-            f'root-certificates = "{found.authority}"\n'
+            f'[superlink]\ndefault = "lab"\n\n[superlink.lab]\n{table_to_toml(connection)}\n',
+            encoding="utf-8",
         )
         table = {
             "host": self.host,
@@ -117,34 +162,64 @@ class Lab:
             "run": str(self.run),
             **self.settings,
         }
-        config = "\n".join(f"{name} = {json.dumps(value)}" for name, value in table.items())
         for name, text in _APP.items():
-            (app / name).write_text(text.replace("{config}", config))
+            (self.app / name).write_text(text.replace("{config}", table_to_toml(table)), encoding="utf-8")
 
 
 @contextlib.contextmanager
-def superlink(lab: Lab) -> Iterator[None]:
-    """The SuperLink while the run goes on; its words are in superlink.log."""
+def superlink(lab: Lab) -> Iterator[Callable[[], None]]:
+    """The SuperLink, and the gate in front of it, while the run goes on; their words are in superlink.log and gate.log.
+
+    Gives a function that raises SafariError when one of them has ended.
+    """
+    # Told here rather than in a log: the port is taken, or not allowed.
+    listen("0.0.0.0", lab.port).close()
     found = lab.certificates
     arguments = [
         *("--ssl-ca-certfile", found.authority),
         *("--ssl-certfile", found.server),
         *("--ssl-keyfile", found.key),
-        *("--host", "0.0.0.0", "--port", lab.port),
+        *("--host", "127.0.0.1", "--port", lab.control_port),
+        "--enable-supernode-auth",
         "--disable-runtime-dependency-installation",
     ]
-    with (lab.folder / "superlink.log").open("ab") as log:
-        process = _start("flower-superlink", arguments, lab.folder, log)
-    try:
-        _wait_until_it_listens(process, lab)
-        yield
-    finally:
-        _end(process)
+    # The same bytes as `flwr run` makes of the folder; clients are given no others.
+    app = app_digest(build_fab_from_disk(lab.app))
+    # -P: the folder, in which it runs, is no place for modules.
+    gate = [
+        *(sys.executable, "-P", "-m", "safari", "net", "gate"),
+        *("--superlink", lab.control, "--authority", found.authority, "--certificate", found.server),
+        *("--key", found.key, "--port", lab.port, "--devices", lab.invitations.clients),
+        *("--invitations", lab.invitations.folder, "--app", app),
+    ]
+    with contextlib.ExitStack() as stack:
+        running = {}
+        for name, port, command in (
+            ("SuperLink", lab.control_port, [_program("flower-superlink"), *arguments]),
+            ("gate", lab.port, gate),
+        ):
+            file = lab.folder / f"{name.lower()}.log"
+            process = _start(command, lab.folder, stack.enter_context(file.open("ab")))
+            stack.callback(end_family, process)
+            running[name] = process, file
+            _wait_until_it_listens(name, process, port, file)
+
+        def check() -> None:
+            for name, (process, file) in running.items():
+                if process.poll() is not None:
+                    raise SafariError(
+                        f"the {name} has ended; its last words, from {file}: {_last_words(file)}"
+                    )
+
+        yield check
 
 
-def follow(lab: Lab, tell: Callable[[Record], None]) -> None:
-    """Submit the run, tell of each round, and return when all are done; SafariError where the run fails."""
-    number = _flwr(lab, "run", (lab.folder / "app").absolute(), "lab", "--format", "json").get("run-id")
+def follow(lab: Lab, check: Callable[[], None], tell: Callable[[Record], None]) -> None:
+    """Submit the run, tell of each round, and return when all are done.
+
+    SafariError where the run fails, or `check` finds that a process has ended.
+    """
+    number = _flwr(lab, "run", lab.app, "lab", "--format", "json").get("run-id")
     rounds, told, looked = int(lab.settings["rounds"]), _done(lab), time.monotonic()
     while told < rounds:
         time.sleep(_LOOK)
@@ -152,37 +227,49 @@ def follow(lab: Lab, tell: Callable[[Record], None]) -> None:
         for record in records[told:]:
             tell(record)
         told = len(records)
+        check()
         if told < rounds and time.monotonic() - looked > _LOOK_AT_STATE:
             looked = time.monotonic()
             _refuse_failed(lab, number)
 
 
-def join(address: str, client: int, clients: int, *, known_by: str | None, certificate: Path | None) -> int:
+def join(
+    address: str, client: int, clients: int, *, token: str, known_by: str | None, certificate: Path | None
+) -> int:
     """A SuperNode in the foreground, until it is stopped; returns its exit code.
 
-    `known_by`: the fingerprint of the server's authority; or its `certificate`.
+    Args:
+        address: host:port of the server's gate.
+        client: Which client this is, of `clients`.
+        token: The client's, from the server's invitation.
+        known_by: The fingerprint of the server's authority; or its `certificate`.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise SafariError(f"server must be host:port, got {address!r}")
     if (known_by is None) == (certificate is None):
         raise SafariError("the server must be known by one of --fingerprint and --certificate")
-    folder = Path.home() / ".cache" / "safari-net" / f"{host}-{port}-{client}"
-    folder.mkdir(parents=True, exist_ok=True)
     if certificate is None and known_by is not None:
-        certificate = folder / "ca.crt"
-        certificate.write_bytes(fetch_authority(host.strip("[]"), int(port), known_by))
+        authority = fetch_authority(host.strip("[]"), int(port), known_by)
+    else:
+        authority = Path(str(certificate)).read_bytes()
+    # Not in a cache: the key is what the server knows this client by.
+    folder = store_path().parent / "net" / f"{re.sub(r'[^A-Za-z0-9.]', '_', host)}-{port}-{client}"
+    root, key = folder / "ca.crt", folder / "node.key"
+    write_private(root, authority)
+    ask_to_join(address, root, client, token, own_key(key))
     arguments = [
-        *("--root-certificates", Path(str(certificate)).absolute()),
+        *("--root-certificates", root),
         *("--superlink", address, "--host", "127.0.0.1", "--port", _free_port()),
+        *("--auth-supernode-private-key", key),
         *("--node-config", f"partition-id={client} num-partitions={clients}"),
         *("--max-wait-time", 600),
     ]
-    process = _start("flower-supernode", arguments, folder, None)
+    process = _start([_program("flower-supernode"), *arguments], folder, None)
     try:
         return process.wait()
     finally:
-        _end(process)
+        end_family(process)
 
 
 def own_address() -> str:
@@ -196,12 +283,16 @@ def own_address() -> str:
         return str(probe.getsockname()[0])
 
 
-def _start(program: str, arguments: list[Any], folder: Path, log: Any) -> subprocess.Popen[bytes]:
-    found = shutil.which(program, path=os.pathsep.join([str(Path(sys.executable).parent), os.defpath]))
+def _program(name: str) -> str:
+    found = shutil.which(name, path=os.pathsep.join([str(Path(sys.executable).parent), os.defpath]))
     if found is None:
-        raise SafariError(f"{program} must be installed: pip install 'safari-fl[flower,net]'")
+        raise SafariError(f"{name} must be installed: pip install 'safari-fl[flower,net]'")
+    return found
+
+
+def _start(command: list[Any], folder: Path, log: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [found, *map(str, arguments)],
+        [*map(str, command)],
         env=_environment(folder),
         cwd=folder,
         stdin=subprocess.DEVNULL,
@@ -218,25 +309,31 @@ def _environment(folder: Path) -> dict[str, str]:
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
+        # Otherwise ports of their own, on all interfaces.
+        "FLWR_INTERNAL_GRPC_CONTROL_API": "0",
+        "FLWR_INTERNAL_GRPC_FLEET_API": "0",
         "OMP_NUM_THREADS": "1",
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
         "NO_COLOR": "1",
     }
 
 
-def _wait_until_it_listens(process: subprocess.Popen[bytes], lab: Lab) -> None:
+def _wait_until_it_listens(name: str, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     end = time.monotonic() + _START
     while time.monotonic() < end:
         if process.poll() is not None:
             break
-        with contextlib.suppress(OSError), socket.create_connection((lab.host, lab.port), 1):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return
         time.sleep(0.2)
-    words = (lab.folder / "superlink.log").read_text(errors="replace").strip().splitlines()
     raise SafariError(
-        f"the SuperLink must listen on {lab.host}:{lab.port} within {_START:g} s; its last words, from "
-        f"{lab.folder / 'superlink.log'}: {words[-1] if words else 'none'}"
+        f"the {name} must listen on port {port} within {_START:g} s; its last words, from {log}: {_last_words(log)}"
     )
+
+
+def _last_words(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return visible(lines[-1]) if lines else "none"
 
 
 def _flwr(lab: Lab, *arguments: object) -> dict[str, Any]:
@@ -266,7 +363,11 @@ def _flwr(lab: Lab, *arguments: object) -> dict[str, Any]:
 def _refuse_failed(lab: Lab, number: Any) -> None:
     if number is None:
         return
-    runs = _flwr(lab, "list", "lab", "--run-id", number, "--format", "json").get("runs", [])
+    try:
+        runs = _flwr(lab, "list", "lab", "--run-id", number, "--format", "json").get("runs", [])
+    except SafariError:
+        # A SuperLink that is too busy to answer says nothing about the run; that it is there is checked elsewhere.
+        return
     status = str(runs[0].get("status", "")) if runs else ""
     if status.startswith("finished") and _done(lab) < int(lab.settings["rounds"]):
         raise SafariError(
@@ -284,45 +385,3 @@ def _records(lab: Lab) -> list[RoundRecord]:
 
 def _done(lab: Lab) -> int:
     return len(_records(lab))
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all that it started, which may have sessions of their own."""
-    pids = family(process.pid)
-    for what in (signal.SIGTERM, signal.SIGKILL):
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, what)
-        end = time.monotonic() + _GRACE
-        while time.monotonic() < end and any(map(_is_there, pids)):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(0.2)
-
-
-def _is_there(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def family(pid: int) -> list[int]:
-    """A process and its descendants, which may have sessions of their own; parents first."""
-    if not _is_there(pid):
-        return []
-    table = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    children: dict[int, list[int]] = {}
-    for line in table.splitlines():
-        child, parent = map(int, line.split())
-        children.setdefault(parent, []).append(child)
-    found = [pid]
-    for known in found:
-        found += children.get(known, [])
-    return found

@@ -12,6 +12,7 @@ from safari.aggregation import Outcome, Server
 from safari.models import Layout
 from safari.pruning import Arrivals, MaskPolicy
 from safari.rounds.beside import rounded
+from safari.sampling import Sampling
 
 Rows = Mapping[str, Tensor]
 
@@ -87,3 +88,23 @@ def learned(
         votes=None if arrived.votes is None else arrived.votes[rows],
     )
     return dict(policy.learn(state, arrivals))
+
+
+def noted(
+    sampling: Sampling,
+    state: dict[str, Tensor],
+    x: Tensor,
+    parameters: int,
+    outcome: Outcome,
+    arrived: Arrived,
+) -> dict[str, Tensor]:
+    """The sampling's state after a round; what a server has refused is not noted.
+
+    `x` is the global model of the round. Of an upload of which a part came, the rest counts as unchanged.
+    """
+    if sampling.learn is None or outcome.lost:
+        return state
+    rows = [arrived.ids.index(client) for client in outcome.arrived]
+    masks = arrived.masks if len(arrived.masks) == 1 else arrived.masks[rows]
+    updates = (arrived.models[rows, :parameters] - x[:parameters]) * masks[:, :parameters]
+    return dict(sampling.learn(state, torch.tensor(outcome.arrived, device=x.device), updates))

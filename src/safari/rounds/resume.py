@@ -27,6 +27,7 @@ from safari.runs.checkpoint import About
 _MEANINGFUL = (
     "clients",
     "cohort",
+    "sampling",
     "data",
     "partition",
     "model",

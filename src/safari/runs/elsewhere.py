@@ -15,6 +15,7 @@ EFFECTIVE: Mapping[str, tuple[str, ...]] = {
     "name": (),
     "seed": (),
     "cohort": (),
+    "sampling": ("name",),
     "pruning": ("pruner", "sparsity", "scope", "dense", "least", "schedule", "initial", "begin", "end"),
     "policy": ("name",),
     "client": ("name",),

@@ -1,0 +1,294 @@
+"""The gate: what of a SuperLink is reachable from outside.
+
+A SuperLink has all its APIs on one port: Fleet, for SuperNodes; Control, with which `flwr run` submits apps, that is
+code which then runs on the server and on its clients; Runtime, for the apps. It asks for accounts at none of them
+(Flower 1.41, without its enterprise edition), and has no option to put them on different addresses. So the SuperLink
+listens on the loopback address, and this reverse proxy alone on the others. It ends TLS, parses each request, and
+passes on the Fleet calls by name and nothing else; the request that reaches the SuperLink is a new one, so that no
+trick with paths or lengths is carried over.
+
+With invitations it also takes in clients (`safari.lab.invitations`) and lets nobody else make calls; it can be told
+which apps to give out, and then gives out no others. It is a process of its own (`safari net gate`), so that a flood of
+connections takes descriptors and memory from nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import ssl
+import sys
+from base64 import b64encode
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safari.errors import MissingExtraError, SafariError
+from safari.lab.invitations import Invitations, JoinError, app_digest
+from safari.net.certificates import Certificates
+from safari.text import visible
+from safari.view.limits import Limits, Reporter
+from safari.view.server import PageServer, listen
+
+try:
+    import httpx
+    from flwr.proto.control_pb2 import RegisterNodeRequest
+    from flwr.proto.fab_pb2 import GetFabResponse
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse, Response
+    from starlette.routing import Route
+except ImportError as error:
+    raise MissingExtraError("flwr", "flower,net", "gates of a SuperLink") from error
+
+# What a SuperNode with a registered key calls. Registering by itself is not among it.
+FLEET_CALLS = frozenset(
+    {
+        "activate-node",
+        "confirm-message-received",
+        "deactivate-node",
+        "get-fab",
+        "get-run",
+        "pull-messages",
+        "pull-object",
+        "push-messages",
+        "push-object",
+        "send-node-heartbeat",
+    }
+)
+JOIN = "/safari/join"
+_KEY = "flwr-public-key"
+_TO_SUPERLINK = (
+    "accept",
+    "content-type",
+    _KEY,
+    "flwr-signature",
+    "flwr-timestamp",
+    "flwr-component-name",
+    "flwr-package-name",
+    "flwr-package-version",
+)
+_TO_CLIENT = ("content-type", "flwr-version-incompatibility-message")
+# Flower cuts what it sends into pieces; this is above each of them.
+LARGEST_CALL, LARGEST_JOIN = 64 * 2**20, 4096
+# For a whole body to come in, and for the SuperLink to answer; a SuperNode waits for 30.
+_SECONDS = 30.0
+# Descriptors: for the process itself and whoever else connects, and for each client.
+_DESCRIPTORS, _EACH = 512, 16
+
+
+class Gate:
+    """The application; `serving` puts it on a socket.
+
+    Args:
+        superlink: host:port of the SuperLink, on loopback.
+        authority: The certificate of the authority that signed the SuperLink's.
+        invitations: Who may join; None: the SuperLink alone decides.
+        apps: The SHA-256 of each app (FAB) that clients may have; None: any.
+        report: Where refusals are written, each kind at most once a minute.
+    """
+
+    def __init__(
+        self,
+        superlink: str,
+        authority: Path,
+        invitations: Invitations | None = None,
+        apps: frozenset[str] | None = None,
+        report: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
+    ):
+        try:
+            verify = ssl.create_default_context(cafile=str(authority))
+        except OSError as error:
+            raise SafariError(f"{authority} must be a certificate: {error}") from error
+        self._to: dict[str, Any] = {
+            "base_url": f"https://{superlink}",
+            "verify": verify,
+            "timeout": _SECONDS,
+            # The way to this machine itself leads over no proxy that the environment names.
+            "trust_env": False,
+        }
+        self._invitations, self._apps, self.report = invitations, apps, Reporter(report)
+        self._keys: set[str] = set()
+        self._client: httpx.AsyncClient
+        routes = [Route("/v1/fleet/{call}", self._pass_on, methods=["POST"])]
+        if invitations is not None:
+            routes.append(Route(JOIN, self._join, methods=["POST"]))
+        self.app = Starlette(
+            routes=routes,
+            lifespan=self._lifespan,
+            exception_handlers={HTTPException: self._refuse},
+        )
+        self.app.router.redirect_slashes = False
+
+    def register_known(self) -> None:
+        """Tell a SuperLink that has just started of those that have joined before."""
+        if self._invitations is None:
+            return
+        with httpx.Client(**self._to) as client:
+            for key in self._invitations.keys().values():
+                try:
+                    answer = client.post("/v1/control/register-node", **_registration(key))
+                except httpx.HTTPError as error:
+                    raise SafariError(f"the SuperLink must register a client's key: {error}") from error
+                if answer.is_error:
+                    raise SafariError(
+                        f"the SuperLink must register a client's key; it says {visible(answer.text)}"
+                    )
+                self._keys.add(_header(key))
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        async with httpx.AsyncClient(**self._to) as self._client:
+            yield
+
+    async def _refuse(self, request: Request, error: Exception) -> Response:
+        """Whatever is no Fleet call, or one without a key that has joined: told here, and nothing passed on."""
+        assert isinstance(error, HTTPException)
+        peer = request.client.host if request.client else "?"
+        what = visible(f"{request.method} {request.url.path}", 100)
+        self.report(str(error.status_code), f"refused {what} from {visible(peer)}: {error.detail}")
+        return _told(error.status_code, error.detail)
+
+    async def _pass_on(self, request: Request) -> Response:
+        call = request.path_params["call"]
+        if call not in FLEET_CALLS:
+            raise HTTPException(404, "no Fleet call for SuperNodes with keys")
+        if self._invitations is not None and request.headers.get(_KEY) not in self._keys:
+            # Before the body is read. Whether the caller has the private key, too, the SuperLink finds out.
+            # A SuperNode that is told 401 ends without saying why; at its first call it has to.
+            raise HTTPException(
+                400 if call == "activate-node" else 401, "no key that has joined with an invitation"
+            )
+        headers = {name: request.headers[name] for name in _TO_SUPERLINK if name in request.headers}
+        body = await _body(request, LARGEST_CALL)
+        try:
+            answer = await self._client.post(f"/v1/fleet/{call}", content=body, headers=headers)
+        except httpx.HTTPError as error:
+            raise HTTPException(502, f"the SuperLink does not answer: {type(error).__name__}") from error
+        if call == "get-fab" and self._apps is not None and answer.is_success:
+            found = app_digest(GetFabResponse.FromString(answer.content).fab.content)
+            if found not in self._apps:
+                # A SuperNode leaves out the messages of this run, and goes on.
+                raise HTTPException(403, f"the app {found[:16]}… was not submitted by this server's command")
+        kept = {name: answer.headers[name] for name in _TO_CLIENT if name in answer.headers}
+        return Response(answer.content, answer.status_code, kept)
+
+    async def _join(self, request: Request) -> Response:
+        assert self._invitations is not None
+        try:
+            client, token, key = _read_join(await _body(request, LARGEST_JOIN))
+            known = self._invitations.admit(client, token, key)
+        except JoinError as error:
+            raise HTTPException(403, str(error)) from error
+        if _header(known) not in self._keys:
+            try:
+                answer = await self._client.post("/v1/control/register-node", **_registration(known))
+            except httpx.HTTPError as error:
+                raise HTTPException(502, f"the SuperLink does not answer: {type(error).__name__}") from error
+            if answer.is_error:
+                raise HTTPException(502, "the SuperLink did not register the key; its log says why")
+            self._keys.add(_header(known))
+        return JSONResponse({})
+
+
+def serve(
+    gate: Gate, host: str, port: int, certificates: Certificates, clients: int, opened: Callable[[], None]
+) -> None:
+    """Put the gate on a port, for about as many clients, until interrupted; `opened` is called when it is there.
+
+    SafariError where the port is taken, or the certificate or its key cannot be used.
+    """
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificates.server, certificates.key)
+    except OSError as error:
+        raise SafariError(
+            f"{certificates.server} must be a certificate, and {certificates.key} its key: {error}"
+        ) from error
+    limits = Limits(pending=64 + 8 * clients, active=32 + 4 * clients, request_seconds=60.0)
+    with listen(host, port) as where:
+        _bound_descriptors(_DESCRIPTORS + _EACH * clients)
+        server = PageServer(
+            gate.app,
+            where,
+            limits,
+            lambda text: gate.report(text, text),
+            certificate=certificates.server,
+            key=certificates.key,
+        )
+        asyncio.run(server.run(opened))
+
+
+def _bound_descriptors(wanted: int) -> None:
+    """Room for as many connections and not for more: each takes up to 256 kB before it has shown what it is."""
+    if sys.platform != "win32":
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limit = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+
+
+def ask_to_join(address: str, authority: Path, client: int, token: str, key: bytes) -> None:
+    """The client's side: have the server register a public key (PEM); SafariError where it refuses."""
+    body = {"client": client, "token": token, "public-key": key.decode()}
+    try:
+        answer = httpx.post(
+            f"https://{address}{JOIN}",
+            json=body,
+            verify=ssl.create_default_context(cafile=str(authority)),
+            timeout=_SECONDS,
+            trust_env=False,
+        )
+    except httpx.HTTPError as error:
+        raise SafariError(f"{address} must take the invitation: {error or type(error).__name__}") from error
+    if answer.is_error:
+        try:
+            told = answer.json()["detail"]
+        except (ValueError, KeyError, TypeError):
+            told = answer.text
+        raise SafariError(f"{address} refuses the invitation: {visible(str(told))}")
+
+
+async def _body(request: Request, largest: int) -> bytes:
+    pieces, size = [], 0
+    try:
+        async with asyncio.timeout(_SECONDS):
+            async for piece in request.stream():
+                size += len(piece)
+                if size > largest:
+                    raise HTTPException(413, f"a body must have at most {largest:,} bytes")
+                pieces.append(piece)
+    except TimeoutError as error:
+        raise HTTPException(408, f"a body must come within {_SECONDS:g} s") from error
+    return b"".join(pieces)
+
+
+def _read_join(body: bytes) -> tuple[int, str, bytes]:
+    try:
+        table = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise JoinError("the request is not JSON") from error
+    values = (
+        [table.get(name) for name in ("client", "token", "public-key")] if isinstance(table, Mapping) else []
+    )
+    match values:
+        case [int() as client, str() as token, str() as key] if not isinstance(client, bool):
+            return client, token, key.encode(errors="replace")
+    raise JoinError("the request must have a client's number, its token and its public key")
+
+
+def _registration(key: bytes) -> dict[str, Any]:
+    headers = {"content-type": "application/protobuf", "accept": "application/protobuf"}
+    return {"content": RegisterNodeRequest(public_key=key).SerializeToString(), "headers": headers}
+
+
+def _header(key: bytes) -> str:
+    """A public key as it stands in a SuperNode's requests."""
+    return b64encode(key).decode()
+
+
+def _told(status: int, why: str) -> Response:
+    # The form of Flower's own errors, which SuperNodes print.
+    return JSONResponse({"code": status, "detail": why}, status)

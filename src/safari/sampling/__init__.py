@@ -1,0 +1,19 @@
+"""Which clients are asked in a round: samplings by name, each a pair of pure functions run by the server."""
+
+from safari.sampling.clustered import clustered_similarity, clustered_size
+from safari.sampling.registry import SAMPLINGS, sampling_of
+from safari.sampling.sampling import Draw, Sampling, SamplingRound, State
+from safari.sampling.simple import multinomial, uniform
+
+__all__ = [
+    "SAMPLINGS",
+    "Draw",
+    "Sampling",
+    "SamplingRound",
+    "State",
+    "clustered_similarity",
+    "clustered_size",
+    "multinomial",
+    "sampling_of",
+    "uniform",
+]

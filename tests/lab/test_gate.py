@@ -1,0 +1,386 @@
+"""The gate in front of a real SuperLink: what an outsider tries at the address that clients reach, and what an invited
+client can do there."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra flower: pip install 'safari-fl[flower]'")
+pytest.importorskip("raptorq", reason="needs the extra net: pip install 'safari-fl[net]'")
+
+import contextlib
+import os
+import socket
+import ssl
+import subprocess
+import sys
+from base64 import b64encode
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from flwr.cli.build import build_fab_from_disk
+from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest
+from flwr.proto.fab_pb2 import Fab, GetFabRequest
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    PullMessagesRequest,
+    RegisterNodeFleetRequest,
+    UnregisterNodeFleetRequest,
+)
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from net.namespaces import wait_until
+from safari.errors import SafariError
+from safari.lab.gate import FLEET_CALLS, ask_to_join
+from safari.lab.invitations import app_digest
+from safari.lab.launch import Lab, superlink
+
+FLEET = "/v1/fleet/"
+
+
+@dataclass(frozen=True)
+class Served:
+    """A SuperLink behind a gate."""
+
+    lab: Lab
+
+    @property
+    def outside(self) -> str:
+        return f"127.0.0.1:{self.lab.port}"
+
+    @property
+    def inside(self) -> str:
+        return self.lab.control
+
+    def control(self, address: str) -> ControlHttpClient:
+        return ControlHttpClient.from_server_address(address, False, str(self.lab.certificates.authority), ())
+
+    def fleet(self, address: str, private, public) -> FleetHttpClient:
+        return FleetHttpClient.from_server_address(
+            address,
+            False,
+            str(self.lab.certificates.authority),
+            [NodeAuthHttpInterceptor(private, public)],
+        )
+
+    def join(self, client: int, key: bytes, token: str | None = None) -> None:
+        token = self.lab.invitations.token(client) if token is None else token
+        ask_to_join(self.outside, self.lab.certificates.authority, client, token, key)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("lab")
+    lab = Lab(folder, "127.0.0.1", free_port(), free_port(), {"clients": 4, "rounds": 1})
+    lab.prepare()
+    # In the place of the lab's own app, which would wait for clients.
+    app(lab.app, "import time; time.sleep(300)")
+    with superlink(lab) as check:
+        yield Served(lab)
+        # Both outlive all that is tried.
+        check()
+
+
+@contextlib.contextmanager
+def refused(*statuses: int) -> Iterator[None]:
+    with pytest.raises(httpx.HTTPStatusError) as found:
+        yield
+    assert found.value.response.status_code in statuses
+
+
+def app(folder: Path, code: str = "raise SystemExit(1)") -> bytes:
+    """An app whose code would run on the server and on its clients."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "harm.py").write_text(f"{code}\nserver = client = None\n")
+    (folder / "pyproject.toml").write_text(
+        '[project]\nname = "harm"\nversion = "1.0.0"\nlicense = "Apache-2.0"\n[tool.flwr.app]\npublisher = "x"\n'
+        '[tool.flwr.app.components]\nserverapp = "harm:server"\nclientapp = "harm:client"\n[tool.flwr.app.config]\n'
+    )
+    return build_fab_from_disk(folder)
+
+
+def raw_answer(served: Served, head: str, body: bytes = b"") -> str:
+    """The status line for a request that is sent as it stands."""
+    context = ssl.create_default_context(cafile=served.lab.certificates.authority)
+    with (
+        socket.create_connection(("127.0.0.1", served.lab.port), 30) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as channel,
+    ):
+        channel.settimeout(30)
+        channel.sendall(head.encode("latin-1") + b"\r\n\r\n" + body)
+        return channel.recv(65536).split(b"\r\n")[0].decode()
+
+
+def logged(served: Served, what: str) -> int:
+    """How often the SuperLink's log of requests has something."""
+    return (served.lab.folder / "superlink.log").read_text(errors="replace").count(what)
+
+
+def test_an_app_is_submitted_on_loopback_and_refused_outside(served, tmp_path):
+    request = StartRunRequest(fab=Fab(content=app(tmp_path / "harm")))
+    with served.control(served.outside) as client, refused(404):
+        client.StartRun(request)
+    with served.control(served.outside) as client, refused(404):
+        client.ListRuns(ListRunsRequest())
+    with served.control(served.inside) as client:
+        before = len(client.ListRuns(ListRunsRequest()).run_dict)
+        assert client.StartRun(request).run_id
+        assert len(client.ListRuns(ListRunsRequest()).run_dict) == before + 1
+    assert "refused POST /v1/control/" in (served.lab.folder / "gate.log").read_text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has all of 127.0.0.0/8 on loopback")
+def test_the_superlink_listens_on_one_loopback_address_and_the_gate_on_all(served):
+    with socket.create_connection(("127.0.0.2", served.lab.port), 30):
+        pass
+    with socket.create_connection(("127.0.0.1", served.lab.control_port), 30):
+        pass
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", served.lab.control_port), 30)
+
+
+def test_of_all_that_flower_answers_the_gate_passes_fleet_calls_alone(served):
+    """With a newer Flower this says which calls have come or gone."""
+    paths = {path for _, path in PROTOBUF_REQUEST_TYPES}
+    fleet = {path.removeprefix(FLEET) for path in paths if path.startswith(FLEET)}
+    assert fleet == FLEET_CALLS | {"register-node", "unregister-node"}
+    others = {path for path in paths if path.removeprefix(FLEET) not in FLEET_CALLS}
+    context = ssl.create_default_context(cafile=served.lab.certificates.authority)
+    with httpx.Client(base_url=f"https://{served.outside}", verify=context, trust_env=False) as client:
+        for path in sorted(others | {"/", "/docs", "/openapi.json", "/health", "/v1/fleet", "/v1/fleet/"}):
+            for method in ("POST", "GET"):
+                answer = client.request(method, path, headers={"content-type": "application/protobuf"})
+                assert answer.status_code in (404, 405), (method, path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/fleet/../control/list-runs",
+        "/v1/fleet/%2e%2e/control/list-runs",
+        "/v1/fleet/..%2fcontrol%2flist-runs",
+        "/v1/fleet//../control/list-runs",
+        "//v1/control/list-runs",
+        "/v1/fleet/pull-messages/../../control/list-runs",
+        "/v1/fleet/get-run%00/../../control/list-runs",
+        "/v1/control/list-runs?x=/v1/fleet/get-run",
+        "https://127.0.0.1/v1/control/list-runs",
+    ],
+)
+def test_no_spelling_of_a_path_leads_to_the_control_api(served, path):
+    before = logged(served, "/v1/control/")
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/protobuf\r\nContent-Length: 0"
+    )
+    assert raw_answer(served, head).split()[1] in ("400", "401", "404", "405")
+    assert logged(served, "/v1/control/") == before
+
+
+def test_no_second_request_is_smuggled_behind_the_first(served):
+    _, public = generate_key_pairs()
+    served.join(0, public_key_to_bytes(public))
+    key = b64encode(public_key_to_bytes(public)).decode()
+    hidden = (
+        b"POST /v1/control/list-runs HTTP/1.1\r\nHost: x\r\n"
+        b"Content-Type: application/protobuf\r\nContent-Length: 0\r\n\r\n"
+    )
+    before = logged(served, "/v1/control/list-runs")
+    for lengths in (
+        f"Content-Length: {len(hidden)}\r\nTransfer-Encoding: chunked",
+        f"Transfer-Encoding: chunked\r\nContent-Length: {len(hidden)}",
+        "Content-Length: 0\r\nContent-Length: 9",
+        "Transfer-Encoding: chunked, identity",
+    ):
+        head = f"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: x\r\nflwr-public-key: {key}\r\n{lengths}"
+        raw_answer(served, head, b"0\r\n\r\n" + hidden)
+    assert logged(served, "/v1/control/list-runs") == before
+
+
+def test_a_foreign_node_is_refused(served):
+    private, public = generate_key_pairs()
+    key = public_key_to_bytes(public)
+    with served.fleet(served.outside, private, public) as client:
+        with refused(404):
+            client.RegisterNode(RegisterNodeFleetRequest(public_key=key))
+        with refused(404):
+            client.UnregisterNode(UnregisterNodeFleetRequest(node_id=1))
+        with refused(400):
+            client.ActivateNode(ActivateNodeRequest(public_key=key, heartbeat_interval=30))
+        with refused(401):
+            client.PullMessages(PullMessagesRequest(node=Node(node_id=1)))
+    # Nor would the SuperLink have it.
+    with served.fleet(served.inside, private, public) as client:
+        with pytest.raises(httpx.HTTPStatusError):
+            client.RegisterNode(RegisterNodeFleetRequest(public_key=key))
+        with pytest.raises(httpx.HTTPStatusError):
+            client.ActivateNode(ActivateNodeRequest(public_key=key, heartbeat_interval=30))
+
+
+def test_a_token_admits_one_key_and_others_are_refused(served):
+    (private, public), (_, other) = generate_key_pairs(), generate_key_pairs()
+    key = public_key_to_bytes(public)
+    for token in ("", "0" * 32, served.lab.invitations.token(2), "\u00e9" * 32):
+        with pytest.raises(SafariError, match="the token is not that of client 1"):
+            served.join(1, key, token)
+    with served.fleet(served.outside, private, public) as client, refused(400):
+        client.ActivateNode(ActivateNodeRequest(public_key=key, heartbeat_interval=30))
+
+    served.join(1, key)
+    # Once more, as after a restart of the client.
+    served.join(1, key)
+    with pytest.raises(SafariError, match="client 1 has joined with another key"):
+        served.join(1, public_key_to_bytes(other))
+    with pytest.raises(SafariError, match="client 1 has this key"):
+        served.join(2, key)
+    with pytest.raises(SafariError, match="client must lie between 0 and 3, got 4"):
+        served.join(4, public_key_to_bytes(other))
+    with served.fleet(served.outside, private, public) as client:
+        node = client.ActivateNode(ActivateNodeRequest(public_key=key, heartbeat_interval=30)).node_id
+        assert node
+        client.PullMessages(PullMessagesRequest(node=Node(node_id=node)))
+        with refused(401):
+            client.PullMessages(PullMessagesRequest(node=Node(node_id=node + 1)))
+
+
+def test_whoever_knows_a_public_key_alone_is_refused(served):
+    (_, public), (private, _) = generate_key_pairs(), generate_key_pairs()
+    key = public_key_to_bytes(public)
+    served.join(3, key)
+    with served.fleet(served.outside, private, public) as client, refused(401):
+        client.ActivateNode(ActivateNodeRequest(public_key=key, heartbeat_interval=30))
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 403),
+        (b"[]", 403),
+        (b"[" * 4000, 403),
+        (b'{"client": "0", "token": "", "public-key": ""}', 403),
+        (b'{"client": true, "token": "", "public-key": ""}', 403),
+        (b'{"client": 0, "token": "\\ud800", "public-key": ""}', 403),
+        (b'{"client": 99999999999999999999999999, "token": "", "public-key": ""}', 403),
+        (b"\xff" * 100, 403),
+        (b" " * 5000, 413),
+    ],
+)
+def test_requests_to_join_that_are_none_are_refused_in_words(served, body, status):
+    context = ssl.create_default_context(cafile=served.lab.certificates.authority)
+    answer = httpx.post(
+        f"https://{served.outside}/safari/join", content=body, verify=context, trust_env=False
+    )
+    assert answer.status_code == status
+    assert answer.json()["detail"]
+
+
+@pytest.mark.slow
+def test_flowers_own_commands_are_refused_outside(served, tmp_path):
+    """`flwr run` and `flower-supernode`, as whoever has found the port would use them."""
+    app(tmp_path / "harm")
+    home, authority = tmp_path / "flwr", served.lab.certificates.authority
+    home.mkdir()
+    (home / "config.toml").write_text(
+        f'[superlink.outside]\naddress = "{served.outside}"\nroot-certificates = "{authority}"\n'
+    )
+    tools = Path(sys.executable).parent
+    environment = os.environ | {
+        "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "PATH": os.pathsep.join([str(tools), os.environ["PATH"]]),
+    }  # fmt: skip
+
+    def run(*command: object) -> tuple[int, str]:
+        # Into a file: what a SuperNode has started may outlive it for a moment, and would hold a pipe open.
+        with (tmp_path / "log").open("w") as log:
+            found = subprocess.run(
+                [tools / str(command[0]), *map(str, command[1:])],
+                env=environment, cwd=tmp_path, stdout=log, stderr=log, timeout=120, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        return found.returncode, (tmp_path / "log").read_text(errors="replace")
+
+    before = logged(served, "/v1/control/"), logged(served, "/v1/fleet/")
+    for command in (["run", tmp_path / "harm", "outside"], ["list", "outside"]):
+        code, told = run("flwr", *command)
+        assert code != 0, told
+    private, _ = generate_key_pairs()
+    pem = private.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    (tmp_path / "foreign.key").write_bytes(pem)
+    for own in ((), ("--auth-supernode-private-key", tmp_path / "foreign.key")):
+        node = ("--superlink", served.outside, "--root-certificates", authority, "--port", free_port())
+        _, told = run("flower-supernode", *node, *own)
+        assert "SuperNode ID" not in told
+        assert ("no key that has joined" if own else "no Fleet call") in told
+    assert (logged(served, "/v1/control/"), logged(served, "/v1/fleet/")) == before
+
+
+@pytest.mark.slow
+def test_clients_are_given_the_approved_app_alone(served, tmp_path):
+    """Somebody on the server's machine has submitted another app: its code does not reach the clients."""
+    good, harm = build_fab_from_disk(served.lab.app), app(tmp_path / "harm", "import time; time.sleep(301)")
+    private, public = generate_key_pairs()
+    key = public_key_to_bytes(public)
+    served.join(2, key)
+    with served.control(served.inside) as control, served.fleet(served.outside, private, public) as client:
+        node = Node(
+            node_id=client.ActivateNode(ActivateNodeRequest(public_key=key, heartbeat_interval=30)).node_id
+        )
+
+        def get(content: bytes) -> bytes:
+            run = control.StartRun(StartRunRequest(fab=Fab(content=content))).run_id
+
+            def is_running() -> bool:
+                return control.ListRuns(ListRunsRequest()).run_dict[run].status.status == "running"
+
+            wait_until("the app runs", is_running, 120)
+            return client.GetFab(
+                GetFabRequest(node=node, run_id=run, hash_str=app_digest(content))
+            ).fab.content
+
+        assert get(good) == good
+        with refused(403):
+            get(harm)
+
+
+@pytest.mark.slow
+def test_a_flood_of_half_open_connections_passes(served):
+    """More than the gate has descriptors for, none of which says a word; nothing is promised meanwhile."""
+    log = served.lab.folder / "gate.log"
+    with contextlib.ExitStack() as stack:
+        for _ in range(700):
+            found = stack.enter_context(socket.socket())
+            found.setblocking(False)
+            found.connect_ex(("127.0.0.1", served.lab.port))
+        wait_until("no descriptor is left", lambda: "Too many open files" in log.read_text(), 30)
+    with served.control(served.outside) as client, refused(404):
+        client.ListRuns(ListRunsRequest())
+    assert len(log.read_text().splitlines()) < 50
+
+
+@pytest.mark.slow
+def test_those_who_have_joined_are_known_after_a_restart(tmp_path):
+    private, public = generate_key_pairs()
+    key = public_key_to_bytes(public)
+    for start in range(2):
+        lab = Lab(tmp_path / "lab", "127.0.0.1", free_port(), free_port(), {"clients": 2, "rounds": 1})
+        lab.prepare()
+        with superlink(lab):
+            served = Served(lab)
+            if start == 0:
+                served.join(1, key)
+                token = lab.invitations.token(1)
+            with served.fleet(served.outside, private, public) as client:
+                assert client.ActivateNode(ActivateNodeRequest(public_key=key, heartbeat_interval=30)).node_id
+    assert lab.invitations.token(1) == token

@@ -1,0 +1,68 @@
+"""What the lab's processes are given: files that can be read back, whatever the folder is called."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tomllib
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra flower: pip install 'safari-fl[flower]'")
+pytest.importorskip("raptorq", reason="needs the extra net: pip install 'safari-fl[net]'")
+
+from pathlib import Path
+
+from safari.errors import SafariError
+from safari.lab.launch import Lab
+
+NAMES = [
+    'quo"te',
+    "apo'strophe",
+    "back\\slash",
+    "back\\",
+    "{config}",
+    "tab\there",
+    "line\nbreak",
+    "del\x7f",
+    "u\u00fc\U0001f43e",
+    "# [x]",
+]
+SETTINGS = {"clients": 2, "rounds": 1, "client-rate": 1e6, "sparsity": 0.8, "seed": -1, "rule": "safari+"}
+
+
+def tables(folder: Path) -> tuple[dict, dict]:
+    files = folder / "flwr" / "config.toml", folder / "app" / "pyproject.toml"
+    return tuple(tomllib.loads(path.read_text(encoding="utf-8")) for path in files)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such names")
+@pytest.mark.parametrize("name", NAMES)
+def test_odd_names_of_folders_come_back_as_they_are(tmp_path, name):
+    lab = Lab(tmp_path / name, "127.0.0.1", 8000, 8001, SETTINGS)
+    lab.prepare()
+    flower, app = tables(lab.folder)
+    config = app["tool"]["flwr"]["app"]["config"]
+    assert Path(flower["superlink"]["lab"]["root-certificates"]) == lab.certificates.authority
+    assert flower["superlink"]["lab"]["address"] == f"127.0.0.1:{lab.control_port}"
+    assert Path(config["run"]) == lab.run == tmp_path / name / "run"
+    assert SETTINGS.items() <= config.items()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names that are no text")
+def test_a_name_that_is_no_text_is_told(tmp_path):
+    lab = Lab(Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff")), "127.0.0.1", 8000, 8001, SETTINGS)
+    with pytest.raises(SafariError, match="the folder must have a name in UTF-8"):
+        lab.prepare()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_each_client_has_a_command_of_its_own(tmp_path):
+    lab = Lab(tmp_path, "192.0.2.1", 8000, 8001, SETTINGS)
+    lab.prepare()
+    file = lab.invitations.folder / "commands.txt"
+    assert file.read_text().splitlines() == [lab.invitation(0), lab.invitation(1)]
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert lab.invitation(0).startswith(
+        "safari net join 192.0.2.1:8000 --client 0 --clients 2 --fingerprint "
+    )

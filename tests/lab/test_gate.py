@@ -95,6 +95,14 @@ def served(tmp_path_factory) -> Iterator[Served]:
         check()
 
 
+@pytest.fixture(scope="module")
+def first_key(served) -> bytes:
+    """The public key of client 0, which has joined."""
+    _, public = generate_key_pairs()
+    served.join(0, public_key_to_bytes(public))
+    return public_key_to_bytes(public)
+
+
 @contextlib.contextmanager
 def refused(*statuses: int) -> Iterator[None]:
     with pytest.raises(httpx.HTTPStatusError) as found:
@@ -190,10 +198,8 @@ def test_no_spelling_of_a_path_leads_to_the_control_api(served, path):
     assert logged(served, "/v1/control/") == before
 
 
-def test_no_second_request_is_smuggled_behind_the_first(served):
-    _, public = generate_key_pairs()
-    served.join(0, public_key_to_bytes(public))
-    key = b64encode(public_key_to_bytes(public)).decode()
+def test_no_second_request_is_smuggled_behind_the_first(served, first_key):
+    key = b64encode(first_key).decode()
     hidden = (
         b"POST /v1/control/list-runs HTTP/1.1\r\nHost: x\r\n"
         b"Content-Type: application/protobuf\r\nContent-Length: 0\r\n\r\n"
@@ -206,7 +212,7 @@ def test_no_second_request_is_smuggled_behind_the_first(served):
         "Transfer-Encoding: chunked, identity",
     ):
         head = f"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: x\r\nflwr-public-key: {key}\r\n{lengths}"
-        raw_answer(served, head, b"0\r\n\r\n" + hidden)
+        assert raw_answer(served, head, b"0\r\n\r\n" + hidden).split()[1] in ("400", "401", "415", "501")
     assert logged(served, "/v1/control/list-runs") == before
 
 
@@ -262,6 +268,15 @@ def test_whoever_knows_a_public_key_alone_is_refused(served):
     served.join(3, key)
     with served.fleet(served.outside, private, public) as client, refused(401):
         client.ActivateNode(ActivateNodeRequest(public_key=key, heartbeat_interval=30))
+
+
+def test_headers_that_are_no_text_are_passed_on_and_refused(served, first_key):
+    key = b64encode(first_key).decode()
+    head = (
+        f"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: x\r\nContent-Type: application/protobuf\r\n"
+        f"flwr-public-key: {key}\r\nflwr-timestamp: \xff\xfe\r\nflwr-signature: \xe9\r\nContent-Length: 0"
+    )
+    assert raw_answer(served, head).split()[1] == "401"
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,10 @@ def join(
     code = join_lab(server, client, clients, token=token, known_by=fingerprint, certificate=certificate)
     if code:
         raise click.ClickException(f"the SuperNode ended with exit code {code}; it says why above")
+    # Flower's SuperNode ends like this, without a word, when the SuperLink has started anew and given it another id.
+    click.echo(
+        "the SuperNode has ended: where the server has started again, join with the same command", err=True
+    )
 
 
 _FILE = click.Path(path_type=Path, dir_okay=False, exists=True)

@@ -161,7 +161,12 @@ class Gate:
             raise HTTPException(
                 400 if call == "activate-node" else 401, "no key that has joined with an invitation"
             )
-        headers = {name: request.headers[name] for name in _TO_SUPERLINK if name in request.headers}
+        # As bytes: a header may hold some that are no ASCII.
+        headers = {
+            name.encode(): request.headers[name].encode("latin-1")
+            for name in _TO_SUPERLINK
+            if name in request.headers
+        }
         body = await _body(request, LARGEST_CALL)
         try:
             answer = await self._client.post(f"/v1/fleet/{call}", content=body, headers=headers)

@@ -139,6 +139,12 @@ class Lab:
             str(self.folder.absolute()).encode()
         except UnicodeEncodeError as error:
             raise SafariError(f"the folder must have a name in UTF-8, got {str(self.folder)!r}") from error
+        try:
+            self._write()
+        except OSError as error:
+            raise SafariError(f"cannot write into {self.folder}: {error.strerror or error}") from error
+
+    def _write(self) -> None:
         found = self.certificates
         if not all(path.exists() for path in (found.authority, found.server, found.key)):
             make_certificates(found.key.parent, [self.host, "localhost", "127.0.0.1"])

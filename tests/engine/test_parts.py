@@ -183,5 +183,7 @@ def test_a_checkpoint_whose_tensors_do_not_fit_is_refused_in_words(tmp_path: Pat
 
 
 def test_a_client_whose_updates_are_read_as_gradients_needs_sgd(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"local.optimiser must be 'sgd' for client.name mime.*; got 'adam'"):
+    with pytest.raises(
+        ConfigError, match=r"local.optimiser must be 'sgd' for client.name mime.*; got 'adam'"
+    ):
         safari.run({**BASE, "client": {"name": "mime"}}, tmp_path / "run")

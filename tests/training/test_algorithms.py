@@ -207,7 +207,7 @@ def test_mime_with_a_strength_has_the_calibrated_loss() -> None:
 def test_a_server_that_does_not_know_the_learning_rate_cannot_follow_mime() -> None:
     server = CLIENTS["mime"]().server
     held = server.init(2, 12, torch.device("cpu"))
-    with pytest.raises(ConfigError, match="learning rate above 0, got 0.0"):
+    with pytest.raises(ConfigError, match=r"learning rate above 0, got 0\.0"):
         server.apply(held, torch.ones(12), {}, arrivals([0, 1]))
 
 

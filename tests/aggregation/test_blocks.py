@@ -167,9 +167,13 @@ def test_all_blocks_at_once_are_what_one_by_one_gives(rule, pieces, monkeypatch)
         models, masks, came = many_clients(t, clients, size, parameters)
         cohort = None if t % 2 else list(range(clients - 2))
         rows = slice(clients if t % 2 else clients - 2)
+        shared = t == 2
+        if shared:
+            masks = masks[:1].expand_as(masks)
+            models = models * masks
         given = (list(range(clients))[rows], models[rows], cohort, masks[rows], came[rows])
-        fast, outcome = server.step_stacked(*given)
-        plain, expected = replace(server, rule=slow).step_stacked(*given)
+        fast, outcome = server.step_stacked(*given, same_mask=shared)
+        plain, expected = replace(server, rule=slow).step_stacked(*given, same_mask=shared)
         torch.testing.assert_close(fast.model, plain.model, rtol=1e-5, atol=1e-6)
         assert outcome.part_stand_ins == expected.part_stand_ins
         assert outcome.stand_ins == expected.stand_ins
@@ -247,6 +251,22 @@ def test_negative_weights_move_parameters_and_leave_buffers_a_mean():
     )
     # Both came: 2·4 - 1; the second alone: 1.5·1 - 0.5·8. Buffers: 4, and 1.
     assert fast == slow == [7.0, -2.5, 4.0, 1.0]
+
+
+@pytest.mark.parametrize("weigh", ["at once", "one by one"])
+@pytest.mark.parametrize("rule", ["safari+", "mifa", "fedvarp", "cluster-fedvarp"])
+def test_a_weight_that_came_back_is_unchanged_where_a_block_is_missing(rule, weigh):
+    """One mask for all, without the last number and then with it: the missing have it too, as in a whole round."""
+    made = RULES[rule](**OPTIONS.get(rule, {}))
+    server = Server.start(torch.full((4,), 8.0), 2, made if weigh == "at once" else replace(made, weigh=None))
+    cut = torch.tensor([[True, True, True, False]])
+    server, _ = server.step_stacked([0, 1], torch.full((2, 4), 8.0) * cut, None, cut, same_mask=True)
+    assert server.model.tolist() == [8.0, 8.0, 8.0, 0.0]
+    grown = replace(server, model=torch.full((4,), 8.0))
+    came = torch.tensor([[True, True, True, True], [True, True, False, False]])
+    whole = torch.ones(1, 4, dtype=torch.bool)
+    after, _ = grown.step_stacked([0, 1], torch.full((2, 4), 8.0), None, whole, came, same_mask=True)
+    assert after.model.tolist() == [8.0] * 4
 
 
 def test_by_hand():

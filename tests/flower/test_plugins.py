@@ -24,6 +24,13 @@ PLUGINS = {
     "SCAFFOLD": {"client": {"name": "my_client.py:scaffold"}},
     "RigL": {"policy": {"name": "my_policy.py:regrow", "every": 2}},
     "FedAdam": {"aggregation": {"steps": [{"name": "my_step.py:adam", "lr": 0.02}]}},
+    "a task of tokens": {
+        "task": {"name": "my_tags.py:focal", "gamma": 2.0},
+        "data": {"name": "my_tags.py:rises", "samples": 300},
+        "model": {"name": "my_tags.py:tagger", "hidden": 16},
+        "partition": {"name": "iid"},
+        "pruning": {"pruner": "snip", "sparsity": 0.5},
+    },
     "all of them": {
         "client": {"name": "my_client.py:scaffold"},
         "policy": {"name": "my_policy.py:regrow", "every": 1},

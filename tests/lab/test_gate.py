@@ -42,6 +42,7 @@ from safari.errors import SafariError
 from safari.lab.gate import FLEET_CALLS, ask_to_join
 from safari.lab.invitations import app_digest
 from safari.lab.launch import Lab, superlink
+from safari.net.certificates import make_certificates
 
 FLEET = "/v1/fleet/"
 
@@ -93,6 +94,14 @@ def served(tmp_path_factory) -> Iterator[Served]:
         yield Served(lab)
         # Both outlive all that is tried.
         check()
+
+
+@pytest.fixture(scope="module")
+def first_key(served) -> bytes:
+    """The public key of client 0, which has joined."""
+    _, public = generate_key_pairs()
+    served.join(0, public_key_to_bytes(public))
+    return public_key_to_bytes(public)
 
 
 @contextlib.contextmanager
@@ -190,10 +199,8 @@ def test_no_spelling_of_a_path_leads_to_the_control_api(served, path):
     assert logged(served, "/v1/control/") == before
 
 
-def test_no_second_request_is_smuggled_behind_the_first(served):
-    _, public = generate_key_pairs()
-    served.join(0, public_key_to_bytes(public))
-    key = b64encode(public_key_to_bytes(public)).decode()
+def test_no_second_request_is_smuggled_behind_the_first(served, first_key):
+    key = b64encode(first_key).decode()
     hidden = (
         b"POST /v1/control/list-runs HTTP/1.1\r\nHost: x\r\n"
         b"Content-Type: application/protobuf\r\nContent-Length: 0\r\n\r\n"
@@ -206,7 +213,7 @@ def test_no_second_request_is_smuggled_behind_the_first(served):
         "Transfer-Encoding: chunked, identity",
     ):
         head = f"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: x\r\nflwr-public-key: {key}\r\n{lengths}"
-        raw_answer(served, head, b"0\r\n\r\n" + hidden)
+        assert raw_answer(served, head, b"0\r\n\r\n" + hidden).split()[1] in ("400", "401", "415", "501")
     assert logged(served, "/v1/control/list-runs") == before
 
 
@@ -262,6 +269,15 @@ def test_whoever_knows_a_public_key_alone_is_refused(served):
     served.join(3, key)
     with served.fleet(served.outside, private, public) as client, refused(401):
         client.ActivateNode(ActivateNodeRequest(public_key=key, heartbeat_interval=30))
+
+
+def test_headers_that_are_no_text_are_passed_on_and_refused(served, first_key):
+    key = b64encode(first_key).decode()
+    head = (
+        f"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: x\r\nContent-Type: application/protobuf\r\n"
+        f"flwr-public-key: {key}\r\nflwr-timestamp: \xff\xfe\r\nflwr-signature: \xe9\r\nContent-Length: 0"
+    )
+    assert raw_answer(served, head).split()[1] == "401"
 
 
 @pytest.mark.parametrize(
@@ -384,3 +400,30 @@ def test_those_who_have_joined_are_known_after_a_restart(tmp_path):
             with served.fleet(served.outside, private, public) as client:
                 assert client.ActivateNode(ActivateNodeRequest(public_key=key, heartbeat_interval=30)).node_id
     assert lab.invitations.token(1) == token
+
+
+@pytest.mark.slow
+def test_the_gate_ends_with_the_process_that_started_it(tmp_path):
+    """Even where that one is killed, and can end nothing any more."""
+    files = make_certificates(tmp_path, ["127.0.0.1"])
+    port, code = (
+        free_port(),
+        "import os, subprocess, sys, time; subprocess.Popen([*sys.argv[1:], str(os.getpid())]); time.sleep(300)",
+    )
+    gate = [
+        *(sys.executable, "-m", "safari", "net", "gate", "--port", port, "--host", "127.0.0.1"),
+        *("--authority", files.authority, "--certificate", files.server, "--key", files.key, "--parent"),
+    ]  # fmt: skip
+    parent = subprocess.Popen([sys.executable, "-c", code, *map(str, gate)], stdin=subprocess.DEVNULL)
+
+    def listens() -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return True
+        return False
+
+    try:
+        wait_until("the gate listens", listens, 120)
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_until("the gate is gone", lambda: not listens(), 60)

@@ -57,6 +57,12 @@ def test_a_name_that_is_no_text_is_told(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_that_cannot_be_written_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SafariError, match=r"cannot write into .*file"):
+        Lab(tmp_path / "file" / "lab", "127.0.0.1", 8000, 8001, SETTINGS).prepare()
+
+
 def test_each_client_has_a_command_of_its_own(tmp_path):
     lab = Lab(tmp_path, "192.0.2.1", 8000, 8001, SETTINGS)
     lab.prepare()

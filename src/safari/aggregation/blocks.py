@@ -236,7 +236,6 @@ def _part(round: Round, came: Tensor, part: slice) -> Round:
         masks=round.masks[:, part],
         came=came[:, part],
         parameters=min(max(round.parameters - part.start, 0), part.stop - part.start),
-        same_mask=False,
     )
 
 

@@ -222,7 +222,7 @@ def _decide(held: State, known: State, age: Tensor, round: Round, options: Optio
 
 def _weigh(state: State, round: Round, sets: Tensor, options: Options) -> BlockWeights | None:
     """The same for many sets of arrivals at once."""
-    if int(state["wait"]) != OVER:
+    if int(state["wait"]) != OVER and not round.same_mask:
         # Whether cuts are held back depends on the masks in each block.
         return None
     known = {name: state[name] for name in _nothing_known(0)}

@@ -141,6 +141,10 @@ def join(
     code = join_lab(server, client, clients, token=token, known_by=fingerprint, certificate=certificate)
     if code:
         raise click.ClickException(f"the SuperNode ended with exit code {code}; it says why above")
+    # Flower's SuperNode ends like this, without a word, when the SuperLink has started anew and given it another id.
+    click.echo(
+        "the SuperNode has ended: where the server has started again, join with the same command", err=True
+    )
 
 
 _FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
@@ -169,6 +173,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 # What `safari net serve` adds for its own clients.
 @click.option("--invitations", type=click.Path(path_type=Path, file_okay=False, exists=True), hidden=True)
 @click.option("--app", "apps", multiple=True, hidden=True)
+@click.option("--parent", type=int, hidden=True)
 def gate(
     superlink: str,
     authority: Path,
@@ -179,6 +184,7 @@ def gate(
     devices: int,
     invitations: Path | None,
     apps: tuple[str, ...],
+    parent: int | None,
 ) -> None:
     """Pass on what SuperNodes with registered keys call, and nothing else.
 
@@ -207,7 +213,7 @@ def gate(
     found.register_known()
     told = f"{host}, TCP port {port}: Fleet calls for {superlink}, and nothing else"
     files = Certificates(authority, certificate, key)
-    serve_gate(found, host, port, files, devices, lambda: click.echo(told, err=True))
+    serve_gate(found, host, port, files, devices, lambda: click.echo(told, err=True), parent)
 
 
 def _line(record: Mapping[str, Any], rounds: int) -> str:

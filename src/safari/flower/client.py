@@ -57,6 +57,7 @@ from safari.pruning import (
     as_pruner,
     budget_for,
     compute_mask,
+    for_task,
     weight_entries,
 )
 from safari.pruning.policies.regrow import OwnMask, Steepest, votes_for
@@ -209,7 +210,7 @@ def sparse(
     `build` is a module class, or a function of the context that makes the module. `batch(message, context)`
     gives inputs and labels to the pruners that want them (snip and grasp; synflow looks at their shape) and to
     mask policies that ask for a gradient. `pruner` overrides the one that the server names. `task` has the loss
-    of such gradients: classification by default.
+    of such gradients and of scores that look at one: classification by default.
 
     The function gets the module, the message and the context. For `train` messages the module is masked and
     its gradients are, so that any loop and any optimiser keep it sparse; what the function returns (a dict
@@ -319,7 +320,7 @@ def open_job(
     layout = model.layout
     if pruner is None:
         known_pruner(instructions.pruner)
-    judge = as_pruner(instructions.pruner if pruner is None else pruner)
+    judge = for_task(as_pruner(instructions.pruner if pruner is None else pruner), task or classification())
     x = model.vector.to(next(module.parameters()).device)
     base = None if model.mask is None else model.mask.to(x.device)
     if instructions.announced:

@@ -26,6 +26,7 @@ from typing import Any
 
 from safari.errors import MissingExtraError, SafariError
 from safari.lab.invitations import Invitations, JoinError, app_digest
+from safari.lab.processes import when_orphaned
 from safari.net.certificates import Certificates
 from safari.text import visible
 from safari.view.limits import Limits, Reporter
@@ -161,7 +162,12 @@ class Gate:
             raise HTTPException(
                 400 if call == "activate-node" else 401, "no key that has joined with an invitation"
             )
-        headers = {name: request.headers[name] for name in _TO_SUPERLINK if name in request.headers}
+        # As bytes: a header may hold some that are no ASCII.
+        headers = {
+            name.encode(): request.headers[name].encode("latin-1")
+            for name in _TO_SUPERLINK
+            if name in request.headers
+        }
         body = await _body(request, LARGEST_CALL)
         try:
             answer = await self._client.post(f"/v1/fleet/{call}", content=body, headers=headers)
@@ -194,10 +200,17 @@ class Gate:
 
 
 def serve(
-    gate: Gate, host: str, port: int, certificates: Certificates, clients: int, opened: Callable[[], None]
+    gate: Gate,
+    host: str,
+    port: int,
+    certificates: Certificates,
+    clients: int,
+    opened: Callable[[], None],
+    parent: int | None = None,
 ) -> None:
     """Put the gate on a port, for about as many clients, until interrupted; `opened` is called when it is there.
 
+    `parent`: the process with which it ends.
     SafariError where the port is taken, or the certificate or its key cannot be used.
     """
     try:
@@ -217,6 +230,8 @@ def serve(
             certificate=certificates.server,
             key=certificates.key,
         )
+        if parent is not None:
+            when_orphaned(parent, server.stop)
         asyncio.run(server.run(opened))
 
 

@@ -131,17 +131,20 @@ def own_key(path: Path) -> bytes:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a file that this user alone can read, whole or not at all."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # mkstemp: mode 600 from the beginning, under a name that nobody can have prepared.
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    """Write a file that this user alone can read, whole or not at all; SafariError where that cannot be."""
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # mkstemp: mode 600 from the beginning, under a name that nobody can have prepared.
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise SafariError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def app_digest(content: bytes) -> str:

@@ -139,6 +139,12 @@ class Lab:
             str(self.folder.absolute()).encode()
         except UnicodeEncodeError as error:
             raise SafariError(f"the folder must have a name in UTF-8, got {str(self.folder)!r}") from error
+        try:
+            self._write()
+        except OSError as error:
+            raise SafariError(f"cannot write into {self.folder}: {error.strerror or error}") from error
+
+    def _write(self) -> None:
         found = self.certificates
         if not all(path.exists() for path in (found.authority, found.server, found.key)):
             make_certificates(found.key.parent, [self.host, "localhost", "127.0.0.1"])
@@ -190,7 +196,7 @@ def superlink(lab: Lab) -> Iterator[Callable[[], None]]:
         *(sys.executable, "-P", "-m", "safari", "net", "gate"),
         *("--superlink", lab.control, "--authority", found.authority, "--certificate", found.server),
         *("--key", found.key, "--port", lab.port, "--devices", lab.invitations.clients),
-        *("--invitations", lab.invitations.folder, "--app", app),
+        *("--invitations", lab.invitations.folder, "--app", app, "--parent", os.getpid()),
     ]
     with contextlib.ExitStack() as stack:
         running = {}
@@ -363,7 +369,11 @@ def _flwr(lab: Lab, *arguments: object) -> dict[str, Any]:
 def _refuse_failed(lab: Lab, number: Any) -> None:
     if number is None:
         return
-    runs = _flwr(lab, "list", "lab", "--run-id", number, "--format", "json").get("runs", [])
+    try:
+        runs = _flwr(lab, "list", "lab", "--run-id", number, "--format", "json").get("runs", [])
+    except SafariError:
+        # A SuperLink that is too busy to answer says nothing about the run; that it is there is checked elsewhere.
+        return
     status = str(runs[0].get("status", "")) if runs else ""
     if status.startswith("finished") and _done(lab) < int(lab.settings["rounds"]):
         raise SafariError(

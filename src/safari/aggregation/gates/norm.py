@@ -25,7 +25,7 @@ direction: nothing that looks at norms alone can.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -66,14 +66,17 @@ def norm(*, factor: float = 100.0, action: Literal["refuse", "clip"] = "refuse",
         known = state["norms"].cpu()
         if not len(round.arrived):
             return Ruling(), {**state, "norms": known}
-        found = _norms(round).cpu()
+        norms = _norms(round)
+        found = norms.updates
         if not bool(found.isfinite().all()):
             # Squares of large numbers are beyond float32.
-            found = _norms(replace(round, models=round.models.double())).cpu()
-        known = known.index_copy(0, round.arrived.cpu(), found)
+            found = _norms(replace(round, models=round.models.double(), up={})).updates
+        ids = torch.tensor(round.arrived_ids, dtype=torch.int64)
+        known = known.index_copy(0, ids, found)
+        counts = (round.parameters, len(round.global_model) - round.parameters)
         bounds = [
-            _bound(known[:, group], float(x), count, factor, floor)
-            for group, (x, count) in enumerate(_model_norms(round))
+            _bound(known[:, group], norms.model[group], count, factor, floor)
+            for group, count in enumerate(counts)
         ]
         over = found > torch.tensor(bounds, dtype=torch.float64)
         ruling = _ruling(round, found, over, bounds, action) if bool(over.any()) else Ruling()
@@ -85,17 +88,36 @@ def norm(*, factor: float = 100.0, action: Literal["refuse", "clip"] = "refuse",
             if heard.ndim == 1 and len(heard) <= len(before):
                 # A checkpoint may be of fewer clients; one of another form says nothing.
                 before[: len(heard)] = heard
-            ruling, following[key] = _judge_beside(ruling, before, round, name, factor, floor, action)
+            latest = before.index_copy(0, ids, norms.beside[name])
+            count = round.up[name].flatten(1).shape[1]
+            bound = _bound(latest, norms.model[0], count, factor, floor)
+            ruling = _judge_beside(ruling, norms.beside[name], bound, round, name, action)
+            following[key] = latest
         return ruling, following
 
     return Gate(init, apply)
 
 
-def _norms(round: Round) -> Tensor:
-    """`float64[arrived, 2]`: the norm of each update inside its mask, of parameters and of buffers."""
+@dataclass(frozen=True)
+class _Norms:
+    """A round's norms, all of which come from the device at once.
+
+    Args:
+        updates: `float64[arrived, 2]`, the norm of each update inside its mask, of parameters and of buffers.
+        model: Those of the global model.
+        beside: `float64[arrived]`, those of the vectors beside the models, by name.
+    """
+
+    updates: Tensor
+    model: tuple[float, float]
+    beside: dict[str, Tensor]
+
+
+def _norms(round: Round) -> _Norms:
     x, models, masks, split = round.global_model, round.models, round.masks, round.parameters
+    groups = (slice(split), slice(split, None))
     rows = max(1, _AT_ONCE // max(1, len(x)))
-    parts = []
+    updates: list[list[Tensor]] = [[], []]
     for start in range(0, len(models), rows):
         some = slice(start, start + rows)
         # A model is 0 where its mask cuts. An expanded view is one mask.
@@ -103,18 +125,17 @@ def _norms(round: Round) -> Tensor:
         update = models[some] - x * kept
         if round.came is not None:
             update = torch.where(round.came[some], update, 0.0)
-        both = [
-            torch.linalg.vector_norm(update[:, part], dim=1) for part in (slice(split), slice(split, None))
-        ]
-        parts.append(torch.stack(both, 1).double())
-    return torch.cat(parts)
-
-
-def _model_norms(round: Round) -> list[tuple[Tensor, int]]:
-    """The norms of the global model's parameters and buffers, and how many there are."""
-    x, split = round.global_model, round.parameters
-    norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in (x[:split], x[split:])]
-    return [(norms[0], split), (norms[1], len(x) - split)]
+        for group, part in zip(updates, groups, strict=True):
+            group.append(torch.linalg.vector_norm(update[:, part], dim=1))
+    model = [torch.linalg.vector_norm(x[part], dtype=torch.float64)[None] for part in groups]
+    names = sorted(round.up)
+    beside = [
+        torch.linalg.vector_norm(round.up[name].flatten(1), dim=1, dtype=torch.float64) for name in names
+    ]
+    # The one look at the device. In float64, as the model's norms are.
+    found = torch.cat([*model, *updates[0], *updates[1], *beside]).cpu()
+    of_model, rest = found[:2].tolist(), found[2:].view(2 + len(names), len(models))
+    return _Norms(rest[:2].T, (of_model[0], of_model[1]), dict(zip(names, rest[2:], strict=True)))
 
 
 def _bound(norms: Tensor, model: float, count: int, factor: float, floor: float) -> float:
@@ -127,33 +148,29 @@ def _bound(norms: Tensor, model: float, count: int, factor: float, floor: float)
 
 
 def _judge_beside(
-    ruling: Ruling, known: Tensor, round: Round, name: str, factor: float, floor: float, action: str
-) -> tuple[Ruling, Tensor]:
-    """The ruling with what there is to say about one vector beside the models, and the latest norms of it."""
-    rows = round.up[name].flatten(1)
-    found = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).cpu()
-    norms = known.index_copy(0, round.arrived.cpu(), found)
-    x = torch.linalg.vector_norm(round.global_model[: round.parameters], dtype=torch.float64)
-    bound = _bound(norms, float(x), rows.shape[1], factor, floor)
+    ruling: Ruling, found: Tensor, bound: float, round: Round, name: str, action: str
+) -> Ruling:
+    """The ruling with what there is to say about one vector beside the models, which has these norms."""
     over = found > bound
     if not bool(over.any()):
-        return ruling, norms
+        return ruling
     reasons = {
         client: f"its {name}, beside the model, has a norm of {found[row]:.3g}, and {bound:.3g} is the most"
-        for row, client in enumerate(round.arrived.tolist())
+        for row, client in enumerate(round.arrived_ids)
         if over[row]
     }
     if action == "refuse":
-        return replace(ruling, refused={**reasons, **ruling.refused}), norms
+        return replace(ruling, refused={**reasons, **ruling.refused})
+    rows = round.up[name].flatten(1)
     scales = torch.where(over, bound / found, 1.0).to(rows.device)
     smaller = (rows.double() * scales[:, None]).to(rows.dtype).view_as(round.up[name])
-    return replace(ruling, clipped={**reasons, **ruling.clipped}, up={**ruling.up, name: smaller}), norms
+    return replace(ruling, clipped={**reasons, **ruling.clipped}, up={**ruling.up, name: smaller})
 
 
 def _ruling(round: Round, found: Tensor, over: Tensor, bounds: list[float], action: str) -> Ruling:
     refused: dict[int, str] = {}
     clipped: dict[int, str] = {}
-    for row, client in enumerate(round.arrived.tolist()):
+    for row, client in enumerate(round.arrived_ids):
         reasons = [
             f"its update of the {kind} has a norm of {found[row, k]:.3g}, and {bounds[k]:.3g} is the most"
             for k, kind in enumerate(("parameters", "buffers"))
@@ -170,7 +187,7 @@ def _ruling(round: Round, found: Tensor, over: Tensor, bounds: list[float], acti
 def _scaled(round: Round, scales: Tensor, clients: list[int]) -> Tensor:
     """The models with the updates of these clients times their scales."""
     models, x = round.models.clone(), round.global_model
-    ids = round.arrived.tolist()
+    ids = round.arrived_ids
     for client in clients:
         row = ids.index(client)
         # In float64: the difference of two large numbers may be beyond float32.

@@ -95,6 +95,9 @@ class Launches(TorchDispatchMode):
         packet, name = function.overloadpacket, str(function.overloadpacket).removeprefix("aten.")
         tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)]
         here = any(isinstance(t, OnDevice) for t in tensors)
+        if any(t.is_meta and not isinstance(t, OnDevice) for t in tensors):
+            # Assigning to rows by a list makes their numbers where the counter does not see it.
+            raise RuntimeError(f"{function} with a tensor without numbers")
         asked = kwargs.get("device")
         to_host = packet is aten._to_copy and here and asked is not None and torch.device(asked).type == "cpu"
         to_device = asked is not None and torch.device(asked).type == DEVICE.type and not here

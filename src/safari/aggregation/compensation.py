@@ -266,15 +266,19 @@ def combine(round: Round, decision: Decision, name: str = "the rule") -> Tensor:
     out = _weighted_sum(round, decision, slice(None))
     # The one look at the device. A sum is finite only if all that is in it is.
     found = torch.cat([*(w.double() for w in weights), out.sum(0, keepdim=True).double()]).cpu()
-    *hosted, end = found.split([*(len(w) for w in weights), 1])
-    hosted = [host.to(w.dtype) for host, w in zip(hosted, weights, strict=True)]
-    total, looks = end.item(), [float(look) for w in hosted for look in (w.sum(), w.clamp(max=0).sum())]
-    if not math.isfinite(total + sum(looks)):
+    sums, below, at = [], 0.0, 0
+    for w in weights:
+        host = found[at : at + len(w)].to(w.dtype)
+        at += len(w)
+        sums.append(host.sum().item())
+        if (host.numpy() < 0).any():
+            below += host.clamp(max=0).sum().item()
+    if not math.isfinite(found[at].item() + sum(sums)):
         _refuse_infinite(round, decision, out, name)
-    rest = 1.0 - looks[0] - sum(looks[2::2])
+    rest = 1.0 - sums[0] - sum(sums[1:])
     rest = 0.0 if abs(rest) < _ROUNDING else rest
     out = with_rest(out, round, rest)
-    negative = sum(looks[1::2]) + min(rest, 0.0)
+    negative = below + min(rest, 0.0)
     if not negative or round.parameters == len(out):
         return _finite(out, round, decision, name) if rest else out
     positive = replace(

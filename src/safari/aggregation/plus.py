@@ -216,13 +216,14 @@ def _decide(held: State, known: State, age: Tensor, round: Round, options: Optio
     mixture = _mixture(known, old[None], missing, options)
     weights = round.weights.cpu()
     shares = weights[~present] @ mixture
-    a = (weights[present] + shares[arrived]).to(round.weights)
+    device = round.weights.device
+    a = (weights[present] + shares[arrived]).to(device, non_blocking=True)
     names = names_of(round, mixture[:, arrived])
     recalled = (shares.index_fill(0, arrived, 0.0) > 0).nonzero()[:, 0]
     if not len(recalled):
         return Decision(a, stand_ins=names)
-    b = shares[recalled].to(round.weights)
-    return Decision(a, b, recall(held, round, recalled.to(round.cohort)), names)
+    b = shares[recalled].to(device, non_blocking=True)
+    return Decision(a, b, recall(held, round, recalled.to(device, non_blocking=True)), names)
 
 
 def _weigh(state: State, round: Round, sets: Tensor, options: Options) -> BlockWeights | None:

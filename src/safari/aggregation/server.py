@@ -468,14 +468,14 @@ def _unusable(
     # A sum is finite only if all that is in it is; the numbers are looked at one by one only where not.
     total = models.sum()
     if masks is not None:
-        # Not 0 > kept: a number where there should be none.
-        stray = models.bool() > masks
-        total = torch.where(stray.any(), math.nan, total)
+        # Not 0 > kept: a number where there should be none. Divided by 0 the sum is not finite either.
+        inside = models.bool() <= masks
+        total = total / inside.all()
     # The one look at the device.
     if math.isfinite(total.item()):
         return refused
     infinite = (~torch.isfinite(models)).sum(1).tolist()
-    grown = [0] * len(ids) if masks is None else stray.sum(1).tolist()
+    grown = [0] * len(ids) if masks is None else (~inside).sum(1).tolist()
     for client, bad, beyond in zip(ids, infinite, grown, strict=True):
         if bad:
             refused[client] = f"{bad} numbers are NaN or infinite"

@@ -28,12 +28,16 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from safari.aggregation.compensation import Round, State
 from safari.aggregation.gates.gate import Gate, Ruling
 from safari.errors import ConfigError
+
+Floats = NDArray[np.float64]
 
 # Numbers whose differences are made at once: 256 MB.
 _AT_ONCE = 64_000_000
@@ -68,31 +72,32 @@ def norm(*, factor: float = 100.0, action: Literal["refuse", "clip"] = "refuse",
             return Ruling(), {**state, "norms": known}
         norms = _norms(round)
         found = norms.updates
-        if not bool(found.isfinite().all()):
+        if not np.isfinite(found).all():
             # Squares of large numbers are beyond float32.
             found = _norms(replace(round, models=round.models.double(), up={})).updates
-        ids = torch.tensor(round.arrived_ids, dtype=torch.int64)
-        known = known.index_copy(0, ids, found)
+        # In numpy, which takes a fraction of torch's time for so few numbers.
+        ids, latest = round.arrived_ids, known.numpy().copy()
+        latest[ids] = found
         counts = (round.parameters, len(round.global_model) - round.parameters)
         bounds = [
-            _bound(known[:, group], norms.model[group], count, factor, floor)
+            _bound(latest[:, group], norms.model[group], count, factor, floor)
             for group, count in enumerate(counts)
         ]
-        over = found > torch.tensor(bounds, dtype=torch.float64)
-        ruling = _ruling(round, found, over, bounds, action) if bool(over.any()) else Ruling()
-        following = {"norms": known}
+        over = found > bounds
+        ruling = _ruling(round, found, over, bounds, action) if over.any() else Ruling()
+        following = {"norms": torch.from_numpy(latest)}
         for name in sorted(round.up):
             key = f"{_BESIDE}{name}"
-            before = torch.full((len(known),), math.nan, dtype=torch.float64)
-            heard = state.get(key, before[:0]).cpu()
-            if heard.ndim == 1 and len(heard) <= len(before):
+            beside = np.full(len(known), math.nan)
+            heard = state.get(key, known[:0, 0]).cpu()
+            if heard.ndim == 1 and len(heard) <= len(beside):
                 # A checkpoint may be of fewer clients; one of another form says nothing.
-                before[: len(heard)] = heard
-            latest = before.index_copy(0, ids, norms.beside[name])
+                beside[: len(heard)] = heard.double().numpy()
+            beside[ids] = norms.beside[name]
             count = round.up[name].flatten(1).shape[1]
-            bound = _bound(latest, norms.model[0], count, factor, floor)
+            bound = _bound(beside, norms.model[0], count, factor, floor)
             ruling = _judge_beside(ruling, norms.beside[name], bound, round, name, action)
-            following[key] = latest
+            following[key] = torch.from_numpy(beside)
         return ruling, following
 
     return Gate(init, apply)
@@ -108,9 +113,9 @@ class _Norms:
         beside: `float64[arrived]`, those of the vectors beside the models, by name.
     """
 
-    updates: Tensor
+    updates: Floats
     model: tuple[float, float]
-    beside: dict[str, Tensor]
+    beside: dict[str, Floats]
 
 
 def _norms(round: Round) -> _Norms:
@@ -133,26 +138,27 @@ def _norms(round: Round) -> _Norms:
         torch.linalg.vector_norm(round.up[name].flatten(1), dim=1, dtype=torch.float64) for name in names
     ]
     # The one look at the device. In float64, as the model's norms are.
-    found = torch.cat([*model, *updates[0], *updates[1], *beside]).cpu()
-    of_model, rest = found[:2].tolist(), found[2:].view(2 + len(names), len(models))
-    return _Norms(rest[:2].T, (of_model[0], of_model[1]), dict(zip(names, rest[2:], strict=True)))
+    found = torch.cat([*model, *updates[0], *updates[1], *beside]).cpu().numpy()
+    rest = found[2:].reshape(2 + len(names), len(models))
+    return _Norms(rest[:2].T, (float(found[0]), float(found[1])), dict(zip(names, rest[2:], strict=True)))
 
 
-def _bound(norms: Tensor, model: float, count: int, factor: float, floor: float) -> float:
+def _bound(norms: Floats, model: float, count: int, factor: float, floor: float) -> float:
     # NaN is not above 0.
     heard = norms[norms > 0]
     if len(heard) < _MAJORITY:
         return _BEYOND_THE_MODEL * max(model, math.sqrt(count))
-    # The lower of the two in the middle.
-    return factor * max(float(heard.median()), floor * model)
+    # The median; the lower of the two in the middle.
+    middle = (len(heard) - 1) // 2
+    return factor * max(float(np.partition(heard, middle)[middle]), floor * model)
 
 
 def _judge_beside(
-    ruling: Ruling, found: Tensor, bound: float, round: Round, name: str, action: str
+    ruling: Ruling, found: Floats, bound: float, round: Round, name: str, action: str
 ) -> Ruling:
     """The ruling with what there is to say about one vector beside the models, which has these norms."""
     over = found > bound
-    if not bool(over.any()):
+    if not over.any():
         return ruling
     reasons = {
         client: f"its {name}, beside the model, has a norm of {found[row]:.3g}, and {bound:.3g} is the most"
@@ -162,12 +168,12 @@ def _judge_beside(
     if action == "refuse":
         return replace(ruling, refused={**reasons, **ruling.refused})
     rows = round.up[name].flatten(1)
-    scales = torch.where(over, bound / found, 1.0).to(rows.device)
+    scales = torch.from_numpy(np.divide(bound, found, out=np.ones_like(found), where=over)).to(rows.device)
     smaller = (rows.double() * scales[:, None]).to(rows.dtype).view_as(round.up[name])
     return replace(ruling, clipped={**reasons, **ruling.clipped}, up={**ruling.up, name: smaller})
 
 
-def _ruling(round: Round, found: Tensor, over: Tensor, bounds: list[float], action: str) -> Ruling:
+def _ruling(round: Round, found: Floats, over: NDArray[np.bool_], bounds: list[float], action: str) -> Ruling:
     refused: dict[int, str] = {}
     clipped: dict[int, str] = {}
     for row, client in enumerate(round.arrived_ids):
@@ -180,11 +186,11 @@ def _ruling(round: Round, found: Tensor, over: Tensor, bounds: list[float], acti
             (clipped if action == "clip" else refused)[client] = "; ".join(reasons)
     if not clipped:
         return Ruling(refused=refused)
-    scales = (torch.tensor(bounds, dtype=torch.float64) / found).clamp(max=1.0)
+    scales = np.divide(bounds, found, out=np.ones_like(found), where=over)
     return Ruling(refused=refused, clipped=clipped, models=_scaled(round, scales, list(clipped)))
 
 
-def _scaled(round: Round, scales: Tensor, clients: list[int]) -> Tensor:
+def _scaled(round: Round, scales: Floats, clients: list[int]) -> Tensor:
     """The models with the updates of these clients times their scales."""
     models, x = round.models.clone(), round.global_model
     ids = round.arrived_ids

@@ -42,6 +42,7 @@ from safari.errors import SafariError
 from safari.lab.gate import FLEET_CALLS, ask_to_join
 from safari.lab.invitations import app_digest
 from safari.lab.launch import Lab, superlink
+from safari.net.certificates import make_certificates
 
 FLEET = "/v1/fleet/"
 
@@ -399,3 +400,30 @@ def test_those_who_have_joined_are_known_after_a_restart(tmp_path):
             with served.fleet(served.outside, private, public) as client:
                 assert client.ActivateNode(ActivateNodeRequest(public_key=key, heartbeat_interval=30)).node_id
     assert lab.invitations.token(1) == token
+
+
+@pytest.mark.slow
+def test_the_gate_ends_with_the_process_that_started_it(tmp_path):
+    """Even where that one is killed, and can end nothing any more."""
+    files = make_certificates(tmp_path, ["127.0.0.1"])
+    port, code = (
+        free_port(),
+        "import os, subprocess, sys, time; subprocess.Popen([*sys.argv[1:], str(os.getpid())]); time.sleep(300)",
+    )
+    gate = [
+        *(sys.executable, "-m", "safari", "net", "gate", "--port", port, "--host", "127.0.0.1"),
+        *("--authority", files.authority, "--certificate", files.server, "--key", files.key, "--parent"),
+    ]  # fmt: skip
+    parent = subprocess.Popen([sys.executable, "-c", code, *map(str, gate)], stdin=subprocess.DEVNULL)
+
+    def listens() -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return True
+        return False
+
+    try:
+        wait_until("the gate listens", listens, 120)
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_until("the gate is gone", lambda: not listens(), 60)

@@ -173,6 +173,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 # What `safari net serve` adds for its own clients.
 @click.option("--invitations", type=click.Path(path_type=Path, file_okay=False, exists=True), hidden=True)
 @click.option("--app", "apps", multiple=True, hidden=True)
+@click.option("--parent", type=int, hidden=True)
 def gate(
     superlink: str,
     authority: Path,
@@ -183,6 +184,7 @@ def gate(
     devices: int,
     invitations: Path | None,
     apps: tuple[str, ...],
+    parent: int | None,
 ) -> None:
     """Pass on what SuperNodes with registered keys call, and nothing else.
 
@@ -211,7 +213,7 @@ def gate(
     found.register_known()
     told = f"{host}, TCP port {port}: Fleet calls for {superlink}, and nothing else"
     files = Certificates(authority, certificate, key)
-    serve_gate(found, host, port, files, devices, lambda: click.echo(told, err=True))
+    serve_gate(found, host, port, files, devices, lambda: click.echo(told, err=True), parent)
 
 
 def _line(record: Mapping[str, Any], rounds: int) -> str:

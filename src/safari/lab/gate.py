@@ -26,6 +26,7 @@ from typing import Any
 
 from safari.errors import MissingExtraError, SafariError
 from safari.lab.invitations import Invitations, JoinError, app_digest
+from safari.lab.processes import when_orphaned
 from safari.net.certificates import Certificates
 from safari.text import visible
 from safari.view.limits import Limits, Reporter
@@ -199,10 +200,17 @@ class Gate:
 
 
 def serve(
-    gate: Gate, host: str, port: int, certificates: Certificates, clients: int, opened: Callable[[], None]
+    gate: Gate,
+    host: str,
+    port: int,
+    certificates: Certificates,
+    clients: int,
+    opened: Callable[[], None],
+    parent: int | None = None,
 ) -> None:
     """Put the gate on a port, for about as many clients, until interrupted; `opened` is called when it is there.
 
+    `parent`: the process with which it ends.
     SafariError where the port is taken, or the certificate or its key cannot be used.
     """
     try:
@@ -222,6 +230,8 @@ def serve(
             certificate=certificates.server,
             key=certificates.key,
         )
+        if parent is not None:
+            when_orphaned(parent, server.stop)
         asyncio.run(server.run(opened))
 
 

@@ -196,7 +196,7 @@ def superlink(lab: Lab) -> Iterator[Callable[[], None]]:
         *(sys.executable, "-P", "-m", "safari", "net", "gate"),
         *("--superlink", lab.control, "--authority", found.authority, "--certificate", found.server),
         *("--key", found.key, "--port", lab.port, "--devices", lab.invitations.clients),
-        *("--invitations", lab.invitations.folder, "--app", app),
+        *("--invitations", lab.invitations.folder, "--app", app, "--parent", os.getpid()),
     ]
     with contextlib.ExitStack() as stack:
         running = {}

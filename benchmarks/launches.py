@@ -1,6 +1,6 @@
 """What the server's part of a round asks of a device: operations started, and waits for the device, counted on a CPU.
 
-    python benchmarks/launches.py
+    python benchmarks/launches.py --round rand --out results/engine/launches.json
 
 On a GPU the server's step of a small model is not arithmetic: it is the number of kernels that are started, and of
 times that the host waits for what they found. Both can be counted without a GPU. Here tensors pretend to be on a
@@ -11,9 +11,10 @@ device, is seen:
 - waits: copies from the device, numbers read (`item`, `tolist`, `bool`), indices of bools, `nonzero`, and copies to
   the device that are not `non_blocking`.
 
-Ten clients send models of ResNet-20's size inside one mask, once everybody and once seven of them. With `--round`,
-a whole round of the vectorised engine, by the parts of its stopwatch (training aside, which is replayed as one graph
-on a GPU). `host` is the time of `Server.step_stacked` on a tiny model on the CPU: what the host does by itself.
+Ten clients send models of ResNet-20's size inside one mask, once everybody and once seven of them. With `--round`
+and the names of pruners that see no data (rand, mag, synflow), a whole round of the vectorised engine, by the parts
+of its stopwatch: training and evaluation aside, "record" is what comes after them. An operation may be more than one
+kernel. `host` is the time of `Server.step_stacked` on a tiny model on the CPU: what the host does by itself.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from engine import random_pictures, world_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
@@ -112,9 +112,7 @@ class Launches(TorchDispatchMode):
             return found
         return tree_map_only(Tensor, lambda t: given[id(t)] if id(t) in given else OnDevice(t), found)
 
-    def _count(
-        self, packet: Any, name: str, args: Any, kwargs: Any, to_host: bool, to_device: bool
-    ) -> None:
+    def _count(self, packet: Any, name: str, args: Any, kwargs: Any, to_host: bool, to_device: bool) -> None:
         if to_host:
             self.waits[f"{name} to the host"] += 1
             return
@@ -190,6 +188,8 @@ def count_round(pruner: str) -> list[dict[str, object]]:
 
     Training is left out: it gives back what it is told to.
     """
+    from engine import random_pictures, world_of
+
     data = random_pictures(200, 10)
     tables = {"pruning": {"pruner": pruner}, "wire": {"every": 0}, "evaluation": {"every": 1000}}
     world = world_of(CLIENTS, data, "cpu", **tables)
@@ -206,9 +206,7 @@ def count_round(pruner: str) -> list[dict[str, object]]:
     state, _, _ = engine(initial(world, rule_of(world.config.arms[0].rule)))
     known = Known(OnDevice(world.known.label_counts), OnDevice(world.known.samples))
     engine.world = replace(world, device=DEVICE, start=OnDevice(world.start), known=known)
-    server = replace(
-        state.server, model=OnDevice(state.server.model), weights=OnDevice(state.server.weights)
-    )
+    server = replace(state.server, model=OnDevice(state.server.model), weights=OnDevice(state.server.weights))
     state = replace(state, server=server)
     rows: list[dict[str, object]] = []
     with counted() as found:

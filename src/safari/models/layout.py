@@ -146,7 +146,9 @@ class Layout:
         places = self._sent(
             "edges",
             masks[0].device,
-            lambda: torch.tensor([max(at - 1, 0) for e in weights for at in (e.offset, e.end)], dtype=torch.int64),
+            lambda: torch.tensor(
+                [max(at - 1, 0) for e in weights for at in (e.offset, e.end)], dtype=torch.int64
+            ),
         )
         sums = torch.stack([mask.cumsum(0)[places] for mask in masks]).tolist()
         return [

@@ -89,9 +89,7 @@ def without(round: Round, clients: Mapping[int, str]) -> Round:
     return replace(
         round,
         arrived=arrived,
-        host_ids=HostIds(
-            (round.cohort, arrived), round.cohort_ids, [round.arrived_ids[row] for row in good]
-        ),
+        host_ids=HostIds((round.cohort, arrived), round.cohort_ids, [round.arrived_ids[row] for row in good]),
         models=round.models[rows],
         masks=masks,
         came=None if round.came is None else round.came[rows],

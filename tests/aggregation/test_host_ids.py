@@ -51,7 +51,8 @@ def test_ids_of_the_host_give_what_the_tensors_give(arrived: list[int]) -> None:
     assert known.missing_ids == plain.missing_ids == plain.missing.tolist()
     for name in ("present", "missing", "own", "others"):
         mine, theirs = getattr(known, name), getattr(plain, name)
-        assert mine.dtype == theirs.dtype and torch.equal(mine, theirs), name
+        assert mine.dtype == theirs.dtype, name
+        assert torch.equal(mine, theirs), name
 
 
 def test_a_round_made_from_another_does_not_trust_its_ids() -> None:

@@ -152,11 +152,63 @@ def test_fednova_sends_a_normalised_update_and_the_server_scales_it_back() -> No
     torch.testing.assert_close(step, torch.full((12,), 5.0))
 
 
-def arrivals(ids: list[int]) -> Round:
+def arrivals(ids: list[int], lr: float = 0.0) -> Round:
     rows = torch.zeros(len(ids), 12)
     return Round(
-        0, torch.zeros(12), torch.arange(2), torch.tensor(ids), rows, rows.bool(), torch.tensor([0.5, 0.5]), 12
+        0, torch.zeros(12), torch.arange(2), torch.tensor(ids), rows, rows.bool(), torch.tensor([0.5, 0.5]), 12, lr=lr
     )  # fmt: skip
+
+
+def test_mime_is_adam_with_the_servers_moments() -> None:
+    """Some rounds of two clients, against a loop that is told the gradients which the server has to work out."""
+    beta, second, eps = 0.8, 0.9, 1e-3
+    options = {"momentum": beta, "second": second, "eps": eps, "clip": 1e6}
+    server = CLIENTS["mime"](**options).server
+    held = server.init(2, 12, torch.device("cpu"))
+    m, v = torch.zeros(12), torch.zeros(12)
+    for t in range(1, 4):
+        down = server.down(held)
+        start, found = trained("mime", down=down, **options)
+        scale = (v / (1 - second ** max(t - 1, 1))).sqrt() + eps
+        w, gradients = start, []
+        for x, y in batches():
+            gradients.append(gradient(w, x, y))
+            w = w - LR * ((1 - beta) * gradients[-1] + beta * m) / scale
+        torch.testing.assert_close(found.model, w, rtol=1e-4, atol=1e-4)
+        assert not found.up
+        mean = torch.stack(gradients).mean(0)
+        m, v = (1 - beta) * mean + beta * m, second * v + (1 - second) * mean**2
+        step, held = server.apply(held, w - start, {}, arrivals([0, 1], lr=LR * STEPS))
+        assert torch.equal(step, w - start)
+        torch.testing.assert_close(held["momentum"], m, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(held["second"], v, rtol=1e-3, atol=1e-6)
+
+
+def test_mime_bounds_each_number_of_a_step() -> None:
+    start, found = trained("mime", down={"momentum": torch.zeros(12), "second": torch.zeros(12)}, clip=0.5)
+    # Without second moments the scale is eps, so every number of a gradient that is not 0 is beyond the bound.
+    moved = (found.model - start).abs() / LR
+    torch.testing.assert_close(moved.max(), torch.tensor(0.5 * STEPS))
+
+
+def test_mime_with_a_strength_has_the_calibrated_loss() -> None:
+    down = {"momentum": torch.zeros(12), "second": torch.ones(12)}
+    start, found = trained("mime", down=down, momentum=0.0, eps=1e-9, strength=1.0)
+    prior = torch.tensor([math.log(0.751), math.log(0.251), math.log(0.001)])
+    w = start
+    for x, y in batches():
+        w = w - LR * gradient(w, x, y, prior)
+    torch.testing.assert_close(found.model, w)
+    with pytest.raises(ConfigError, match="must have one class a sample"):
+        CLIENTS["mime"](strength=1.0).check(regression())
+    CLIENTS["mime"]().check(regression())
+
+
+def test_a_server_that_does_not_know_the_learning_rate_cannot_follow_mime() -> None:
+    server = CLIENTS["mime"]().server
+    held = server.init(2, 12, torch.device("cpu"))
+    with pytest.raises(ConfigError, match=r"learning rate above 0, got 0\.0"):
+        server.apply(held, torch.ones(12), {}, arrivals([0, 1]))
 
 
 @pytest.mark.parametrize(("name", "key"), [("scaffold", "variate"), ("feddyn", "h"), ("dane", "gradient")])
@@ -186,6 +238,8 @@ def test_a_task_without_classes_is_refused_with_a_reason(name: str) -> None:
         ("feddyn", {"alpha": 0.0}, "alpha must be above 0, got 0.0"),
         ("calibrated", {"smoothing": 0.0}, "smoothing must be above 0 and at most 1, got 0.0"),
         ("dane", {"mu": float("nan")}, "mu must be at least 0, got nan"),
+        ("mime", {"momentum": 1.0}, "momentum must be at least 0 and below 1, got 1.0"),
+        ("mime", {"clip": 0.0}, "clip must be above 0, got 0.0"),
         ("fedawe", {"lr": 0.0}, "lr must be a finite number above 0, got 0.0"),
     ],
 )

@@ -215,6 +215,7 @@ class Server:
         same_mask: bool = False,
         up: Mapping[str, Tensor] | None = None,
         most_kept: int | None = None,
+        lr: float = 0.0,
         shares: Mapping[int, float] | None = None,
     ) -> tuple[Server, Outcome]:
         """The same for models in one matrix: row i is the model of client `ids[i]`; ids ascend.
@@ -223,7 +224,7 @@ class Server:
         size]`, True where a number arrived; None: all of them did. A client of whom nothing came is missing.
         `same_mask`: every client has the same mask, those who are missing included. `up`: what clients sent
         beside their models, by name, a row for each id. `most_kept`: how many numbers a mask may keep. `shares`: see
-        `step`.
+        `step`. `lr`: the learning rate of the clients' steps, for client algorithms that ask for it (`Round.lr`).
         """
         asked = self._cohort(cohort)
         ids = whole_ids("ids", ids)
@@ -264,6 +265,7 @@ class Server:
             same_mask=same_mask,
             up=up or {},
             came=came,
+            lr=lr,
             host_ids=HostIds((cohort_ids, arrived_ids), asked, ids),
         )
         ruling, gate_state = judge(self.gate, self.gate_state, view)

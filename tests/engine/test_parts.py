@@ -91,7 +91,7 @@ class Plug:
 def test_an_interrupted_run_goes_on_bit_for_bit(after: int, tmp_path: Path) -> None:
     config = {
         **BASE,
-        "client": {"name": "scaffold"},
+        "client": {"name": "scaffold", "memory": "stand-in"},
         "policy": {"name": "rigl", **MOVING},
         "local": {"schedule": "cosine"},
         "aggregation": {"steps": [{"name": "fedadam", "lr": 0.01}], "average": 0.5},

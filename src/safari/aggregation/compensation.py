@@ -62,7 +62,8 @@ class Round:
     included. `weights` are those of the cohort and sum to 1. The first `parameters` numbers of a model are
     its parameters, the rest are buffers. `up` is what clients sent beside their models, by name, a row for
     each arrival (docs/plugins.md, client algorithms). `lr` is the learning rate of the clients' steps in this
-    round; 0 where the server was not told.
+    round; 0 where the server was not told. `stand_ins` says who stood in for whom, as the rule decided: server steps
+    see it; for the rule itself it is empty.
 
     `came` is None where models arrive whole or not at all. Where parts of them arrive, it is True where a
     number of `models` came; elsewhere that is the global model's number and its mask is False.
@@ -83,6 +84,7 @@ class Round:
     same_mask: bool = False
     up: Mapping[str, Tensor] = field(default_factory=dict)
     lr: float = 0.0
+    stand_ins: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     host_ids: HostIds | None = field(default=None, repr=False)
 
     @cached_property

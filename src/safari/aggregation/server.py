@@ -311,7 +311,8 @@ class Server:
         step_state = self.step_state
         if self.steps is not None:
             updated = len(view.arrived) > 0 or decision.b is not None
-            model, step_state = advance(self.steps, step_state, view, model, updated=updated)
+            decided = replace(view, stand_ins=decision.stand_ins)
+            model, step_state = advance(self.steps, step_state, decided, model, updated=updated)
         following = replace(self, model=model, round=self.round + 1, state=state, step_state=step_state)
         return following, view, decision
 

@@ -1,6 +1,6 @@
-"""signSGD's majority vote against the mean of the arrivals: accuracy and bytes on digits.
+"""signSGD's majority vote against the mean of the arrivals, and AdaQuantFL against fixed levels, on digits.
 
-    python benchmarks/majority_vote.py
+    python benchmarks/quantisers.py
 
 Ten clients, the paper's links, an MLP with 80% of its weights cut (MAG), 150 rounds; labels in two groups, and IID.
 Accuracy is the mean of the last ten rounds, bytes those of an upload that arrived: mean and standard deviation over
@@ -29,6 +29,15 @@ ARMS: dict[str, tuple[Any, dict[str, Any], float]] = {
     "vote, sign, no feedback": ("majority-vote", SIGN | {"feedback": False}, 1.0),
     "vote, sign, lr 0.5": ({"rule": "majority-vote", "lr": 0.5}, SIGN, 1.0),
     "vote, sign, lr 2": ({"rule": "majority-vote", "lr": 2.0}, SIGN, 1.0),
+}
+ARMS |= {
+    f"drop, qsgd, {bits} bits{', adapt' if adapt == 'loss' else ''}": (
+        "drop",
+        {"values": "qsgd", "bits": bits, "adapt": adapt},
+        1.0,
+    )
+    for bits in (2, 3, 4)
+    for adapt in ("none", "loss")
 }
 
 
@@ -68,7 +77,7 @@ def main() -> None:
             found = [measure(*how, partition, seed, options.rounds) for seed in range(options.seeds)]
             scores, sizes = zip(*found, strict=True)
             spread = statistics.stdev(scores) if len(scores) > 1 else 0.0
-            print(f"{partition:8} {name:24} {statistics.fmean(scores):5.1f} ± {spread:4.1f} %", end="")
+            print(f"{partition:8} {name:26} {statistics.fmean(scores):5.1f} ± {spread:4.1f} %", end="")
             print(f" {statistics.fmean(sizes):8.0f} bytes", flush=True)
 
 

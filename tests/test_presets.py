@@ -35,7 +35,7 @@ def test_best_is_the_recipe_and_set_has_the_last_word(tmp_path: Path) -> None:
     found = CliRunner().invoke(cli, [*words, "--out", str(tmp_path / "run"), "-q"])
     assert found.exit_code == 0, found.output
     table = read_toml(tmp_path / "run" / "config.toml")
-    assert table["client"]["name"] == "calibrated"
+    assert table["client"] == {"name": "mime", "momentum": 0.8, "second": 0.999, "strength": 1.0}
     assert table["pruning"]["scope"] == "erk"
     assert table["local"]["lr"] == 0.02
     assert table["arms"] == [{"name": "recipe", "rule": "safari+"}]

@@ -356,8 +356,8 @@ class Config:
     local: Local = field(default_factory=Local)
     client: Plug = _plug(
         "fedavg",
-        "what clients do besides plain local steps: fedavg, calibrated, masked-loss, fedprox, scaffold, "
-        "feddyn, fednova, dane, bvr-l-sgd, or your own",
+        "what clients do besides plain local steps: fedavg, calibrated, masked-loss, fedprox, scaffold, mime, "
+        "feddyn, fednova, dane, bvr-l-sgd, fedpbc, fedawe, or your own",
     )
     uplink: Plug = _plug(
         "bernoulli", "how updates get lost on the way to the server", p=[1, 0.3, 0.3, 0.3, 0.3]

@@ -9,7 +9,8 @@ PRESETS: dict[str, tuple[str, ...]] = {
     "demo": (
         'arms = ["perfect", "drop", "safari", "safari+", {name = "recipe", rule = "safari+", set = {'
         'pruning = {pruner = "rand", scope = "erk"}, '
-        'local = {lr = 0.01, schedule = "cosine", final = 0.05}, client = {name = "calibrated"}}}]',
+        'local = {optimiser = "sgd", lr = 0.015, schedule = "cosine", final = 0.05}, '
+        'client = {name = "mime", momentum = 0.8, second = 0.999, strength = 1.0}}}]',
     ),
     # The setting of the paper's experiments, apart from its data and model.
     "paper": (
@@ -27,10 +28,14 @@ PRESETS: dict[str, tuple[str, ...]] = {
         'arms = [{name = "recipe", rule = "safari+"}]',
         'pruning.pruner = "rand"',
         'pruning.scope = "erk"',
-        "local.lr = 0.01",
+        'local.optimiser = "sgd"',
+        "local.lr = 0.015",
         'local.schedule = "cosine"',
         "local.final = 0.05",
-        'client.name = "calibrated"',
+        'client.name = "mime"',
+        "client.momentum = 0.8",
+        "client.second = 0.999",
+        "client.strength = 1.0",
         "aggregation.average = 0.9",
         'wire.values = "step"',
         "wire.ratio = 80.0",

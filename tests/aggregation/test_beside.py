@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from safari.aggregation import GATES, Gate, Server, to_tensors, with_tensors
-from safari.rounds.half import half_step
+from safari.rounds.half import half_state, half_step
 from safari.training import CLIENTS as ALGORITHMS
 
 SIZE, CLIENTS = 40, 5
@@ -102,3 +102,18 @@ def test_what_was_learned_of_vectors_beside_models_is_in_the_checkpoint() -> Non
     for one in (server, again):
         _, outcome = one.step_stacked(range(CLIENTS), one.model.expand(CLIENTS, -1), up={"variate": rows})
         assert list(outcome.refused) == [2]
+
+
+@pytest.mark.parametrize(("rule", "mean"), [("safari", 14 / 3), ("drop", 4.0)])
+def test_a_server_half_sees_who_stood_in_for_whom(rule: str, mean: float) -> None:
+    half = ALGORITHMS["scaffold"](memory="stand-in").server
+    assert half is not None
+    server = Server.start(torch.zeros(2), 3, rule, steps=[half_step(half, 3, 2)])
+    models = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 9.0]])
+    variates = torch.tensor([1.0, 2.0, 6.0])[:, None].expand(-1, 2)
+    server, _ = server.step_stacked([0, 1, 2], models, up={"variate": variates})
+    # Client 0 has moved on to 4 and, with a rule that has stand-ins, speaks for client 1, which was last heard at 2.
+    sent = torch.tensor([4.0, 6.0])[:, None].expand(-1, 2)
+    server, outcome = server.step_stacked([0, 2], models[[0, 2]], up={"variate": sent})
+    assert outcome.stand_ins == ({1: (0,)} if rule == "safari" else {})
+    torch.testing.assert_close(half.down(half_state(server.step_state))["variate"], torch.full((2,), mean))

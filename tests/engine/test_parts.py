@@ -41,7 +41,8 @@ def records(folder: Path) -> dict[str, list[dict[str, Any]]]:
     "part",
     [
         *({"policy": {"name": name, **OPTIONS.get(name, MOVING)}} for name in POLICIES),
-        *({"client": {"name": name}} for name in CLIENTS if name != "fedavg"),
+        *({"client": {"name": name}} for name in CLIENTS if name not in ("fedavg", "mime")),
+        {"client": {"name": "mime", "strength": 1.0}, "local": {"optimiser": "sgd", "lr": 0.03}},
     ],
     ids=lambda part: next(iter(part.values()))["name"],
 )
@@ -90,7 +91,7 @@ class Plug:
 def test_an_interrupted_run_goes_on_bit_for_bit(after: int, tmp_path: Path) -> None:
     config = {
         **BASE,
-        "client": {"name": "scaffold"},
+        "client": {"name": "scaffold", "memory": "stand-in"},
         "policy": {"name": "rigl", **MOVING},
         "local": {"schedule": "cosine"},
         "aggregation": {"steps": [{"name": "fedadam", "lr": 0.01}], "average": 0.5},
@@ -179,3 +180,10 @@ def test_a_checkpoint_whose_tensors_do_not_fit_is_refused_in_words(tmp_path: Pat
                 safari.resume(tmp_path / "run")
     trial.save(good)
     safari.resume(tmp_path / "run")
+
+
+def test_a_client_whose_updates_are_read_as_gradients_needs_sgd(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"local.optimiser must be 'sgd' for client.name mime.*; got 'adam'"
+    ):
+        safari.run({**BASE, "client": {"name": "mime"}}, tmp_path / "run")

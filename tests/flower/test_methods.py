@@ -94,11 +94,13 @@ def test_a_policy_gives_the_same_records_as_in_the_engine(policy, tmp_path):
         {"name": "bvr-l-sgd"},
         {"name": "fedawe"},
         {"name": "fedpbc"},
+        {"name": "mime", "strength": 1.0},
     ],
     ids=lambda client: client["name"],
 )
 def test_a_client_algorithm_gives_the_same_records_as_in_the_engine(client, tmp_path):
-    world = small(client=client, arms=["drop"])
+    sgd = {"optimiser": "sgd", "lr": 0.05, "schedule": "cosine"} if client["name"] == "mime" else {}
+    world = small(client=client, arms=["drop"], local=TABLE["local"] | sgd)
     strategy, lines, models = on_flower(world, our_loop(world), tmp_path / "run")
     assert_same(world, strategy, lines, models)
 

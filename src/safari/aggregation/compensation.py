@@ -41,7 +41,9 @@ class Round:
     expanded view of one row); `same_mask` says that every client has this mask, those who are missing
     included. `weights` are those of the cohort and sum to 1. The first `parameters` numbers of a model are
     its parameters, the rest are buffers. `up` is what clients sent beside their models, by name, a row for
-    each arrival (docs/plugins.md, client algorithms).
+    each arrival (docs/plugins.md, client algorithms). `lr` is the learning rate of the clients' steps in this
+    round; 0 where the server was not told. `stand_ins` says who stood in for whom, as the rule decided: server steps
+    see it; for the rule itself it is empty.
 
     `came` is None where models arrive whole or not at all. Where parts of them arrive, it is True where a
     number of `models` came; elsewhere that is the global model's number and its mask is False.
@@ -58,6 +60,8 @@ class Round:
     came: Tensor | None = None
     same_mask: bool = False
     up: Mapping[str, Tensor] = field(default_factory=dict)
+    lr: float = 0.0
+    stand_ins: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     @cached_property
     def kept(self) -> Tensor:

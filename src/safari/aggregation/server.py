@@ -207,6 +207,7 @@ class Server:
         same_mask: bool = False,
         up: Mapping[str, Tensor] | None = None,
         most_kept: int | None = None,
+        lr: float = 0.0,
         shares: Mapping[int, float] | None = None,
     ) -> tuple[Server, Outcome]:
         """The same for models in one matrix: row i is the model of client `ids[i]`; ids ascend.
@@ -215,7 +216,7 @@ class Server:
         size]`, True where a number arrived; None: all of them did. A client of whom nothing came is missing.
         `same_mask`: every client has the same mask, those who are missing included. `up`: what clients sent
         beside their models, by name, a row for each id. `most_kept`: how many numbers a mask may keep. `shares`: see
-        `step`.
+        `step`. `lr`: the learning rate of the clients' steps, for client algorithms that ask for it (`Round.lr`).
         """
         asked = self._cohort(cohort)
         ids = whole_ids("ids", ids)
@@ -251,6 +252,7 @@ class Server:
             same_mask=same_mask,
             up=up or {},
             came=came,
+            lr=lr,
         )
         ruling, gate_state = judge(self.gate, self.gate_state, view)
         following, view, decision, more = replace(self, gate_state=gate_state)._follow(admitted(view, ruling))
@@ -295,7 +297,8 @@ class Server:
         step_state = self.step_state
         if self.steps is not None:
             updated = len(view.arrived) > 0 or decision.b is not None
-            model, step_state = advance(self.steps, step_state, view, model, updated=updated)
+            decided = replace(view, stand_ins=decision.stand_ins)
+            model, step_state = advance(self.steps, step_state, decided, model, updated=updated)
         following = replace(self, model=model, round=self.round + 1, state=state, step_state=step_state)
         return following, view, decision
 

@@ -119,17 +119,23 @@ def parts_of(config: Config) -> Parts:
     if found["client"] is not None and task is not None:
         attempt(lambda: found["client"].check(task))
     if found["client"] is not None:
-        attempt(partial(_check_start, found["client"], config))
+        attempt(partial(_check_client, found["client"], config))
     problems.raise_if_any()
     return Parts(config=config, rules={name: rule for name, rule in rules.items() if rule}, **found)
 
 
-def _check_start(client: ClientAlgorithm, config: Config) -> None:
-    """ConfigError for an algorithm that chooses where clients begin, where only their start would be masked."""
+def _check_client(client: ClientAlgorithm, config: Config) -> None:
+    """ConfigError for an algorithm that chooses where clients begin, where only their start would be masked, and for
+    one that needs SGD's steps without them."""
     if client.begin is not None and not config.pruning.masks_gradient:
         raise ConfigError(
             f"client.name: {config.client.name} begins at models of its own, which needs "
             "pruning.masks_gradient = true, got false"
+        )
+    if client.plain_steps and config.local.optimiser != "sgd":
+        raise ConfigError(
+            f"local.optimiser must be 'sgd' for client.name {config.client.name}, whose server reads gradients off "
+            f"the updates; got {config.local.optimiser!r}"
         )
 
 

@@ -78,6 +78,7 @@ def run_round(world: World, state: State) -> tuple[State, RoundRecord, dict[str,
         came,
         same_mask=masks.shared is not None,
         up=arrived.up,
+        lr=world.lr(t),
         shares=draw.by_client,
     )
     return close_round(

@@ -24,7 +24,8 @@ def rehearse(world: World, rule: Compensation) -> None:
     noise = torch.randn(len(ids), world.layout.size, generator=torch_generator(world.seed, "rehearsal"))
     sizes = vectors_up(world.client, world.layout.parameters)
     up = {name: world.start.new_zeros(len(ids), size) for name, size in sizes.items()}
-    world.server(rule).step_stacked(ids, world.start + 0.01 * noise.to(world.device), cohort, up=up)
+    models = world.start + 0.01 * noise.to(world.device)
+    world.server(rule).step_stacked(ids, models, cohort, up=up, lr=world.lr(0))
 
 
 def _first_arrivals(world: World, cohort: Sequence[int]) -> list[int]:

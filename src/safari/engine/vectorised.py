@@ -193,6 +193,7 @@ class Vectorised:
             came,
             same_mask=masks.shared is not None,
             up=arrived.up,
+            lr=world.lr(t),
             shares=draw.by_client,
         )
         return close_round(

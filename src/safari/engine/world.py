@@ -29,11 +29,12 @@ from safari.pruning import (
 from safari.pruning.policy import State as PolicyState
 from safari.rounds.half import half_state, half_step
 from safari.rounds.masks import budget_of, mask_and_votes, masked_gradient, policy_masks, sparsity_of
+from safari.rounds.rate import learning_rate
 from safari.sampling import Draw, Sampling, SamplingRound
 from safari.sampling import State as SamplingState
 from safari.seeds import derive, generator, torch_generator
 from safari.tasks import Task
-from safari.training import ClientAlgorithm, Known, draw_batches, evaluate, gather_norms, lr_at
+from safari.training import ClientAlgorithm, Known, draw_batches, evaluate, gather_norms
 
 
 @dataclass(frozen=True)
@@ -191,17 +192,7 @@ class World:
 
     def lr(self, t: int) -> float:
         """The learning rate of round t."""
-        local = self.config.local
-        return lr_at(
-            t,
-            self.config.rounds,
-            local.lr,
-            local.schedule,
-            end=local.final,
-            milestones=local.milestones,
-            factor=local.factor,
-            horizon=local.horizon,
-        )
+        return learning_rate(self.config, t)
 
     def steps(self, client: int) -> int:
         """How many local steps a client makes in a round."""

@@ -63,6 +63,11 @@ def local_training(
             raise SafariError("local_training answers train messages: use sparse for app.evaluate")
         job = open_job(make_module(build, context), message, context, batch=batch, pruner=chosen, task=task)
         method = _algorithm(algorithm, job.instructions, task)
+        if method.plain_steps and optimiser != "sgd":
+            raise SafariError(
+                f"optimiser must be 'sgd' for the client algorithm {visible(job.instructions.client, 60)!r}, got "
+                f"{optimiser!r}"
+            )
         given = batches(message, context)
         counts = None if label_counts is None else list(label_counts(context))
         if method.counts_labels and counts is None:

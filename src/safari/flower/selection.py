@@ -20,8 +20,8 @@ class Selection:
     nodes: tuple[int, ...]
     absent: tuple[int, ...]
     spare: tuple[int, ...]
-    node_shares: Mapping[int, float] = field(default_factory=dict)
-    seat_shares: Mapping[int, float] = field(default_factory=dict)
+    node_shares: Mapping[int, float] = field(default_factory=dict, repr=False)
+    seat_shares: Mapping[int, float] = field(default_factory=dict, repr=False)
 
     def shares(self, cohort: Sequence[int], nodes: Mapping[int, int]) -> dict[int, float] | None:
         """What each seat of the cohort counts for; None where the sampling does not say.

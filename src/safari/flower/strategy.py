@@ -45,6 +45,7 @@ from safari.models import Layout
 from safari.pruning import PRUNERS, Batch
 from safari.rounds.arrivals import Arrived, Uploads, learned, noted
 from safari.rounds.half import half_step
+from safari.rounds.rate import learning_rate
 from safari.runs.record import RoundRecord
 from safari.sampling import Draw, SamplingRound, sampling_of
 from safari.seeds import generator
@@ -339,6 +340,7 @@ class SafariStrategy(Strategy):
             came,
             same_mask=self._same_mask(plan, arrived),
             up=arrived.up,
+            lr=learning_rate(self.config, server.round),
             shares=self._chosen.shares(cohort, collected.nodes),
         )
         self._sampled = noted(self._sampling, self._sampled, before, self.layout.parameters, outcome, arrived)

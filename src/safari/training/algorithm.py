@@ -115,6 +115,7 @@ class ClientAlgorithm:
     server: the server's side.
     check: `(task) -> None`; raises ConfigError where a task cannot be trained this way.
     counts_labels: whether the loss looks at `known.label_counts`.
+    plain_steps: whether local steps have to be SGD's, because the server reads gradients off the updates.
     name: what messages begin with.
     """
 
@@ -127,6 +128,7 @@ class ClientAlgorithm:
     server: ServerHalf | None = None
     check: Callable[[Task], None] = field(default=lambda task: None)
     counts_labels: bool = False
+    plain_steps: bool = False
     name: str = "the client algorithm"
 
     @property

@@ -13,6 +13,7 @@ from safari.training.algorithms.fednova import fednova
 from safari.training.algorithms.fedpbc import fedpbc
 from safari.training.algorithms.fedprox import fedprox
 from safari.training.algorithms.heterofl import masked_loss
+from safari.training.algorithms.mime import mime
 from safari.training.algorithms.scaffold import scaffold
 
 CLIENTS: dict[str, Callable[..., ClientAlgorithm]] = {
@@ -21,6 +22,7 @@ CLIENTS: dict[str, Callable[..., ClientAlgorithm]] = {
     "masked-loss": masked_loss,
     "fedprox": fedprox,
     "scaffold": scaffold,
+    "mime": mime,
     "feddyn": feddyn,
     "fednova": fednova,
     "dane": dane,
@@ -41,5 +43,6 @@ __all__ = [
     "fedpbc",
     "fedprox",
     "masked_loss",
+    "mime",
     "scaffold",
 ]

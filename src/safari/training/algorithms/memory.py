@@ -34,3 +34,48 @@ def mean_of_last(up: str, down: str) -> ServerHalf:
         return step, {up: state[up].index_copy(0, round.arrived, sent[up])}
 
     return ServerHalf(init, lambda state: {down: state[up].mean(0)}, apply)
+
+
+def mean_with_stand_ins(up: str, down: str) -> ServerHalf:
+    """The same memory, but for a client that is missing in a round the mean of its stand-ins' vectors counts.
+
+    Where the rule names no stand-in for it, its own last one counts, as for clients that were not asked. What is
+    remembered stays what each client sent itself.
+    """
+
+    def init(clients: int, parameters: int, device: torch.device) -> State:
+        return {
+            up: vector_each(clients, parameters, device),
+            "mean": torch.zeros(parameters, device=device),
+        }
+
+    def apply(state: State, step: Tensor, sent: State, round: Round) -> tuple[Tensor, State]:
+        last = state[up].index_copy(0, round.arrived, sent[up])
+        counts = _spoken_for(len(last), round).to(last)
+        return step, {up: last, "mean": counts @ last / len(last)}
+
+    return ServerHalf(init, lambda state: {down: state["mean"]}, apply)
+
+
+def mean_of_arrived(up: str, down: str) -> ServerHalf:
+    """A server without memory: the mean of the vectors `up` that arrived in the last round in which any did goes
+    down as `down` (0 before)."""
+
+    def init(clients: int, parameters: int, device: torch.device) -> State:
+        return {"mean": torch.zeros(parameters, device=device)}
+
+    def apply(state: State, step: Tensor, sent: State, round: Round) -> tuple[Tensor, State]:
+        return step, {"mean": sent[up].mean(0)}
+
+    return ServerHalf(init, lambda state: {down: state["mean"]}, apply)
+
+
+def _spoken_for(clients: int, round: Round) -> Tensor:
+    """How many clients each client's vector counts for: 1, 0 if others stand in for it, more if it stands in."""
+    counts, arrived = torch.ones(clients), set(round.arrived.tolist())
+    for client in round.missing.tolist():
+        others = [other for other in round.stand_ins.get(client, ()) if other in arrived]
+        if others:
+            counts[client] = 0.0
+            counts[others] += 1 / len(others)
+    return counts

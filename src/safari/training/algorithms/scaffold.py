@@ -10,20 +10,35 @@ also holds for Adam, whose steps are not gradients.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from safari.training.algorithm import ClientAlgorithm, LocalRound, State
-from safari.training.algorithms.memory import mean_of_last, vector_each
+from safari.errors import ConfigError, one_of
+from safari.training.algorithm import ClientAlgorithm, LocalRound, ServerHalf, State
+from safari.training.algorithms.memory import mean_of_arrived, mean_of_last, mean_with_stand_ins, vector_each
+
+MEMORIES: dict[str, Callable[[str, str], ServerHalf]] = {
+    "last": mean_of_last,
+    "stand-in": mean_with_stand_ins,
+    "arrived": mean_of_arrived,
+}
 
 
-def scaffold() -> ClientAlgorithm:
+def scaffold(*, memory: str = "last") -> ClientAlgorithm:
     """SCAFFOLD: steps are corrected by control variates c - c_i; one vector travels each way with the model.
 
     When an upload is lost, the client keeps its new variate and the server the one it heard last. The variate
     is sent as it is and not as a change, so both agree again when the client is next heard, and at the server
     c is always the mean of the variates that it holds (0 for a client that it has never heard).
+
+    `memory`: which variate of a client whose upload was lost is in c. `last`: the one last heard. `stand-in`: the
+    mean of those of the clients that the rule lets stand in for it, the one last heard where it names none.
+    `arrived`: none; c is the mean over the round's arrivals, and the server keeps no vector for every client.
     """
+    if memory not in MEMORIES:
+        raise ConfigError(one_of("memory", memory, MEMORIES))
 
     def init(clients: int, parameters: int, device: torch.device) -> State:
         return {"variate": vector_each(clients, parameters, device)}
@@ -38,5 +53,5 @@ def scaffold() -> ClientAlgorithm:
         variate = torch.where(local.mask, local.state["sum"] / local.steps, 0.0)
         return {"variate": variate}, {"variate": variate}
 
-    server = mean_of_last("variate", down="variate")
+    server = MEMORIES[memory]("variate", "variate")
     return ClientAlgorithm(init=init, direction=direction, finish=finish, server=server)

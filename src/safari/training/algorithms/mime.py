@@ -1,0 +1,83 @@
+"""MimeLite with Adam's statistics (Karimireddy et al., "Breaking the centralized barrier for cross-device
+federated learning", NeurIPS 2021): clients step with the server's momentum and scale, which stay fixed in a round.
+
+    a step follows   ((1 - β) g + β m) / (√v + ε), each number cut at ±clip
+    the server       m ← (1 - β) ḡ + β m,   v ← β₂ v + (1 - β₂) ḡ²
+
+ḡ is the mean gradient along the clients' steps. In the paper clients send it; here the server reads it off the step
+that the weighted sum gave, which is linear in the gradients, so that nothing travels up beside the model:
+
+    x - x_next = η ((1 - β) ḡ + β m) / (√v + ε)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from safari.aggregation import Round
+from safari.errors import ConfigError
+from safari.training.algorithm import ClientAlgorithm, LocalRound, ServerHalf, State
+from safari.training.algorithms.fedlc import calibrated
+
+
+def mime(
+    *,
+    momentum: float = 0.8,
+    second: float = 0.99,
+    eps: float = 1e-5,
+    clip: float = 5.0,
+    strength: float = 0.0,
+    smoothing: float = 0.001,
+) -> ClientAlgorithm:
+    """MimeLite: local steps of SGD with the server's momentum and the scale of its second moments.
+
+    Adam at the client forgets everything between rounds; here the server remembers for all. Both vectors travel
+    down with the model, so a client that missed rounds has the newest. Clients keep nothing, and the server learns
+    from whatever step the rule for the missing gave, so a lost message changes nothing else. Needs
+    `local.optimiser = "sgd"`; `lr` is the size of a whole round's step, and about ten times that of Adam's steps.
+
+    `momentum`: β, the weight of the server's momentum in a step. `second`: β₂, what the second moments keep of the
+    past. `eps`: smallest scale. `clip`: bound of a number of the direction; where the scale of the mean gradient is
+    small, that of a single batch need not be. `strength` and `smoothing`: of the `calibrated` loss; 0: plain.
+    """
+    for name, value in (("momentum", momentum), ("second", second)):
+        if not 0 <= value < 1:
+            raise ConfigError(f"{name} must be at least 0 and below 1, got {value}")
+    for name, value in (("eps", eps), ("clip", clip)):
+        if not 0 < value < float("inf"):
+            raise ConfigError(f"{name} must be above 0, got {value}")
+    loss = calibrated(strength=strength, smoothing=smoothing) if strength else ClientAlgorithm()
+
+    def init(clients: int, parameters: int, device: torch.device) -> State:
+        zeros = torch.zeros(parameters, device=device)
+        return {"momentum": zeros, "second": zeros.clone(), "rounds": torch.zeros((), device=device)}
+
+    def down(state: State) -> State:
+        # As in Adam: the moments begin at 0, and are too small by this factor.
+        heard = 1 - second ** state["rounds"].clamp(min=1)
+        return {"momentum": state["momentum"], "second": state["second"] / heard}
+
+    def direction(gradient: Tensor, local: LocalRound) -> tuple[Tensor, State]:
+        mixed = (1 - momentum) * gradient + momentum * local.down["momentum"]
+        return (mixed / (local.down["second"].sqrt() + eps)).clamp(-clip, clip), local.state
+
+    def apply(state: State, step: Tensor, up: State, round: Round) -> tuple[Tensor, State]:
+        if round.lr <= 0:
+            raise ConfigError(f"the client algorithm mime needs a learning rate above 0, got {round.lr}")
+        mixed = -step / round.lr * (down(state)["second"].sqrt() + eps)
+        gradient = (mixed - momentum * state["momentum"]) / (1 - momentum)
+        return step, {
+            "momentum": mixed,
+            "second": second * state["second"] + (1 - second) * gradient.square(),
+            "rounds": state["rounds"] + 1,
+        }
+
+    return ClientAlgorithm(
+        loss=loss.loss,
+        direction=direction,
+        server=ServerHalf(init, down, apply),
+        check=loss.check,
+        counts_labels=loss.counts_labels,
+        plain_steps=True,
+    )

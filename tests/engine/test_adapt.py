@@ -161,6 +161,4 @@ def test_a_checkpoint_whose_losses_are_none_is_refused(config: dict[str, Any]) -
 def test_other_modes_have_no_levels_to_adapt() -> None:
     with pytest.raises(ConfigError, match=r"^wire.adapt = 'loss' needs wire.values = 'qsgd', got 'int8'$"):
         parse({"wire": {"values": "int8", "adapt": "loss"}})
-    with pytest.raises(ConfigError, match=r"^wire.adapt must be one of loss, none; got 'los' "):
-        parse({"wire": {"values": "qsgd", "adapt": "los"}})
     assert Config().wire.adapt == "none"

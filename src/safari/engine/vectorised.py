@@ -21,7 +21,7 @@ from torch import Tensor
 
 from safari.engine.clients import put_rows, sent_mask, side_of
 from safari.engine.closing import close_round
-from safari.engine.codec import RoundCodec
+from safari.engine.codec import RoundCodec, adapted_levels
 from safari.engine.packets import deliver
 from safari.engine.reference import network, train
 from safari.engine.stack.compile_policy import FORECAST, compiles
@@ -148,7 +148,9 @@ class Vectorised:
         watch, count = Stopwatch(world.device), MaskCount(world.layout)
         masks, policy = world.masks(state.policy, x, t)
         x = as_received(x, masks)
-        codec, down = RoundCodec(world, x, t, masks, state.residual, state.mask), world.down(state.server)
+        levels = adapted_levels(world.config.wire, state.losses)
+        codec = RoundCodec(world, x, t, masks, state.residual, state.mask, levels)
+        down = world.down(state.server)
         codec.beside_down(down)
         draw, sampling = world.sample(state.sampling, t)
         cohort = draw.clients

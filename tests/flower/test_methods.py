@@ -18,6 +18,7 @@ from flower.kit import Loopback, Net
 from flower.test_equality import SAME, TABLE
 from flower.twin import grid_of, on_flower, our_loop, own_loop
 from safari.aggregation import Server
+from safari.config import parse
 from safari.engine.parts import rule_of
 from safari.engine.reference import run_round
 from safari.engine.state import State, initial
@@ -419,6 +420,17 @@ def test_a_client_without_data_says_so(tmp_path):
         ),
         ({"local": {"steps": 3}}, {}, "config.local.steps has no effect here"),
         ({"pruning": {"masks_gradient": False}}, {}, "config.pruning.masks_gradient has no effect here"),
+        (
+            {"wire": {"values": "qsgd", "adapt": "loss"}},
+            {},
+            "config.wire.adapt has no effect here: it is for the simulator: a loss that a client states is for the "
+            "record, and decides nothing",
+        ),
+        (
+            parse({"wire": {"values": "qsgd", "adapt": "loss"}}),
+            {},
+            "wire.adapt must be 'none' on Flower, got 'loss': a loss that a client states",
+        ),
     ],
 )
 def test_what_cannot_travel_is_refused_before_the_first_round(config, options, words):

@@ -126,6 +126,7 @@ LIMITS = [
     ("wire.fraction", 0, "wire.fraction must be above 0.0, got 0"),
     ("wire.fraction", 1.5, "wire.fraction must be at most 1.0, got 1.5"),
     ("wire.threshold", 0, "wire.threshold must be above 0.0, got 0"),
+    ("wire.adapt", "time", "wire.adapt must be one of loss, none; got 'time'"),
     (
         "wire.values",
         "stepp",

@@ -177,6 +177,13 @@ class Wire:
         choices=tuple(mode.value for mode in ValueMode),
     )
     bits: int = _f(4, "bits of a number with qsgd", least=2, most=8)
+    adapt: str = _f(
+        "none",
+        "levels of qsgd from round to round: none: always those of `bits`; loss: AdaQuantFL, so many times more as the "
+        "root of the training loss has fallen since the first round, by what the server has heard of it; in the "
+        "simulator only",
+        choices=("none", "loss"),
+    )
     step: float = _f(1.0, "one step of the mode step, in units of the difference's rms", above=0.0)
     ratio: float = _f(
         60.0,
@@ -437,6 +444,8 @@ def examine(table: Mapping[str, Any]) -> tuple[Config, list[str]]:
     wire = values.get("wire", Wire())
     if wire.feeds_back and ValueMode(wire.values).exact:
         problems.append(f"wire.feedback needs lossy wire.values, got {wire.values!r}")
+    if wire.adapt != "none" and wire.values != ValueMode.QSGD:
+        problems.append(f"wire.adapt = {wire.adapt!r} needs wire.values = 'qsgd', got {wire.values!r}")
     problems += _address_problems(values.get("track", Track()))
     names = [arm.name for arm in values.get("arms", ())]
     problems += [f"arms: the name {n!r} is used twice" for n in sorted(set(names)) if names.count(n) > 1]

@@ -45,11 +45,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "few": {"heard": 100, "clusters": 1},
     "trimmed-mean": {"trim": 0.0},
     "geometric-median": {},
+    "majority-vote": {},
 }
 # Rules whose decision is an average of arrivals alone: their weights sum to 1.
 AVERAGING = ["perfect", "attainable", "drop", "safari", "fdms"]
 # Rules that are no mean, even when everything arrived.
-ROBUST = ["trimmed-mean", "geometric-median"]
+ROBUST = ["trimmed-mean", "geometric-median", "majority-vote"]
 # Rules for which no client is special: nothing but names depends on names.
 NAMELESS = [name for name in OPTIONS if name not in ("cluster-fedvarp", "known-p", "few")]
 # Rules that leave nothing of the old model in a weight that all arrivals cut, whatever they remember.
@@ -183,7 +184,10 @@ def test_the_decision_has_a_weight_for_each_arrival(rule: Compensation) -> None:
             assert set(speakers) <= set(arrived)
 
 
-def test_one_client_alone(rule: Compensation) -> None:
+@pytest.mark.parametrize("name", [name for name in RULES if name != "majority-vote"])
+def test_one_client_alone(name: str) -> None:
+    """Its model is the next one; a vote takes no more than its signs."""
+    rule = RULES[name](**OPTIONS[name])
     state = rule.init(1, 6, CPU)
     # Never missing before it arrives: fedau would make up for that.
     for number, arrived in enumerate([[0], [0], [], []]):

@@ -237,11 +237,15 @@ def test_the_mask_of_all_is_computed_once_a_round(monkeypatch):
         BASE, {"rounds": 3, "local": {"epochs": 0.4}, "partition": {"name": "dirichlet", "alpha": 0.3}}
     )
     calls = []
-    real = world_room.compute_mask
-    monkeypatch.setattr(world_room, "compute_mask", lambda *a, **k: calls.append(1) or real(*a, **k))
+    for name in ("compute_mask", "settled_mask"):
+        real = getattr(world_room, name)
+        monkeypatch.setattr(
+            world_room, name, lambda *a, real=real, name=name, **k: calls.append(name) or real(*a, **k)
+        )
     config["wire"] = {"every": 0}
     assert len(records(config)) == 3
-    assert len(calls) == 3
+    # From the second round on, what is left of the model is the mask, and nothing is scored.
+    assert calls == ["compute_mask", "settled_mask", "settled_mask"]
 
 
 # Memory

@@ -203,8 +203,8 @@ def test_results_from_before_feedback_was_automatic_keep_their_names() -> None:
           "(did you mean 'perfect'?)"]),
         ('unranked = ["perfekt", "drop"]\n' + TINY,
          ["FILE: unranked must be one of attainable, cluster-fedvarp, drop, fdms, fedau, fedvarp, few, "
-          "geometric-median, known-p, mifa, perfect, safari, safari+, stale, trimmed-mean; got 'perfekt' "
-          "(did you mean 'perfect'?)"]),
+          "geometric-median, known-p, majority-vote, mifa, perfect, safari, safari+, stale, trimmed-mean; "
+          "got 'perfekt' (did you mean 'perfect'?)"]),
         (TINY.replace('against = "perfect"\nmargin = 1.0', "at_least = 85"),
          ["FILE: checks[0].at_least must lie between 0 and 1, because top1 is a fraction; got 85"]),
         (TINY.replace('against = "perfect"\nmargin = 1.0', 'column = "average_top5"\nat_least = nan'),

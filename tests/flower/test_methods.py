@@ -18,6 +18,7 @@ from flower.kit import Loopback, Net
 from flower.test_equality import SAME, TABLE
 from flower.twin import grid_of, on_flower, our_loop, own_loop
 from safari.aggregation import Server
+from safari.config import parse
 from safari.engine.parts import rule_of
 from safari.engine.reference import run_round
 from safari.engine.state import State, initial
@@ -30,6 +31,8 @@ from safari.flower.rule_state import grown_half, vacated_half
 from safari.models import Layout
 from safari.rounds.beside import wire_layout
 from safari.rounds.half import half_step
+from safari.rounds.rate import learning_rate
+from safari.runs.elsewhere import decided
 from safari.training.algorithms import scaffold
 from safari.wire import Identity, Shared, decode, encode, reference_digest
 
@@ -405,13 +408,54 @@ def test_a_client_without_data_says_so(tmp_path):
         ),
         ({"policy": {"name": "rigl", "interval": 0}}, {}, "interval must be at least 1, got 0"),
         ({"client": {"name": "scafold"}}, {}, "did you mean 'scaffold'?"),
+        (
+            {"client": {"name": "mime"}, "local": {"lr": 0.03}},
+            {},
+            "local.optimiser must be 'sgd' for client.name mime",
+        ),
+        (
+            {"client": {"name": "fedprox"}, "local": {"lr": 0.03}},
+            {},
+            "config.local has no effect here for client.name fedprox",
+        ),
+        ({"local": {"steps": 3}}, {}, "config.local.steps has no effect here"),
         ({"pruning": {"masks_gradient": False}}, {}, "config.pruning.masks_gradient has no effect here"),
+        (
+            {"wire": {"values": "qsgd", "adapt": "loss"}},
+            {},
+            "config.wire.adapt has no effect here: it is for the simulator: a loss that a client states is for the "
+            "record, and decides nothing",
+        ),
+        (
+            parse({"wire": {"values": "qsgd", "adapt": "loss"}}),
+            {},
+            "wire.adapt must be 'none' on Flower, got 'loss': a loss that a client states",
+        ),
     ],
 )
 def test_what_cannot_travel_is_refused_before_the_first_round(config, options, words):
     with pytest.raises(ConfigError) as told:
         SafariStrategy(Net(), 3, config=config, **options)
     assert words in str(told.value)
+
+
+def test_a_server_that_reads_gradients_is_told_the_clients_learning_rate():
+    sgd = {"optimiser": "sgd", "lr": 0.05, "schedule": "cosine"}
+    told = SafariStrategy(Net(), 3, config={"client": {"name": "mime"}, "local": sgd}).config
+    assert learning_rate(replace(told, rounds=10), 5) == 0.025
+    # The run's own config holds that, and nothing that only the clients know.
+    assert decided(told)["local"].items() >= sgd.items()
+    assert "steps" not in decided(told)["local"]
+    assert "local" not in decided(SafariStrategy(Net(), 3).config)
+
+
+def test_a_schedule_that_ends_inside_another_strategy_is_refused_where_the_server_reads_gradients():
+    local = {"optimiser": "sgd", "lr": 0.05, "schedule": "cosine"}
+    strategy = SafariStrategy(Net(), 3, config={"client": {"name": "mime"}, "local": local})
+    with pytest.raises(
+        ConfigError, match=r"local\.schedule must be 'constant' or 'inverse-sqrt' inside another"
+    ):
+        strategy.configure_train(1, strategy_arrays(), ConfigRecord(), Loopback({30: None}))
 
 
 def test_a_moving_mask_inside_another_strategy_is_refused():

@@ -492,7 +492,8 @@ WRONG_ARGUMENTS = [
         r"config\.wire\.every has no effect here\n"
         r"what matters in config: name, seed, cohort, sampling\.name, pruning\.pruner, pruning\.sparsity, "
         r"pruning\.scope, pruning\.dense, pruning\.least, pruning\.schedule, pruning\.initial, pruning\.begin, "
-        r"pruning\.end, policy\.name, client\.name, wire\.values, "
+        r"pruning\.end, policy\.name, client\.name, local\.optimiser, local\.lr, "
+        r"local\.schedule, local\.final, local\.milestones, local\.factor, local\.horizon, wire\.values, "
         r"wire\.bits, wire\.step, wire\.ratio, wire\.fraction, wire\.threshold, wire\.feedback, "
         r"aggregation\.weights, aggregation\.average, aggregation\.steps, aggregation\.gate, "
         r"evaluation\.last, evaluation\.target, checkpoint\.every, checkpoint\.keep$",

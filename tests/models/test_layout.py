@@ -356,3 +356,17 @@ def test_the_digest_does_not_depend_on_numbers_and_is_stable() -> None:
     assert Layout.of(nn.Linear(3, 2)).digest == Layout.of(nn.Linear(3, 2)).digest
     table = [["weight", [2, 3], "weight"], ["bias", [2], "parameter"]]
     assert Layout.of(nn.Linear(3, 2)).digest == hashlib.sha256(json.dumps(table).encode()).hexdigest()
+
+
+def test_weights_are_counted_the_same_from_running_sums() -> None:
+    """What a device counts with a few kernels is what the host counts tensor by tensor."""
+    module = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 3), nn.Flatten(), nn.Linear(2, 5)
+    )
+    layout = Layout.of(module)
+    weights = [e for e in layout.entries if e.kind == "weight"]
+    generator = torch.Generator().manual_seed(0)
+    masks = [torch.rand(layout.size, generator=generator) < share for share in (0.0, 0.3, 1.0)]
+    expected = [[int(mask[e.offset : e.end].sum()) for e in weights] for mask in masks]
+    assert layout.weights_in(*masks) == expected
+    assert layout._weights_from_sums(masks, weights) == expected

@@ -17,7 +17,17 @@ from pruning import oracle
 from pruning.samples import BATCH, never, small
 from safari.errors import PruneError, SafariError
 from safari.models import Layout
-from safari.pruning import PRUNERS, Pruner, compute_mask, density, kept_count, prune, top_k
+from safari.pruning import (
+    PRUNERS,
+    Pruner,
+    budget_for,
+    compute_mask,
+    density,
+    kept_count,
+    prune,
+    settled_mask,
+    top_k,
+)
 
 # --- counts
 
@@ -249,3 +259,26 @@ def test_rand_keeps_its_rank_when_the_support_shrinks() -> None:
     left = [i for i in range(35) if i % 2]
     best = sorted(left, key=lambda i: (-rank[i], i))[:7]
     assert (mask & layout.prunable).nonzero().flatten().tolist() == sorted(weights[best].tolist())
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.9])
+@pytest.mark.parametrize("sparsity", [0.0, 0.5, 0.8])
+@pytest.mark.parametrize("scope", ["global", "uniform"])
+def test_a_settled_mask_is_the_one_that_would_be_computed(share: float, sparsity: float, scope: str) -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    layout = Layout.of(module)
+    budget = budget_for(layout, sparsity, scope)
+    support = torch.rand(layout.size, generator=torch.Generator().manual_seed(1)) < share
+
+    def score(module: nn.Module, batch: object, generator: torch.Generator) -> dict[str, torch.Tensor]:
+        raise AssertionError("scored")
+
+    settled = settled_mask(layout, budget, support)
+    vector = layout.read(module)
+    arguments = module, layout, vector, Pruner(score), budget, None, torch.Generator(), support
+    if settled is None:
+        with pytest.raises(AssertionError, match="scored"):
+            compute_mask(*arguments)
+    else:
+        assert torch.equal(settled, compute_mask(*arguments))
+        assert settled[~layout.prunable].all()

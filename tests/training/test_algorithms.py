@@ -278,6 +278,16 @@ def test_a_server_that_does_not_know_the_learning_rate_cannot_follow_mime() -> N
         server.apply(held, torch.ones(12), {}, arrivals([0, 1]))
 
 
+def test_a_giant_step_leaves_the_moments_of_mime_finite() -> None:
+    """Squares of what a server without a gate takes may be infinite, and 0 times that would be NaN for good."""
+    server = CLIENTS["mime"]().server
+    held = server.init(2, 12, CPU)
+    for step in (torch.full((12,), 1e24), torch.zeros(12), torch.full((12,), -3e38), torch.zeros(12)):
+        _, held = server.apply(held, step, {}, arrivals([0, 1], lr=0.01))
+        for name, vector in (held | server.down(held)).items():
+            assert vector.isfinite().all(), name
+
+
 @pytest.mark.parametrize(("name", "key"), [("scaffold", "variate"), ("feddyn", "h"), ("dane", "gradient")])
 def test_the_server_holds_what_it_last_heard(name: str, key: str) -> None:
     server, draw = CLIENTS[name]().server, torch.Generator().manual_seed(0)

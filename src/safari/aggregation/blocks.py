@@ -76,7 +76,7 @@ def _at_once(rule: Compensation, state: State, columns: State, round: Round) -> 
     if rule.weigh is None or round.came is None:
         return None
     model = torch.empty_like(round.global_model)
-    cohort, arrived = round.cohort.tolist(), round.arrived.tolist()
+    cohort, arrived = round.cohort_ids, round.arrived_ids
     spoke = torch.zeros(len(cohort), len(arrived), dtype=torch.int64)
     for piece in pieces(round.came, len(cohort)):
         part = _part(round, round.came, piece.part)

@@ -17,7 +17,7 @@ a sum is no mean, negative weights count as 0 for the buffers, and the others ar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -30,6 +30,26 @@ State = dict[str, Tensor]
 
 # Weights that sum to 1 up to rounding leave nothing of the old model: a weight cut by all becomes exactly 0.
 _ROUNDING = 1e-9
+
+
+def on_device(numbers: Sequence[int], device: torch.device) -> Tensor:
+    """Whole numbers of the host as a tensor on the device, without waiting for it."""
+    return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
+
+
+@dataclass(frozen=True)
+class HostIds:
+    """The ids of a round as the host holds them, so that nobody has to ask the device.
+
+    Args:
+        of: The tensors `cohort` and `arrived` that these are the numbers of. They say nothing about other tensors.
+        cohort: The ids of the cohort.
+        arrived: The ids of the arrivals.
+    """
+
+    of: tuple[Tensor, Tensor]
+    cohort: list[int]
+    arrived: list[int]
 
 
 @dataclass(frozen=True)
@@ -47,6 +67,9 @@ class Round:
 
     `came` is None where models arrive whole or not at all. Where parts of them arrive, it is True where a
     number of `models` came; elsewhere that is the global model's number and its mask is False.
+
+    `host_ids` are the ids as the host holds them, where it does; a rule asks for `cohort_ids`, `arrived_ids` and
+    `missing_ids`, which are lists of whole numbers and on a GPU cheaper than `arrived.tolist()`.
     """
 
     number: int
@@ -62,6 +85,60 @@ class Round:
     up: Mapping[str, Tensor] = field(default_factory=dict)
     lr: float = 0.0
     stand_ins: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    host_ids: HostIds | None = field(default=None, repr=False)
+
+    @cached_property
+    def _ids(self) -> tuple[list[int], list[int]]:
+        if self._on_host is not None:
+            return self._on_host.cohort, self._on_host.arrived
+        both = torch.cat([self.cohort, self.arrived]).tolist()
+        return both[: len(self.cohort)], both[len(self.cohort) :]
+
+    @property
+    def _on_host(self) -> HostIds | None:
+        """The host's ids, unless they belong to other tensors: a round may have been made from another one."""
+        ids = self.host_ids
+        return ids if ids is not None and ids.of[0] is self.cohort and ids.of[1] is self.arrived else None
+
+    @property
+    def cohort_ids(self) -> list[int]:
+        """`cohort` on the host."""
+        return self._ids[0]
+
+    @property
+    def arrived_ids(self) -> list[int]:
+        """`arrived` on the host."""
+        return self._ids[1]
+
+    @cached_property
+    def missing_ids(self) -> list[int]:
+        """`missing` on the host."""
+        arrived = set(self.arrived_ids)
+        return [client for client in self.cohort_ids if client not in arrived]
+
+    @cached_property
+    def own(self) -> Tensor:
+        """The weights of the arrivals."""
+        return self._weights_of(True)
+
+    @cached_property
+    def others(self) -> Tensor:
+        """The weights of the missing."""
+        return self._weights_of(False)
+
+    def _weights_of(self, present: bool) -> Tensor:
+        if self._on_host is None:
+            return self.weights[self.present if present else ~self.present]
+        count = len(self.arrived_ids) if present else len(self.missing_ids)
+        if count in (0, len(self.weights)):
+            return self.weights[:count]
+        rows = [row for row, came in enumerate(self._came) if came == present]
+        return self.weights[on_device(rows, self.weights.device)]
+
+    @cached_property
+    def _came(self) -> list[bool]:
+        arrived = set(self.arrived_ids)
+        return [client in arrived for client in self.cohort_ids]
 
     @cached_property
     def kept(self) -> Tensor:
@@ -77,12 +154,16 @@ class Round:
     @property
     def present(self) -> Tensor:
         """A bool for each of the cohort: did it arrive?"""
-        return torch.isin(self.cohort, self.arrived)
+        if self._on_host is None:
+            return torch.isin(self.cohort, self.arrived)
+        return torch.tensor(self._came, dtype=torch.bool).to(self.cohort.device, non_blocking=True)
 
     @property
     def missing(self) -> Tensor:
         """The ids that were asked and did not arrive, ascending."""
-        return self.cohort[~self.present]
+        if self._on_host is None:
+            return self.cohort[~self.present]
+        return on_device(self.missing_ids, self.cohort.device)
 
 
 @dataclass(frozen=True)
@@ -188,14 +269,20 @@ def combine(round: Round, decision: Decision, name: str = "the rule") -> Tensor:
     weights = [decision.a] if decision.b is None else [decision.a, decision.b]
     out = _weighted_sum(round, decision, slice(None))
     # The one look at the device. A sum is finite only if all that is in it is.
-    sums = [look for w in weights for look in (w.sum(), w.clamp(max=0).sum())]
-    *looks, total = torch.stack([look.double() for look in (*sums, out.sum())]).tolist()
-    if not math.isfinite(total + sum(looks)):
+    found = torch.cat([*(w.double() for w in weights), out.sum(0, keepdim=True).double()]).cpu()
+    sums, below, at = [], 0.0, 0
+    for w in weights:
+        host = found[at : at + len(w)].to(w.dtype)
+        at += len(w)
+        sums.append(host.sum().item())
+        if (host.numpy() < 0).any():
+            below += host.clamp(max=0).sum().item()
+    if not math.isfinite(found[at].item() + sum(sums)):
         _refuse_infinite(round, decision, out, name)
-    rest = 1.0 - looks[0] - sum(looks[2::2])
+    rest = 1.0 - sums[0] - sum(sums[1:])
     rest = 0.0 if abs(rest) < _ROUNDING else rest
     out = with_rest(out, round, rest)
-    negative = sum(looks[1::2]) + min(rest, 0.0)
+    negative = below + min(rest, 0.0)
     if not negative or round.parameters == len(out):
         return _finite(out, round, decision, name) if rest else out
     positive = replace(
@@ -236,9 +323,7 @@ def combine_blocks(round: Round, weights: BlockWeights, block: Tensor, name: str
 
 def _weighted_sum(round: Round, decision: Decision, part: slice) -> Tensor:
     x, models = round.global_model[part], round.models[:, part]
-    out = torch.zeros_like(x)
-    if len(decision.a):
-        out = decision.a.to(x.dtype) @ models
+    out = decision.a.to(x.dtype) @ models if len(decision.a) else torch.zeros_like(x)
     if decision.b is not None and decision.recalled is not None:
         out = out + decision.b.to(x.dtype) @ decision.recalled[:, part]
     return out

@@ -118,7 +118,8 @@ def safari_plus(
     def learn(state: State, round: Round) -> State:
         known = {name: state[name].cpu() for name in _nothing_known(0)}
         if len(round.arrived):
-            known = _learn(known, _cosines(state, round), round.arrived.cpu(), state["age"].cpu(), options)
+            ids = torch.tensor(round.arrived_ids, dtype=torch.int64)
+            known = _learn(known, _cosines(state, round), ids, state["age"].cpu(), options)
         return state | known
 
     def respond(state: State, round: Round) -> tuple[Decision, State]:
@@ -206,18 +207,23 @@ def _learn(known: State, cosines: Tensor, ids: Tensor, age: Tensor, options: Opt
 
 
 def _decide(held: State, known: State, age: Tensor, round: Round, options: Options) -> Decision:
-    arrived, missing, present = round.arrived.cpu(), round.missing.cpu(), round.present.cpu()
+    cohort, arrived, missing = (
+        torch.tensor(ids, dtype=torch.int64)
+        for ids in (round.cohort_ids, round.arrived_ids, round.missing_ids)
+    )
+    present = torch.isin(cohort, arrived)
     old = torch.where(age >= 0, age + 1, -1).index_fill(0, arrived, 0)
     mixture = _mixture(known, old[None], missing, options)
     weights = round.weights.cpu()
     shares = weights[~present] @ mixture
-    a = (weights[present] + shares[arrived]).to(round.weights)
+    device = round.weights.device
+    a = (weights[present] + shares[arrived]).to(device, non_blocking=True)
     names = names_of(round, mixture[:, arrived])
     recalled = (shares.index_fill(0, arrived, 0.0) > 0).nonzero()[:, 0]
     if not len(recalled):
         return Decision(a, stand_ins=names)
-    b = shares[recalled].to(round.weights)
-    return Decision(a, b, recall(held, round, recalled.to(round.cohort)), names)
+    b = shares[recalled].to(device, non_blocking=True)
+    return Decision(a, b, recall(held, round, recalled.to(device, non_blocking=True)), names)
 
 
 def _weigh(state: State, round: Round, sets: Tensor, options: Options) -> BlockWeights | None:
@@ -226,9 +232,8 @@ def _weigh(state: State, round: Round, sets: Tensor, options: Options) -> BlockW
         # Whether cuts are held back depends on the masks in each block.
         return None
     known = {name: state[name] for name in _nothing_known(0)}
-    age, arrived, cohort, weights = (
-        t.cpu() for t in (state["age"], round.arrived, round.cohort, round.weights)
-    )
+    age, weights = state["age"].cpu(), round.weights.cpu()
+    arrived, cohort = (torch.tensor(ids, dtype=torch.int64) for ids in (round.arrived_ids, round.cohort_ids))
     came = torch.zeros(len(sets), len(age), dtype=torch.bool).index_copy(1, arrived, sets)
     old = torch.where(came, 0, torch.where(age >= 0, age + 1, -1))
     # A set of which nobody arrived is a round without arrivals: nobody speaks for anybody.

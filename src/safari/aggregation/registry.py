@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from safari.aggregation.compensation import Compensation, Decision, Round, State
+from safari.aggregation.majority_vote import majority_vote
 from safari.aggregation.plus import safari_plus
 from safari.aggregation.rivals import cluster_fedvarp, fdms, fedau, fedvarp, few, known_p, mifa, stale
 from safari.aggregation.robust import geometric_median, trimmed_mean
@@ -30,6 +31,7 @@ RULES: dict[str, Callable[..., Compensation]] = {
     "few": few,
     "trimmed-mean": trimmed_mean,
     "geometric-median": geometric_median,
+    "majority-vote": majority_vote,
 }
 
 

@@ -41,7 +41,7 @@ def stale() -> Compensation:
         present = round.present
         recalled = heard & ~present
         shared = round.weights[~present & ~heard].sum()
-        a = round.weights[present] + shared * share(round)
+        a = round.own + shared * share(round)
         b = round.weights[recalled]
         age = torch.where(state["age"] >= 0, state["age"] + 1, state["age"])
         models = round.models
@@ -109,9 +109,7 @@ def mifa(*, idle: bool = False) -> Compensation:
     """
 
     def apply(state: State, round: Round) -> tuple[Decision, State]:
-        present = round.present
-        recalled = recall(state, round, round.missing)
-        decision = Decision(round.weights[present], round.weights[~present], recalled)
+        decision = Decision(round.own, round.others, recall(state, round, round.missing))
         return decision if idle else _if_any(round, decision), remember(state, round)
 
     def weigh(state: State, round: Round, sets: Tensor) -> BlockWeights:
@@ -197,7 +195,7 @@ def fedau(*, cutoff: int = 50) -> Compensation:
 
     def apply(state: State, round: Round) -> tuple[Decision, State]:
         omega, gaps = state["omega"], state["gaps"]
-        decision = Decision(round.weights[round.present] * omega[round.arrived])
+        decision = Decision(round.own * omega[round.arrived])
         asked = torch.zeros_like(gaps).index_fill(0, round.cohort, 1)
         gap = state["gap"] + asked
         ends = (gap >= cutoff) | torch.zeros_like(gaps, dtype=torch.bool).index_fill(0, round.arrived, True)
@@ -234,7 +232,7 @@ def known_p(*, p: float | Sequence[float] = 0.3) -> Compensation:
         return {"p": whole.repeat(clients // len(values))}
 
     def apply(state: State, round: Round) -> tuple[Decision, State]:
-        return Decision(round.weights[round.present] / state["p"][round.arrived]), state
+        return Decision(round.own / state["p"][round.arrived]), state
 
     def weigh(state: State, round: Round, sets: Tensor) -> BlockWeights:
         return BlockWeights(own(round, sets) / state["p"][round.arrived].cpu())
@@ -258,7 +256,7 @@ def few(*, heard: int = 2, clusters: int = 2) -> Compensation:
         member = mine[:, None] == mine[None, :]
         size = member.sum(1)
         rank = member.tril(-1).sum(1)
-        a = round.weights[round.present]
+        a = round.own
         chosen = a * ((rank - round.number * heard) % size < heard)
         # The clients that are heard share the weight of their cluster.
         whole, part = member.to(a.dtype) @ a, member.to(a.dtype) @ chosen

@@ -73,9 +73,7 @@ def stand_in(round: Round, mixture: Tensor) -> Decision:
 
     Rows belong to `round.missing`, columns to `round.arrived`, and each row sums to 1.
     """
-    present = round.present
-    a = round.weights[present] + round.weights[~present] @ mixture
-    return Decision(a, stand_ins=names_of(round, mixture))
+    return Decision(round.own + round.others @ mixture, stand_ins=names_of(round, mixture))
 
 
 def stand_ins(round: Round, sets: Tensor, similarity: Tensor) -> BlockWeights:
@@ -93,9 +91,9 @@ def stand_ins(round: Round, sets: Tensor, similarity: Tensor) -> BlockWeights:
 
 def names_of(round: Round, mixture: Tensor) -> dict[int, tuple[int, ...]]:
     """The stand-ins of each missing client, largest share first; clients without any are left out."""
-    arrived = round.arrived.tolist()
+    arrived = round.arrived_ids
     names = {}
-    for client, row in zip(round.missing.tolist(), mixture.tolist(), strict=True):
+    for client, row in zip(round.missing_ids, mixture.tolist(), strict=True):
         order = sorted((i for i in range(len(row)) if row[i] > 0), key=lambda i: (-row[i], i))
         if order:
             names[client] = tuple(arrived[i] for i in order)
@@ -118,7 +116,7 @@ def most_similar(seen: Tensor, among: Tensor | None = None) -> Tensor:
 
 def share(round: Round) -> Tensor:
     """The arrivals' weights, scaled to sum to 1."""
-    weights = round.weights[round.present]
+    weights = round.own
     return weights / weights.sum() if len(weights) else weights
 
 
@@ -130,13 +128,14 @@ def shares(round: Round, sets: Tensor) -> Tensor:
 
 def own(round: Round, sets: Tensor) -> Tensor:
     """The arrivals' weights, for each of many sets of arrivals; 0 for those outside the set."""
-    return sets * round.weights[round.present].cpu()
+    return sets * round.own.cpu()
 
 
 def members(round: Round, sets: Tensor) -> Tensor:
     """`bool[sets, cohort]`: is this client in the set of arrivals?"""
     found = torch.zeros(len(sets), len(round.cohort), dtype=torch.bool)
-    found[:, round.present.cpu()] = sets
+    arrived = set(round.arrived_ids)
+    found[:, torch.tensor([client in arrived for client in round.cohort_ids])] = sets
     return found
 
 

@@ -17,7 +17,15 @@ from torch import Tensor
 
 from safari.aggregation.blocks import aggregate
 from safari.aggregation.checks import check_state, describe, first_state, whole, whole_ids
-from safari.aggregation.compensation import Compensation, Decision, NotFiniteError, Round, State
+from safari.aggregation.compensation import (
+    Compensation,
+    Decision,
+    HostIds,
+    NotFiniteError,
+    Round,
+    State,
+    on_device,
+)
 from safari.aggregation.gates import GATES, Gate, admitted, judge, without
 from safari.aggregation.registry import RULES
 from safari.aggregation.steps import STEPS, ServerStep, advance, chain
@@ -238,13 +246,18 @@ class Server:
         if masks is None:
             masks = torch.ones((1, len(self.model)), dtype=torch.bool, device=models.device)
         device = self.model.device
-        cohort_ids = torch.tensor(asked, dtype=torch.int64, device=device)
-        weights = self.weights[cohort_ids] if shares is None else _cohort_shares(shares, asked).to(device)
+        everybody = len(asked) == len(self.weights)
+        cohort_ids = torch.arange(len(asked), device=device) if everybody else on_device(asked, device)
+        arrived_ids = cohort_ids if ids == asked else on_device(ids, device)
+        if shares is not None:
+            weights = _cohort_shares(shares, asked).to(device, non_blocking=True)
+        else:
+            weights = self.weights if everybody else self.weights[cohort_ids]
         view = Round(
             number=self.round,
             global_model=self.model,
             cohort=cohort_ids,
-            arrived=torch.tensor(list(ids), dtype=torch.int64, device=device),
+            arrived=arrived_ids,
             models=models,
             masks=masks.expand(len(ids), -1),
             weights=weights / weights.sum(),
@@ -253,10 +266,11 @@ class Server:
             up=up or {},
             came=came,
             lr=lr,
+            host_ids=HostIds((cohort_ids, arrived_ids), asked, ids),
         )
         ruling, gate_state = judge(self.gate, self.gate_state, view)
         following, view, decision, more = replace(self, gate_state=gate_state)._follow(admitted(view, ruling))
-        arrived = tuple(view.arrived.tolist())
+        arrived = tuple(view.arrived_ids)
         outcome = Outcome(
             arrived=arrived,
             missing=tuple(client for client in asked if client not in set(arrived)),
@@ -264,7 +278,7 @@ class Server:
             stand_ins={client: who for client, who in decision.stand_ins.items() if client not in arrived},
             part_stand_ins={client: who for client, who in decision.stand_ins.items() if client in arrived},
             shares=decision.a if decision.shares is None else decision.shares,
-            own=view.weights[view.present],
+            own=view.own,
             parts={client: share for client, share in parts.items() if client in arrived and share < 1},
             clipped=dict(ruling.clipped),
         )
@@ -288,7 +302,7 @@ class Server:
                 # Then it is the rule's or the step's own doing.
                 raise
             reason = f"its sum with what the server holds, numbers up to {largest:.0e}, is not finite"
-            refused = dict.fromkeys(view.arrived.tolist(), reason)
+            refused = dict.fromkeys(view.arrived_ids, reason)
             lost = without(view, refused)
             return replace(self, round=self.round + 1), lost, Decision(lost.weights[:0]), refused
 
@@ -438,7 +452,7 @@ def _form(thing: object) -> str:
 def _giants(view: Round) -> dict[int, str]:
     """Whose numbers are too large to be averaged."""
     found = {}
-    for row, client in enumerate(view.arrived.tolist()):
+    for row, client in enumerate(view.arrived_ids):
         sent = [view.models[row], *(rows[row] for rows in view.up.values())]
         if (largest := max(map(_largest, sent))) >= _GIANT:
             found[client] = f"its numbers, up to {largest:.0e}, are too large to be averaged"
@@ -455,16 +469,16 @@ def _unusable(
     """Whose model cannot be averaged, and why."""
     refused = {} if most_kept is None else _too_dense(ids, models.shape[1], masks, most_kept)
     # A sum is finite only if all that is in it is; the numbers are looked at one by one only where not.
-    fine = torch.isfinite(models.sum(1)).all()
+    total = models.sum()
     if masks is not None:
-        # Not 0 > kept: a number where there should be none.
-        stray = models.bool() > masks
-        fine = fine & ~stray.any()
+        # Not 0 > kept: a number where there should be none. Divided by 0 the sum is not finite either.
+        inside = models.bool() <= masks
+        total = total / inside.all()
     # The one look at the device.
-    if bool(fine):
+    if math.isfinite(total.item()):
         return refused
     infinite = (~torch.isfinite(models)).sum(1).tolist()
-    grown = [0] * len(ids) if masks is None else stray.sum(1).tolist()
+    grown = [0] * len(ids) if masks is None else (~inside).sum(1).tolist()
     for client, bad, beyond in zip(ids, infinite, grown, strict=True):
         if bad:
             refused[client] = f"{bad} numbers are NaN or infinite"

@@ -39,7 +39,7 @@ def _differ(round: Round) -> bool:
 
 def _sparing(decision: Decision, round: Round, spared: Tensor) -> Decision:
     """The decision in which missing clients leave these weights of the model unchanged."""
-    x, own, missing = round.global_model, round.weights[round.present], round.weights[~round.present].sum()
+    x, own, missing = round.global_model, round.own, round.others.sum()
     stays = x * spared
     stays[round.parameters :] = 0
     # Without missing clients there is no weight to give to the old values.

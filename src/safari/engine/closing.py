@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from safari.aggregation import Outcome, Server
-from safari.engine.codec import RoundCodec
+from safari.engine.codec import RoundCodec, heard_losses
 from safari.engine.diagnosis import Everyone, diagnose, due
 from safari.engine.state import State
 from safari.engine.world import World
@@ -83,11 +83,14 @@ def close_round(
     )
     uplink, downlink = links
     sampling = noted(world.sampling, sampling, x, world.layout.parameters, outcome, arrived)
-    after = State(server, uplink, downlink, policy, clients, mask, codec.residual, packets, sampling)
+    losses = heard_losses(state.losses, arrived, outcome)
+    after = State(server, uplink, downlink, policy, clients, mask, codec.residual, packets, sampling, losses)
     record = record_of(world.layout, facts)
     shares = draw.by_client
     if shares is not None:
         record = record.with_extra(shares={str(client): share for client, share in shares.items()})
+    if codec.levels is not None:
+        record = record.with_extra(levels=codec.levels)
     return after, record, watch.seconds
 
 

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from safari.aggregation import Outcome
+from safari.config import Wire
 from safari.engine.lossy import encodable, seen
 from safari.engine.world import World
 from safari.modes import ValueMode
 from safari.pruning import PRUNERS, Masks
+from safari.rounds.arrivals import Arrived
 from safari.rounds.beside import encode_vector, votes_to_bytes, wire_layout
 from safari.seeds import generator
-from safari.wire import Lossy, Shared, WireLayout, encode, inspect
+from safari.wire import Lossy, Shared, WireLayout, adaquant_levels, encode, inspect
+from safari.wire.rounding import MOST_LEVELS
+from safari.wire.rounding.levels import qsgd_levels
 
 
 class RoundCodec:
@@ -25,7 +32,8 @@ class RoundCodec:
     server gets what it would have decoded. `residual` (`float32[clients, parameters]`) is what earlier
     uploads left out, where clients keep that for later; after the round it is the next round's. Buffers
     have none: they are statistics that renew themselves. `held` is the mask that was announced in the round
-    before: a new one travels as what changed, where everybody is sure to hold that.
+    before: a new one travels as what changed, where everybody is sure to hold that. `levels` is how many QSGD
+    has in this round, where the server says so.
     """
 
     def __init__(
@@ -36,8 +44,10 @@ class RoundCodec:
         masks: Masks | None = None,
         residual: Tensor | None = None,
         held: Tensor | None = None,
+        levels: int | None = None,
     ):
         self._world, self._x, self._t, self._held = world, x, t, held
+        self.levels = levels
         self._masks = world.first_masks(x, t) if masks is None else masks
         every = world.config.wire.every
         self.counts = every > 0 and (t % every == 0 or t + 1 == world.config.rounds)
@@ -167,9 +177,41 @@ class RoundCodec:
 
     def choices(self, client: int) -> Lossy:
         """A client's options of lossy modes, with its own draws."""
-        return Lossy.of(self._world.config.wire, generator(self._world.seed, "wire", client, self._t))
+        lossy = Lossy.of(self._world.config.wire, generator(self._world.seed, "wire", client, self._t))
+        return lossy if self.levels is None else replace(lossy, levels=self.levels)
 
     def in_packets(self, sizes: Sequence[float]) -> None:
         """Count uploads as they travel in packets: the bytes that each client sent, whatever arrived."""
         if self.counts:
             self._up = list(sizes)
+
+
+def adapted_levels(wire: Wire, losses: Tensor | None) -> int | None:
+    """How many levels the server announces for a round (AdaQuantFL), from the losses that it has heard before.
+
+    `losses`: the first and the latest mean training loss, NaN before anything was heard; None where levels do not
+    change. Then so is the answer.
+
+    >>> wire = Wire("qsgd", bits=4, adapt="loss")
+    >>> [adapted_levels(wire, torch.tensor(pair)) for pair in ([torch.nan, torch.nan], [2.0, 2.0], [2.0, 0.5])]
+    [7, 7, 14]
+    """
+    if losses is None:
+        return None
+    first, latest = losses.tolist()
+    levels = qsgd_levels(wire.bits)
+    return levels if math.isnan(first) else adaquant_levels(first, latest, levels, MOST_LEVELS)
+
+
+def heard_losses(losses: Tensor | None, arrived: Arrived, outcome: Outcome) -> Tensor | None:
+    """The first and the latest mean training loss after a round; what the server has refused does not count.
+
+    A mean that is not a finite number above 0 has no root to go by: then nothing was heard.
+    """
+    if losses is None or outcome.lost:
+        return losses
+    rows = [arrived.ids.index(client) for client in outcome.arrived]
+    latest = arrived.losses.double().cpu()[rows].mean()
+    if not (math.isfinite(latest) and latest > 0):
+        return losses
+    return torch.stack([latest if bool(losses[0].isnan()) else losses[0], latest])

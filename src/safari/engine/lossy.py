@@ -15,7 +15,7 @@ from torch import Tensor
 from safari.engine.signs import Signs
 from safari.engine.steps import stepped, upward
 from safari.wire import Lossy, Shared, WireLayout, roundtrip
-from safari.wire.rounding.levels import INT8_LEVELS, qsgd_levels
+from safari.wire.rounding.levels import INT8_LEVELS, levels_of
 from safari.wire.values import INTEGER
 
 # Differences from here on have no scale that is a number; nobody decodes them, and the server refuses them.
@@ -74,7 +74,7 @@ def _in_numpy(
 def _multiples(
     target: Tensor, masks: Tensor, layout: WireLayout, values: str, choices: Sequence[Lossy], signs: Signs
 ) -> Tensor:
-    most = INT8_LEVELS if values == "int8" else qsgd_levels(choices[0].bits)
+    most = INT8_LEVELS if values == "int8" else levels_of(choices[0])
     entry = torch.repeat_interleave(
         torch.arange(len(layout.sizes), device=target.device),
         torch.tensor(layout.sizes, device=target.device),

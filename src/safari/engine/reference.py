@@ -11,7 +11,7 @@ from torch import Tensor
 
 from safari.engine.clients import put_rows, sent_mask, side_of
 from safari.engine.closing import close_round
-from safari.engine.codec import RoundCodec
+from safari.engine.codec import RoundCodec, adapted_levels
 from safari.engine.packets import deliver
 from safari.engine.state import State
 from safari.engine.world import World
@@ -37,7 +37,9 @@ def run_round(world: World, state: State) -> tuple[State, RoundRecord, dict[str,
     # 1. The server broadcasts x; the network decides whom that reaches, and whose answer will arrive.
     masks, policy = world.masks(state.policy, x, t)
     x = as_received(x, masks)
-    codec, down = RoundCodec(world, x, t, masks, state.residual, state.mask), world.down(state.server)
+    levels = adapted_levels(world.config.wire, state.losses)
+    codec = RoundCodec(world, x, t, masks, state.residual, state.mask, levels)
+    down = world.down(state.server)
     codec.beside_down(down)
     draw, sampling = world.sample(state.sampling, t)
     cohort = draw.clients

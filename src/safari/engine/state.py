@@ -44,6 +44,8 @@ class State:
     packets: dict[str, np.ndarray] = field(default_factory=dict)
     # What the sampling has learned of the clients.
     sampling: dict[str, torch.Tensor] = field(default_factory=dict)
+    # The first and the latest mean training loss that the server has heard, NaN before any, where levels follow them.
+    losses: torch.Tensor | None = None
 
     @property
     def average(self) -> torch.Tensor | None:
@@ -69,6 +71,9 @@ def initial(world: World, rule: Compensation) -> State:
         else None,
         packets={} if world.packets.whole else world.packets.init(world.setting("packets")),
         sampling=dict(world.sampling.init(len(world.parts), world.layout.parameters, world.device)),
+        losses=None
+        if world.config.wire.adapt == "none"
+        else torch.full((2,), torch.nan, dtype=torch.float64),
     )
 
 
@@ -86,6 +91,8 @@ def to_saved(state: State, world: World, trial: Trial) -> Saved:
         tensors["mask"] = state.mask
     if state.residual is not None:
         tensors["wire.residual"] = state.residual
+    if state.losses is not None:
+        tensors["wire.losses"] = state.losses
     facts = {"layout": world.layout.digest, "config": meaning(world.config, trial.arm)}
     return Saved(state.round, tensors, facts)
 
@@ -161,7 +168,20 @@ def from_saved(saved: Saved, world: World, rule: Compensation, trial: Trial) -> 
         residual=residual,
         packets=packets,
         sampling=part("sampling.", state.sampling, world.config.sampling.name not in SAMPLINGS),
+        losses=None
+        if state.losses is None
+        else _losses(saved.tensors.get("wire.losses"), state.losses, trial),
     )
+
+
+def _losses(found: torch.Tensor | None, like: torch.Tensor, trial: Trial) -> torch.Tensor:
+    """The losses that the levels follow: both unknown, or both finite and above 0."""
+    losses = fitting(trial, "wire.losses", found, like)
+    if not bool(losses.isnan().all() or (losses.isfinite() & (losses > 0)).all()):
+        raise RunError(
+            f"{trial.checkpoint} is damaged: wire.losses must be above 0 and finite, got {losses.tolist()}"
+        )
+    return losses
 
 
 def _measured(found: torch.Tensor, trial: Trial) -> np.ndarray:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from safari.engine.clients import put_rows, sent_mask, side_of
 from safari.engine.closing import close_round
-from safari.engine.codec import RoundCodec
+from safari.engine.codec import RoundCodec, adapted_levels
 from safari.engine.packets import deliver
 from safari.engine.reference import network, train
 from safari.engine.stack.compile_policy import FORECAST, compiles
@@ -44,7 +44,7 @@ from safari.engine.stack.trial import picture_format
 from safari.engine.state import State
 from safari.engine.world import World
 from safari.pruning import Masks
-from safari.rounds.arrivals import Arrived, learned
+from safari.rounds.arrivals import Arrived, index_of, learned
 from safari.rounds.beside import rounded
 from safari.rounds.masks import as_received
 from safari.runs.measure import MaskCount, Stopwatch
@@ -148,7 +148,9 @@ class Vectorised:
         watch, count = Stopwatch(world.device), MaskCount(world.layout)
         masks, policy = world.masks(state.policy, x, t)
         x = as_received(x, masks)
-        codec, down = RoundCodec(world, x, t, masks, state.residual, state.mask), world.down(state.server)
+        levels = adapted_levels(world.config.wire, state.losses)
+        codec = RoundCodec(world, x, t, masks, state.residual, state.mask, levels)
+        down = world.down(state.server)
         codec.beside_down(down)
         draw, sampling = world.sample(state.sampling, t)
         cohort = draw.clients
@@ -171,9 +173,9 @@ class Vectorised:
             watch.charge("train", seconds)
             clients = put_rows(clients, found.state, group)
             arrives = [row for row, client in enumerate(group) if answered[client]]
-            ids, own = [group[row] for row in arrives], kept if len(kept) == 1 else kept[arrives]
-            sent = sent_mask(world, own)
-            uploads.add(ids, codec.up(ids, found.models[arrives], sent), sent, found, votes, arrives)
+            ids, here = [group[row] for row in arrives], index_of(arrives)
+            sent = sent_mask(world, kept if len(kept) == 1 else kept[here])
+            uploads.add(ids, codec.up(ids, found.models[here], sent), sent, found, votes, here)
             watch.lap("wire")
 
         arrived = uploads.stacked()
@@ -337,7 +339,8 @@ class Vectorised:
         def train(share: Sequence[int]) -> tuple[GroupTraining, float, float]:
             rows, start = list(share), time.perf_counter()
             own = masks if len(masks) == 1 else masks[rows]
-            found = self._train_stacked(x, own, [group[i] for i in share], t, side.rows(rows))
+            beside = side if len(rows) == len(group) else side.rows(rows)
+            found = self._train_stacked(x, own, [group[i] for i in share], t, beside)
             return found, start, time.perf_counter()
 
         pool, everybody = self._pool, range(len(group))
@@ -523,9 +526,10 @@ class StackedUploads:
         self._models = x.new_empty((len(arriving), len(x)))
         self._losses = x.new_empty(len(arriving))
         self._shared = masks.shared is not None
-        self._masks = self._models.new_empty(self._models.shape if not self._shared else (1, len(x))).bool()
         if masks.shared is not None:
             self._masks = sent_mask(world, masks.shared)[None]
+        else:
+            self._masks = x.new_empty(self._models.shape, dtype=torch.bool)
         self._up: dict[str, Tensor] = {}
         self._votes = x.new_empty(self._models.shape) if masks.votes is not None else None
 
@@ -536,12 +540,12 @@ class StackedUploads:
         masks: Tensor,
         found: GroupTraining,
         votes: Tensor | None,
-        arrives: Sequence[int],
+        here: slice | list[int],
     ) -> None:
-        """Note a group's uploads: those of its clients `ids`, which are its rows `arrives`."""
+        """Note a group's uploads: those of its clients `ids`, which are its rows `here`."""
         if not ids:
             return
-        rows, here = [self._row[client] for client in ids], list(arrives)
+        rows = index_of([self._row[client] for client in ids])
         self._models[rows], self._losses[rows] = models, found.losses[here]
         if not self._shared:
             self._masks[rows] = masks

@@ -25,6 +25,7 @@ from safari.pruning import (
     Masks,
     Pruner,
     compute_mask,
+    settled_mask,
 )
 from safari.pruning.policy import State as PolicyState
 from safari.rounds.half import half_state, half_step
@@ -112,6 +113,11 @@ class World:
         # Before anything was trained, all clients and arms have the same mask when it needs no data.
         if t == 0 and support is None and pruner is None and not self.pruner.needs_data:
             return self._first_mask
+        if pruner is None and not self.pruner.needs_data and support is not None:
+            # From the second round on nothing is left to be scored, unless a schedule cuts further.
+            settled = settled_mask(self.layout, self.budget(t), support)
+            if settled is not None:
+                return settled
         if pruner is None and not self.pruner.needs_data and self._is_untrained(x, support):
             key = (sparsity_of(self.config.pruning, t), support is None)
             if key not in self._untrained_masks:

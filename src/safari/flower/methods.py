@@ -32,6 +32,7 @@ from safari.pruning import (
 from safari.pruning.policies.regrow import GradientVotes, OwnMask, Steepest
 from safari.rounds.half import half_state, vectors_up
 from safari.rounds.masks import as_received, budget_of, policy_masks, sparsity_of
+from safari.runs.elsewhere import decided, undecided
 from safari.seeds import generator, torch_generator
 from safari.training import CLIENTS, ClientAlgorithm
 
@@ -123,6 +124,15 @@ class Methods:
         policy, client = self.config.policy.name, self.config.client.name
         if not self.config.pruning.masks_gradient:
             raise ConfigError("pruning.masks_gradient must be true on Flower, got false")
+        if self.client.plain_steps and self.config.local.optimiser != "sgd":
+            raise ConfigError(
+                f"local.optimiser must be 'sgd' for client.name {client}, and local.lr and local.schedule what clients "
+                f"step with: the server reads gradients off the updates; got {self.config.local.optimiser!r}"
+            )
+        if not self.client.plain_steps and "local" in decided(self.config) and undecided(self.config):
+            raise ConfigError(
+                f"config.local has no effect here for client.name {client}: clients say how they step in local_training"
+            )
         if download == "dense":
             what = "clients without our side would not hear of it"
             if policy != STATIC:

@@ -17,6 +17,8 @@ from safari.wire import ValueMode
 
 # What Flower and the user's own code decide: a name in the record, and no built-in's.
 _ELSEWHERE = dict.fromkeys(("data", "partition", "uplink", "downlink"), ELSEWHERE)
+# Why the levels of qsgd do not follow it.
+_NO_LOSS = "a loss that a client states is for the record, and decides nothing"
 # Where to say what the others are about.
 _INSTEAD = {
     "rounds": "num_rounds of start",
@@ -25,6 +27,7 @@ _INSTEAD = {
     "model": "the argument module",
     "uplink": "the client's mod lossy",
     "downlink": "the client's mod lossy",
+    "wire.adapt": f"for the simulator: {_NO_LOSS}",
 }
 
 # The modes of the wire format that lose nothing, and the default, which chooses among them.
@@ -97,6 +100,8 @@ def settings(
         found = parse({**basis, **elsewhere, **(config or {}), "clients": clients, "arms": [arm]})
     if found.cohort > found.clients:
         raise ConfigError(f"cohort must be at most clients ({clients}), got {found.cohort}")
+    if found.wire.adapt != "none":
+        raise ConfigError(f"wire.adapt must be 'none' on Flower, got {found.wire.adapt!r}: {_NO_LOSS}")
     if upload == "dense" and found.wire.values not in EXACT:
         raise ConfigError(
             f"wire.values must be one of {', '.join(EXACT)} with upload='dense', got {found.wire.values!r}: "

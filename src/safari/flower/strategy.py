@@ -512,6 +512,12 @@ class SafariStrategy(Strategy):
                 f"policy.name must be {STATIC!r} inside another strategy, got {self.config.policy.name!r}: only "
                 "SafariStrategy's own start knows how many rounds there will be"
             )
+        if self._methods.client.plain_steps and self.config.local.schedule in ("cosine", "steps"):
+            raise ConfigError(
+                f"local.schedule must be 'constant' or 'inverse-sqrt' inside another strategy for client.name "
+                f"{self.config.client.name}, got {self.config.local.schedule!r}: only SafariStrategy's own start knows "
+                "how many rounds there will be"
+            )
         if not self._begun and self.upload == "frame":
             _log.warning(
                 "A strategy is wrapped around SafariStrategy. If it reads the clients' arrays, as "

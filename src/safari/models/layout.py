@@ -13,11 +13,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -119,6 +120,53 @@ class Layout:
     def prunable_count(self) -> int:
         """How many weights may be pruned."""
         return int(self.prunable.sum())
+
+    def prunable_on(self, device: torch.device) -> Tensor:
+        """`prunable` on a device, sent there once. It is shared: do not write to it."""
+        return self._sent("prunable", device, lambda: self.prunable)
+
+    def weights_in(self, *masks: Tensor) -> list[list[int]]:
+        """How many weights each of these masks keeps in each prunable tensor, in the order of the layout.
+
+        All masks are on one device, which is asked once.
+
+        >>> layout = Layout.of(nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1)))
+        >>> layout.weights_in(torch.tensor([True, False, True, True, False]))
+        [[1, 1]]
+        """
+        weights = [e for e in self.entries if e.kind == "weight"]
+        device = masks[0].device
+        if device.type == "cpu":
+            arrays = [mask.numpy() for mask in masks]
+            return [[int(np.count_nonzero(mask[e.offset : e.end])) for e in weights] for mask in arrays]
+        return self._weights_from_sums(masks, weights)
+
+    def _weights_from_sums(self, masks: Sequence[Tensor], weights: Sequence[Entry]) -> list[list[int]]:
+        """The same from running sums: a few kernels a mask, however many tensors there are."""
+        places = self._sent(
+            "edges",
+            masks[0].device,
+            lambda: torch.tensor(
+                [max(at - 1, 0) for e in weights for at in (e.offset, e.end)], dtype=torch.int64
+            ),
+        )
+        sums = torch.stack([mask.cumsum(0)[places] for mask in masks]).tolist()
+        return [
+            [
+                (end - (begin if e.offset else 0)) if e.size else 0
+                for e, begin, end in zip(weights, row[::2], row[1::2], strict=True)
+            ]
+            for row in sums
+        ]
+
+    def _sent(self, name: str, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
+        if (name, device) not in self._constants:
+            self._constants[name, device] = make().to(device)
+        return self._constants[name, device]
+
+    @cached_property
+    def _constants(self) -> dict[tuple[str, torch.device], Tensor]:
+        return {}
 
     @cached_property
     def homes(self) -> tuple[Tensor, Tensor]:

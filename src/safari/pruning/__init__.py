@@ -1,7 +1,16 @@
 """Which weights stay: scores (one function a pruner), scopes, schedules, and masks (exact top-k)."""
 
 from safari.pruning.budget import Budget, kept_count, select, top_k
-from safari.pruning.masks import PRUNERS, Pruner, as_pruner, compute_mask, density, for_task, prune
+from safari.pruning.masks import (
+    PRUNERS,
+    Pruner,
+    as_pruner,
+    compute_mask,
+    density,
+    for_task,
+    prune,
+    settled_mask,
+)
 from safari.pruning.policies import POLICIES
 from safari.pruning.policy import Arrivals, MaskPolicy, MaskRound, Masks
 from safari.pruning.schedule import SCHEDULES, sparsity_at
@@ -29,6 +38,7 @@ __all__ = [
     "kept_count",
     "prune",
     "select",
+    "settled_mask",
     "sparsity_at",
     "top_k",
     "weight_entries",

@@ -86,15 +86,15 @@ def compute_mask(
     """
     if not isinstance(budget, Budget):
         budget = budget_for(layout, budget)
-    everywhere = layout.prunable.to(vector.device)
+    everywhere = layout.prunable_on(vector.device)
     if support is None or budget.total == layout.prunable_count:
         support = torch.ones_like(everywhere)
+    (counts,) = layout.weights_in(support)
+    if budget.meets(counts):
+        return _with_the_rest(support, everywhere)
     sizes = [e.size for e in weight_entries(layout)]
     weights = everywhere.nonzero().squeeze(1)
     mask = support[weights]
-    counts = torch.stack([part.sum() for part in mask.split(sizes)]).tolist()
-    if budget.meets(counts):
-        return support | ~everywhere
     with _judged(module):
         for step in range(1, pruner.iterations + 1):
             goal = budget.toward(counts, step / pruner.iterations) if step < pruner.iterations else budget
@@ -104,6 +104,20 @@ def compute_mask(
     full = torch.ones_like(everywhere)
     full[weights] = mask
     return full
+
+
+def settled_mask(layout: Layout, budget: Budget, support: Tensor) -> Tensor | None:
+    """The mask that `compute_mask` gives without a score, where the support is within the budget; else None."""
+    everywhere = layout.prunable_on(support.device)
+    if budget.total == layout.prunable_count:
+        return torch.ones_like(everywhere)
+    (counts,) = layout.weights_in(support)
+    return _with_the_rest(support, everywhere) if budget.meets(counts) else None
+
+
+def _with_the_rest(support: Tensor, prunable: Tensor) -> Tensor:
+    """The support, and everything that is never pruned: `support | ~prunable`, in one operation."""
+    return support >= prunable
 
 
 def prune(

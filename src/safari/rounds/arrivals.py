@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +15,17 @@ from safari.rounds.beside import rounded
 from safari.sampling import Sampling
 
 Rows = Mapping[str, Tensor]
+
+
+def index_of(rows: Sequence[int]) -> slice | list[int]:
+    """An index for these rows: a slice where they follow each other, which is a view and sends nothing to a device.
+
+    >>> index_of([2, 3, 4]), index_of([0, 2])
+    (slice(2, 5, None), [0, 2])
+    """
+    first = rows[0] if rows else 0
+    neighbours = all(row == first + k for k, row in enumerate(rows))
+    return slice(first, first + len(rows)) if neighbours else list(rows)
 
 
 @dataclass(frozen=True)
@@ -76,7 +87,7 @@ def learned(
     """
     if outcome.lost or outcome.shares is None or outcome.own is None:
         return state
-    rows = [arrived.ids.index(client) for client in outcome.arrived]
+    rows = _rows(outcome, arrived)
     arrivals = Arrivals(
         number=server.round - 1,
         rounds=rounds,
@@ -88,6 +99,12 @@ def learned(
         votes=None if arrived.votes is None else arrived.votes[rows],
     )
     return dict(policy.learn(state, arrivals))
+
+
+def _rows(outcome: Outcome, arrived: Arrived) -> slice | list[int]:
+    """Which of what arrived the server has let through."""
+    row = {client: k for k, client in enumerate(arrived.ids)}
+    return index_of([row[client] for client in outcome.arrived])
 
 
 def noted(
@@ -104,7 +121,7 @@ def noted(
     """
     if sampling.learn is None or outcome.lost:
         return state
-    rows = [arrived.ids.index(client) for client in outcome.arrived]
+    rows = _rows(outcome, arrived)
     masks = arrived.masks if len(arrived.masks) == 1 else arrived.masks[rows]
     updates = (arrived.models[rows, :parameters] - x[:parameters]) * masks[:, :parameters]
     return dict(sampling.learn(state, torch.tensor(outcome.arrived, device=x.device), updates))

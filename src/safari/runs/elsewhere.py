@@ -19,11 +19,14 @@ EFFECTIVE: Mapping[str, tuple[str, ...]] = {
     "pruning": ("pruner", "sparsity", "scope", "dense", "least", "schedule", "initial", "begin", "end"),
     "policy": ("name",),
     "client": ("name",),
+    "local": ("optimiser", "lr", "schedule", "final", "milestones", "factor", "horizon"),
     "wire": ("values", "bits", "step", "ratio", "fraction", "threshold", "feedback"),
     "aggregation": ("weights", "average", "steps", "gate"),
     "evaluation": ("last", "target"),
     "checkpoint": ("every", "keep"),
 }
+# Sections that the clients' app decides, and that the server is told only where it needs to know them.
+_TOLD = ("local",)
 # Arguments of the strategy, which a run's config holds, too.
 _ARGUMENTS = ("rounds", "clients", "arms", "model", "data", "partition", "uplink", "downlink")
 
@@ -41,7 +44,8 @@ def undecided(config: Config) -> frozenset[str]:
         section = getattr(config, f.name)
         if f.name in _ARGUMENTS:
             continue
-        if f.name not in EFFECTIVE:
+        told = f.name not in _TOLD or section != getattr(Config(), f.name)
+        if f.name not in EFFECTIVE or not told:
             found.append(f.name)
         elif is_dataclass(section):
             found += [f"{f.name}.{g.name}" for g in fields(section) if g.name not in EFFECTIVE[f.name]]

@@ -43,34 +43,58 @@ class MaskCount:
 
     def __init__(self, layout: Layout):
         self._layout = layout
-        self._kept: list[int] = []
+        # The numbers stay on the device until they are asked for, and then come at once.
+        self._kept: list[Tensor] = []
+        self._clients: list[int] = []
         self._any: Tensor | None = None
         self._all: Tensor | None = None
+        self._numbers: tuple[list[int], int, int] | None = None
 
     def add(self, mask: Tensor, clients: int = 1) -> None:
         """Count one client's mask, or one that several share."""
-        self.add_rows(mask.unsqueeze(0))
-        self._kept += self._kept[-1:] * (clients - 1)
+        self._add(mask.unsqueeze(0), clients)
 
     def add_rows(self, masks: Tensor) -> None:
         """Count several clients' masks, one a row."""
-        weights = masks & self._layout.prunable.to(masks.device)
-        self._kept += weights.sum(1).tolist()
-        either, both = weights.any(0), weights.all(0)
+        self._add(masks, 1)
+
+    def _add(self, masks: Tensor, clients: int) -> None:
+        weights = masks & self._layout.prunable_on(masks.device)
+        self._kept.append(weights.sum(1))
+        self._clients.append(clients)
+        alone = len(weights) == 1
+        either, both = (weights[0],) * 2 if alone else (weights.any(0), weights.all(0))
         self._any = either if self._any is None else self._any | either
         self._all = both if self._all is None else self._all & both
+        self._numbers = None
+
+    def _found(self) -> tuple[list[int], int, int]:
+        """What each client kept, and what all and any of them did."""
+        if self._numbers is None and self._all is not None and self._any is not None:
+            # A single mask is what all and any of them keep.
+            single = len(self._kept) == 1 and len(self._kept[0]) == 1
+            looks = [] if single else [torch.stack([self._all.sum(), self._any.sum()])]
+            numbers = torch.cat([*self._kept, *looks]).tolist()
+            rows = numbers if single else numbers[:-2]
+            times = (n for kept, n in zip(self._kept, self._clients, strict=True) for _ in range(len(kept)))
+            each = [count for count, n in zip(rows, times, strict=True) for _ in range(n)]
+            both, either = (rows[0], rows[0]) if single else numbers[-2:]
+            self._numbers = each, both, either
+        return self._numbers or ([], 0, 0)
 
     @property
     def density(self) -> float | None:
         """Mean fraction of the prunable weights that a client kept."""
-        return fmean(self._kept) / self._layout.prunable_count if self._kept else None
+        kept, _, _ = self._found()
+        return fmean(kept) / self._layout.prunable_count if kept else None
 
     @property
     def agreement(self) -> float | None:
         """Weights kept by all clients over weights kept by any: 1 when all masks are the same."""
-        if self._any is None or self._all is None:
+        if self._any is None:
             return None
-        return int(self._all.sum()) / max(1, int(self._any.sum()))
+        _, both, either = self._found()
+        return both / max(1, either)
 
 
 @dataclass(frozen=True)
@@ -108,9 +132,7 @@ def record_of(layout: Layout, facts: Facts) -> RoundRecord:
     outcome, masks = facts.outcome, facts.masks
     before, now = facts.kept or (facts.before != 0, facts.after != 0)
     changed = now ^ before
-    # One look at the device for all layers.
-    counts = torch.stack([now[e.offset : e.end].sum() for e in weights]).tolist()
-    changes = torch.stack([changed[e.offset : e.end].sum() for e in weights]).tolist()
+    counts, changes = layout.weights_in(now, changed)
     support = {e.name: round(n / max(1, e.size), 6) for e, n in zip(weights, counts, strict=True)}
     churn = {e.name: round(n / e.size, 6) for e, n in zip(weights, changes, strict=True) if n}
     return RoundRecord(

@@ -48,6 +48,8 @@ class Known:
 
     def rows(self, clients: list[int]) -> Known:
         """The same of some clients."""
+        if clients == list(range(len(self.samples))):
+            return self
         return Known(self.label_counts[clients], self.samples[clients])
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from safari.aggregation.checks import check_state, describe
-from safari.aggregation.compensation import Round, State
+from safari.aggregation.compensation import HostIds, Round, State, on_device
 from safari.errors import ConfigError, one_of
 
 
@@ -80,14 +80,16 @@ def admitted(round: Round, ruling: Ruling) -> Round:
 
 def without(round: Round, clients: Mapping[int, str]) -> Round:
     """The round in which these clients did not arrive."""
-    good = [row for row, client in enumerate(round.arrived.tolist()) if client not in clients]
-    rows = torch.tensor(good, dtype=torch.int64, device=round.models.device)
+    good = [row for row, client in enumerate(round.arrived_ids) if client not in clients]
+    rows = on_device(good, round.models.device)
+    arrived = round.arrived[rows]
     # An expanded view is one mask and stays one.
     shared = len(round.masks) > 0 and round.masks.stride(0) == 0
     masks = round.masks[:1].expand(len(good), -1) if shared else round.masks[rows]
     return replace(
         round,
-        arrived=round.arrived[rows],
+        arrived=arrived,
+        host_ids=HostIds((round.cohort, arrived), round.cohort_ids, [round.arrived_ids[row] for row in good]),
         models=round.models[rows],
         masks=masks,
         came=None if round.came is None else round.came[rows],

@@ -25,15 +25,19 @@ direction: nothing that looks at norms alone can.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from safari.aggregation.compensation import Round, State
 from safari.aggregation.gates.gate import Gate, Ruling
 from safari.errors import ConfigError
+
+Floats = NDArray[np.float64]
 
 # Numbers whose differences are made at once: 256 MB.
 _AT_ONCE = 64_000_000
@@ -66,36 +70,59 @@ def norm(*, factor: float = 100.0, action: Literal["refuse", "clip"] = "refuse",
         known = state["norms"].cpu()
         if not len(round.arrived):
             return Ruling(), {**state, "norms": known}
-        found = _norms(round).cpu()
-        if not bool(found.isfinite().all()):
+        norms = _norms(round)
+        found = norms.updates
+        if not np.isfinite(found).all():
             # Squares of large numbers are beyond float32.
-            found = _norms(replace(round, models=round.models.double())).cpu()
-        known = known.index_copy(0, round.arrived.cpu(), found)
+            found = _norms(replace(round, models=round.models.double(), up={})).updates
+        # In numpy, which takes a fraction of torch's time for so few numbers.
+        ids, latest = round.arrived_ids, known.numpy().copy()
+        latest[ids] = found
+        counts = (round.parameters, len(round.global_model) - round.parameters)
         bounds = [
-            _bound(known[:, group], float(x), count, factor, floor)
-            for group, (x, count) in enumerate(_model_norms(round))
+            _bound(latest[:, group], norms.model[group], count, factor, floor)
+            for group, count in enumerate(counts)
         ]
-        over = found > torch.tensor(bounds, dtype=torch.float64)
-        ruling = _ruling(round, found, over, bounds, action) if bool(over.any()) else Ruling()
-        following = {"norms": known}
+        over = found > bounds
+        ruling = _ruling(round, found, over, bounds, action) if over.any() else Ruling()
+        following = {"norms": torch.from_numpy(latest)}
         for name in sorted(round.up):
             key = f"{_BESIDE}{name}"
-            before = torch.full((len(known),), math.nan, dtype=torch.float64)
-            heard = state.get(key, before[:0]).cpu()
-            if heard.ndim == 1 and len(heard) <= len(before):
+            beside = np.full(len(known), math.nan)
+            heard = state.get(key, known[:0, 0]).cpu()
+            if heard.ndim == 1 and len(heard) <= len(beside):
                 # A checkpoint may be of fewer clients; one of another form says nothing.
-                before[: len(heard)] = heard
-            ruling, following[key] = _judge_beside(ruling, before, round, name, factor, floor, action)
+                beside[: len(heard)] = heard.double().numpy()
+            beside[ids] = norms.beside[name]
+            count = round.up[name].flatten(1).shape[1]
+            bound = _bound(beside, norms.model[0], count, factor, floor)
+            ruling = _judge_beside(ruling, norms.beside[name], bound, round, name, action)
+            following[key] = torch.from_numpy(beside)
         return ruling, following
 
     return Gate(init, apply)
 
 
-def _norms(round: Round) -> Tensor:
-    """`float64[arrived, 2]`: the norm of each update inside its mask, of parameters and of buffers."""
+@dataclass(frozen=True)
+class _Norms:
+    """A round's norms, all of which come from the device at once.
+
+    Args:
+        updates: `float64[arrived, 2]`, the norm of each update inside its mask, of parameters and of buffers.
+        model: Those of the global model.
+        beside: `float64[arrived]`, those of the vectors beside the models, by name.
+    """
+
+    updates: Floats
+    model: tuple[float, float]
+    beside: dict[str, Floats]
+
+
+def _norms(round: Round) -> _Norms:
     x, models, masks, split = round.global_model, round.models, round.masks, round.parameters
+    groups = (slice(split), slice(split, None))
     rows = max(1, _AT_ONCE // max(1, len(x)))
-    parts = []
+    updates: list[list[Tensor]] = [[], []]
     for start in range(0, len(models), rows):
         some = slice(start, start + rows)
         # A model is 0 where its mask cuts. An expanded view is one mask.
@@ -103,57 +130,53 @@ def _norms(round: Round) -> Tensor:
         update = models[some] - x * kept
         if round.came is not None:
             update = torch.where(round.came[some], update, 0.0)
-        both = [
-            torch.linalg.vector_norm(update[:, part], dim=1) for part in (slice(split), slice(split, None))
-        ]
-        parts.append(torch.stack(both, 1).double())
-    return torch.cat(parts)
+        for group, part in zip(updates, groups, strict=True):
+            group.append(torch.linalg.vector_norm(update[:, part], dim=1))
+    model = [torch.linalg.vector_norm(x[part], dtype=torch.float64)[None] for part in groups]
+    names = sorted(round.up)
+    beside = [
+        torch.linalg.vector_norm(round.up[name].flatten(1), dim=1, dtype=torch.float64) for name in names
+    ]
+    # The one look at the device. In float64, as the model's norms are.
+    found = torch.cat([*model, *updates[0], *updates[1], *beside]).cpu().numpy()
+    rest = found[2:].reshape(2 + len(names), len(models))
+    return _Norms(rest[:2].T, (float(found[0]), float(found[1])), dict(zip(names, rest[2:], strict=True)))
 
 
-def _model_norms(round: Round) -> list[tuple[Tensor, int]]:
-    """The norms of the global model's parameters and buffers, and how many there are."""
-    x, split = round.global_model, round.parameters
-    norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in (x[:split], x[split:])]
-    return [(norms[0], split), (norms[1], len(x) - split)]
-
-
-def _bound(norms: Tensor, model: float, count: int, factor: float, floor: float) -> float:
+def _bound(norms: Floats, model: float, count: int, factor: float, floor: float) -> float:
     # NaN is not above 0.
     heard = norms[norms > 0]
     if len(heard) < _MAJORITY:
         return _BEYOND_THE_MODEL * max(model, math.sqrt(count))
-    # The lower of the two in the middle.
-    return factor * max(float(heard.median()), floor * model)
+    # The median; the lower of the two in the middle.
+    middle = (len(heard) - 1) // 2
+    return factor * max(float(np.partition(heard, middle)[middle]), floor * model)
 
 
 def _judge_beside(
-    ruling: Ruling, known: Tensor, round: Round, name: str, factor: float, floor: float, action: str
-) -> tuple[Ruling, Tensor]:
-    """The ruling with what there is to say about one vector beside the models, and the latest norms of it."""
-    rows = round.up[name].flatten(1)
-    found = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).cpu()
-    norms = known.index_copy(0, round.arrived.cpu(), found)
-    x = torch.linalg.vector_norm(round.global_model[: round.parameters], dtype=torch.float64)
-    bound = _bound(norms, float(x), rows.shape[1], factor, floor)
+    ruling: Ruling, found: Floats, bound: float, round: Round, name: str, action: str
+) -> Ruling:
+    """The ruling with what there is to say about one vector beside the models, which has these norms."""
     over = found > bound
-    if not bool(over.any()):
-        return ruling, norms
+    if not over.any():
+        return ruling
     reasons = {
         client: f"its {name}, beside the model, has a norm of {found[row]:.3g}, and {bound:.3g} is the most"
-        for row, client in enumerate(round.arrived.tolist())
+        for row, client in enumerate(round.arrived_ids)
         if over[row]
     }
     if action == "refuse":
-        return replace(ruling, refused={**reasons, **ruling.refused}), norms
-    scales = torch.where(over, bound / found, 1.0).to(rows.device)
+        return replace(ruling, refused={**reasons, **ruling.refused})
+    rows = round.up[name].flatten(1)
+    scales = torch.from_numpy(np.divide(bound, found, out=np.ones_like(found), where=over)).to(rows.device)
     smaller = (rows.double() * scales[:, None]).to(rows.dtype).view_as(round.up[name])
-    return replace(ruling, clipped={**reasons, **ruling.clipped}, up={**ruling.up, name: smaller}), norms
+    return replace(ruling, clipped={**reasons, **ruling.clipped}, up={**ruling.up, name: smaller})
 
 
-def _ruling(round: Round, found: Tensor, over: Tensor, bounds: list[float], action: str) -> Ruling:
+def _ruling(round: Round, found: Floats, over: NDArray[np.bool_], bounds: list[float], action: str) -> Ruling:
     refused: dict[int, str] = {}
     clipped: dict[int, str] = {}
-    for row, client in enumerate(round.arrived.tolist()):
+    for row, client in enumerate(round.arrived_ids):
         reasons = [
             f"its update of the {kind} has a norm of {found[row, k]:.3g}, and {bounds[k]:.3g} is the most"
             for k, kind in enumerate(("parameters", "buffers"))
@@ -163,14 +186,14 @@ def _ruling(round: Round, found: Tensor, over: Tensor, bounds: list[float], acti
             (clipped if action == "clip" else refused)[client] = "; ".join(reasons)
     if not clipped:
         return Ruling(refused=refused)
-    scales = (torch.tensor(bounds, dtype=torch.float64) / found).clamp(max=1.0)
+    scales = np.divide(bounds, found, out=np.ones_like(found), where=over)
     return Ruling(refused=refused, clipped=clipped, models=_scaled(round, scales, list(clipped)))
 
 
-def _scaled(round: Round, scales: Tensor, clients: list[int]) -> Tensor:
+def _scaled(round: Round, scales: Floats, clients: list[int]) -> Tensor:
     """The models with the updates of these clients times their scales."""
     models, x = round.models.clone(), round.global_model
-    ids = round.arrived.tolist()
+    ids = round.arrived_ids
     for client in clients:
         row = ids.index(client)
         # In float64: the difference of two large numbers may be beyond float32.

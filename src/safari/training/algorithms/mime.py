@@ -8,6 +8,10 @@ federated learning", NeurIPS 2021): clients step with the server's momentum and 
 that the weighted sum gave, which is linear in the gradients, so that nothing travels up beside the model:
 
     x - x_next = η ((1 - β) ḡ + β m) / (√v + ε)
+
+A clipped number is read as a smaller gradient, and a weight that some clients cut and others keep moves towards 0
+without one, which is read as a gradient, too. A weight of which nothing arrived, or that all arrivals cut, has a step
+of 0, and its momentum is 0 after the round.
 """
 
 from __future__ import annotations
@@ -19,6 +23,9 @@ from safari.aggregation import Round
 from safari.errors import ConfigError
 from safari.training.algorithm import ClientAlgorithm, LocalRound, ServerHalf, State
 from safari.training.algorithms.fedlc import calibrated
+
+# Beyond this a gradient would have an infinite square, and what is infinite stays so.
+_LARGEST = 1e18
 
 
 def mime(
@@ -65,8 +72,8 @@ def mime(
     def apply(state: State, step: Tensor, up: State, round: Round) -> tuple[Tensor, State]:
         if round.lr <= 0:
             raise ConfigError(f"the client algorithm mime needs a learning rate above 0, got {round.lr}")
-        mixed = -step / round.lr * (down(state)["second"].sqrt() + eps)
-        gradient = (mixed - momentum * state["momentum"]) / (1 - momentum)
+        mixed = _bounded(-step / round.lr * (down(state)["second"].sqrt() + eps))
+        gradient = _bounded((mixed - momentum * state["momentum"]) / (1 - momentum))
         return step, {
             "momentum": mixed,
             "second": second * state["second"] + (1 - second) * gradient.square(),
@@ -81,3 +88,7 @@ def mime(
         counts_labels=loss.counts_labels,
         plain_steps=True,
     )
+
+
+def _bounded(numbers: Tensor) -> Tensor:
+    return numbers.clamp(-_LARGEST, _LARGEST)

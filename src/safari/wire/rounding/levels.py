@@ -34,7 +34,7 @@ def qsgd(target: Wide, counts: Ints, lossy: Lossy) -> Quantised:
     """Rounded up or down at random, without bias."""
     if lossy.rng is None:
         raise SafariError("qsgd mode needs rng, the generator that rounds")
-    levels = qsgd_levels(lossy.bits) if lossy.levels is None else lossy.levels
+    levels = levels_of(lossy)
     scales, exact = _in_scales(target, counts, levels)
     whole = np.floor(exact + lossy.rng.random(exact.size))
     return Quantised(scales, whole.astype(np.int32).clip(-levels, levels))
@@ -43,6 +43,11 @@ def qsgd(target: Wide, counts: Ints, lossy: Lossy) -> Quantised:
 def qsgd_levels(bits: int) -> int:
     """The largest multiple that a number of so many bits can be."""
     return (1 << (bits - 1)) - 1
+
+
+def levels_of(lossy: Lossy) -> int:
+    """How many levels QSGD has on each side of 0: those of `bits`, unless there are others."""
+    return qsgd_levels(lossy.bits) if lossy.levels is None else lossy.levels
 
 
 def _in_scales(target: Wide, counts: Ints, levels: int) -> tuple[np.ndarray, Wide]:
@@ -56,8 +61,8 @@ def adaquant_levels(first_loss: float, loss: float, first_levels: int, most: int
 
         s_k = round(s_0 · sqrt(F(w_0) / F(w_k))),  from 1 to `most`
 
-    Few levels at the beginning, when the loss falls whatever the error, and more as it nears its end. Use it
-    as `Lossy(levels=adaquant_levels(...))` with the mode qsgd.
+    Few levels at the beginning, when the loss falls whatever the error, and more as it nears its end. In a run
+    `wire.adapt = "loss"` does this; elsewhere it is `Lossy(levels=adaquant_levels(...))` with the mode qsgd.
 
     Args:
         first_loss: The training loss of the first model, above 0.

@@ -5,7 +5,7 @@ With `Δ` the `n` numbers of an entry, each of them travels as
     (‖Δ‖₁ / n) · sign(Δ_i),      sign(0) = +1
 
 in one bit, and the scale beside them in a bfloat16. The method needs error feedback. A majority vote over
-clients is the server's affair: `sign(x_i − x)` of what it decodes.
+clients is the server's affair, and the rule `majority-vote` (`safari.aggregation.majority_vote`).
 """
 
 from __future__ import annotations

@@ -1,0 +1,54 @@
+"""signSGD with majority vote through the training loop: signs up, a vote at the server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import safari
+from engine.kit import SMALL, StopAfter, play
+from safari.runs import RunFolder
+
+VOTE: dict[str, Any] = {
+    **SMALL,
+    "arms": ["majority-vote"],
+    "uplink": {"name": "bernoulli", "p": 0.7},
+    "wire": {"values": "sign", "every": 1},
+    "checkpoint": {"every": 2},
+}
+
+
+def test_both_engines_take_the_same_vote() -> None:
+    """Up to votes on changes that are rounding, of which a model has few."""
+    engines = [
+        play(VOTE | {"engine": SMALL["engine"] | {"name": name}}) for name in ("reference", "vectorised")
+    ]
+    for (before, one, theirs), (_, other, ours) in zip(*engines, strict=True):
+        close = (one.server.model - other.server.model).abs() < 1e-6
+        assert close.double().mean() > 0.995
+        assert theirs.arrived == ours.arrived
+        assert theirs.bytes == ours.bytes
+        # All numbers take the same step: but for those that were cut, changes have one magnitude.
+        if ours.arrived:
+            moved = (one.server.model - before.server.model).abs()[one.server.model != 0]
+            step = float(one.server.state["step"])
+            assert step > 0
+            assert (((moved - step).abs() < 1e-6) | (moved < 1e-6)).all()
+
+
+@pytest.mark.parametrize("packets", [False, True])
+def test_a_resumed_run_is_bit_equal(tmp_path: Any, packets: bool) -> None:
+    own: dict[str, Any] = {"packets": {"name": "lossy", "loss": 0.3}} if packets else {}
+    config = VOTE | own | {"wire": {"values": "sign", "every": 1, "feedback": not packets}}
+    safari.run(config, tmp_path / "at once")
+    with pytest.raises(KeyboardInterrupt):
+        safari.run(config, tmp_path / "halves", [StopAfter(3)])
+    safari.resume(tmp_path / "halves")
+    trials = [RunFolder.open(tmp_path / name).trials()[0] for name in ("at once", "halves")]
+    saved = [trial.load().tensors for trial in trials]
+    assert saved[0]["rule.step"] > 0
+    assert saved[0].keys() == saved[1].keys()
+    assert all(torch.equal(saved[0][name], saved[1][name]) for name in saved[0])
+    assert trials[0].records() == trials[1].records()

@@ -323,6 +323,31 @@ def test_the_bodies_of_all_requests_together_are_bounded(monkeypatch, tmp_path):
     assert [call(size) for size in (900, 1001, 900, 1001, 900)] == [502, 503, 502, 503, 502]
 
 
+def test_without_invitations_a_key_is_a_strangers_until_the_superlink_accepts_it(monkeypatch, tmp_path):
+    """A stranger's calls are small and few at a time, so that they do not take the places of devices."""
+    monkeypatch.setattr("safari.lab.gate.LARGEST_OF_STRANGER", 100)
+    gate = Gate("127.0.0.1:9", make_certificates(tmp_path, ["127.0.0.1"]).authority, report=lambda text: None)
+    accepts = {"good"}
+
+    def superlink(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200 if request.headers["flwr-public-key"] in accepts else 401)
+
+    gate._to |= {"transport": httpx.MockTransport(superlink)}
+    with TestClient(gate.app) as client:
+
+        def call(key: str, size: int) -> int:
+            answer = client.post(
+                "/v1/fleet/pull-messages", content=b"x" * size, headers={"flwr-public-key": key}
+            )
+            return answer.status_code
+
+        # 503: a SuperNode tries again.
+        assert [call("good", 101), call("good", 100), call("good", 101)] == [503, 200, 200]
+        assert [call("bad", 101), call("bad", 100), call("bad", 101)] == [503, 401, 503]
+        gate.strangers = 0
+        assert [call("good", 1), call("bad", 1)] == [200, 503]
+
+
 def test_a_connection_without_a_handshake_is_closed(monkeypatch, tmp_path):
     """It holds a descriptor, and the limits count connections only after their handshake."""
     monkeypatch.setattr("safari.view.server.HANDSHAKE", 0.5)

@@ -20,7 +20,7 @@ import json
 import ssl
 import sys
 from base64 import b64encode
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +78,11 @@ _TO_CLIENT = ("content-type", "flwr-version-incompatibility-message")
 LARGEST_CALL, LARGEST_JOIN = 64 * 2**20, 4096
 # The bodies of all requests under way together; a SuperNode that is refused for this asks again.
 LARGEST_SUM = 8 * LARGEST_CALL
-# Requests to join at a time. Anybody may send one: they must not take the places of those who have joined.
-JOINS = 16
+# Requests at a time, and bytes of each, of strangers: those to join and, without invitations, those with a key that the
+# SuperLink has not accepted so far. They must not take the places of the others.
+STRANGERS, LARGEST_OF_STRANGER = 16, 2**20
 # For a whole body to come in, and for the SuperLink to answer; a SuperNode waits for 30.
-_SECONDS, _JOIN_SECONDS = 30.0, 5.0
+_SECONDS, _STRANGER_SECONDS = 30.0, 5.0
 # Descriptors: for the process itself and whoever else connects, and for each client.
 _DESCRIPTORS, _EACH = 512, 16
 
@@ -119,7 +120,8 @@ class Gate:
         self._invitations, self._apps, self.report = invitations, apps, Reporter(report)
         self.write = report
         self._keys: set[str] = set()
-        self._held, self._joins = 0, 0
+        # Bytes of bodies, and requests of strangers, that are under way; and how many of these may be.
+        self._held, self._here, self.strangers = 0, 0, STRANGERS
         self._client: httpx.AsyncClient
         routes = [Route("/v1/fleet/{call}", self._pass_on, methods=["POST"])]
         if invitations is not None:
@@ -164,7 +166,8 @@ class Gate:
         call = request.path_params["call"]
         if call not in FLEET_CALLS:
             raise HTTPException(404, "no Fleet call for SuperNodes with keys")
-        if self._invitations is not None and request.headers.get(_KEY) not in self._keys:
+        key = request.headers.get(_KEY, "")
+        if self._invitations is not None and key not in self._keys:
             # Before the body is read. Whether the caller has the private key, too, the SuperLink finds out.
             # A SuperNode that is told 401 ends without saying why; at its first call it has to.
             raise HTTPException(
@@ -176,13 +179,16 @@ class Gate:
             for name in _TO_SUPERLINK
             if name in request.headers
         }
-        async with self._body(request, LARGEST_CALL, _SECONDS) as body:
+        async with self._body_of(key, request) as body:
             if call == "push-messages":
                 _refuse_foreign_replies(body)
             try:
                 answer = await self._client.post(f"/v1/fleet/{call}", content=body, headers=headers)
             except httpx.HTTPError as error:
                 raise HTTPException(502, f"the SuperLink does not answer: {type(error).__name__}") from error
+        if key and answer.is_success:
+            # The SuperLink has found that the key is registered, and signed with.
+            self._keys.add(key)
         if call == "get-fab" and self._apps is not None and answer.is_success:
             found = app_digest(GetFabResponse.FromString(answer.content).fab.content)
             if found not in self._apps:
@@ -193,18 +199,14 @@ class Gate:
 
     async def _join(self, request: Request) -> Response:
         assert self._invitations is not None
-        if self._joins >= JOINS:
-            raise HTTPException(503, "too many ask to join at once: try again in some seconds")
-        self._joins += 1
         try:
-            async with self._body(request, LARGEST_JOIN, _JOIN_SECONDS) as body:
-                client, token, key = _read_join(body)
+            with self._place_for_stranger():
+                async with self._body(request, LARGEST_JOIN, _STRANGER_SECONDS) as body:
+                    client, token, key = _read_join(body)
             # Without a pause between the look at the keys and the note of this one: a token admits one key.
             known = self._invitations.admit(client, token, key)
         except JoinError as error:
             raise HTTPException(403, str(error)) from error
-        finally:
-            self._joins -= 1
         if _header(known) not in self._keys:
             try:
                 answer = await self._client.post("/v1/control/register-node", **_registration(known))
@@ -214,6 +216,33 @@ class Gate:
                 raise HTTPException(502, "the SuperLink did not register the key; its log says why")
             self._keys.add(_header(known))
         return JSONResponse({})
+
+    @contextlib.contextmanager
+    def _place_for_stranger(self) -> Iterator[None]:
+        if self._here >= self.strangers:
+            raise HTTPException(503, "too many ask for the first time at once: try again in some seconds")
+        self._here += 1
+        try:
+            yield
+        finally:
+            self._here -= 1
+
+    @contextlib.asynccontextmanager
+    async def _body_of(self, key: str, request: Request) -> AsyncIterator[bytes]:
+        if key in self._keys:
+            async with self._body(request, LARGEST_CALL, _SECONDS) as body:
+                yield body
+            return
+        with self._place_for_stranger():
+            try:
+                async with self._body(request, LARGEST_OF_STRANGER, _STRANGER_SECONDS) as body:
+                    yield body
+            except HTTPException as error:
+                # A device in the midst of a large push when the gate began anew: known with its next heartbeat.
+                # 503 is what a SuperNode tries again after.
+                if error.status_code in (408, 413):
+                    raise HTTPException(503, f"at a first call {error.detail}: try again") from error
+                raise
 
     @contextlib.asynccontextmanager
     async def _body(self, request: Request, largest: int, seconds: float) -> AsyncIterator[bytes]:
@@ -260,6 +289,7 @@ def serve(
         raise SafariError(
             f"{certificates.server} must be a certificate, and {certificates.key} its key: {error}"
         ) from error
+    gate.strangers = STRANGERS + clients
     limits = Limits(pending=64 + 8 * clients, active=32 + 4 * clients, request_seconds=60.0)
     with listen(host, port) as where:
         _bound_descriptors(_DESCRIPTORS + _EACH * clients)

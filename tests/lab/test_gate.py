@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'safari-fl[flower]'")
 pytest.importorskip("raptorq", reason="needs the extra net: pip install 'safari-fl[net]'")
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -27,22 +28,27 @@ from flwr.proto.fab_pb2 import Fab, GetFabRequest
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
     PullMessagesRequest,
+    PushMessagesRequest,
     RegisterNodeFleetRequest,
     UnregisterNodeFleetRequest,
 )
+from flwr.proto.message_pb2 import Message, Metadata
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
 
 from net.namespaces import wait_until
 from safari.errors import SafariError
-from safari.lab.gate import FLEET_CALLS, ask_to_join
+from safari.lab.gate import FLEET_CALLS, Gate, ask_to_join
 from safari.lab.invitations import app_digest
 from safari.lab.launch import Lab, superlink
 from safari.net.certificates import make_certificates
+from safari.view.server import PageServer, listen
 
 FLEET = "/v1/fleet/"
 
@@ -261,6 +267,80 @@ def test_a_token_admits_one_key_and_others_are_refused(served):
         client.PullMessages(PullMessagesRequest(node=Node(node_id=node)))
         with refused(401):
             client.PullMessages(PullMessagesRequest(node=Node(node_id=node + 1)))
+
+
+def test_a_reply_in_the_name_of_another_node_is_refused(served, first_key):
+    """The SuperLink checks the node that pushes, and not the one that a reply names."""
+    body = PushMessagesRequest(
+        node=Node(node_id=1),
+        messages_list=[
+            Message(metadata=Metadata(src_node_id=1)),
+            Message(metadata=Metadata(src_node_id=2)),
+        ],
+    ).SerializeToString()
+    before = logged(served, "push-messages")
+    for content, status in ((body, "403"), (b"\xff", "400")):
+        head = (
+            f"POST /v1/fleet/push-messages HTTP/1.1\r\nHost: x\r\nContent-Type: application/protobuf\r\n"
+            f"flwr-public-key: {b64encode(first_key).decode()}\r\nContent-Length: {len(content)}"
+        )
+        assert raw_answer(served, head, content).split()[1] == status
+    assert logged(served, "push-messages") == before
+
+
+def test_slow_requests_to_join_do_not_take_the_places_of_those_who_have_joined(served, first_key):
+    """More than the gate answers at once, from somebody without a token."""
+    context = ssl.create_default_context(cafile=served.lab.certificates.authority)
+    head = b"POST /safari/join HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        for _ in range(60):
+            plain = socket.create_connection(("127.0.0.1", served.lab.port), 30)
+            channel = stack.enter_context(context.wrap_socket(plain, server_hostname="127.0.0.1"))
+            channel.sendall(head)
+        ours = f"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: x\r\nflwr-public-key: {b64encode(first_key).decode()}"
+        assert raw_answer(served, f"{ours}\r\nContent-Length: 0").split()[1] in ("401", "415")
+    # And when they are gone, one can join again.
+    wait_until("there is room to join", lambda: joins_again(served, first_key), 30)
+
+
+def joins_again(served: Served, key: bytes) -> bool:
+    with contextlib.suppress(SafariError):
+        served.join(0, key)
+        return True
+    return False
+
+
+def test_the_bodies_of_all_requests_together_are_bounded(monkeypatch, tmp_path):
+    """Without a SuperLink: it is not reached."""
+    monkeypatch.setattr("safari.lab.gate.LARGEST_SUM", 1000)
+    gate = Gate("127.0.0.1:9", make_certificates(tmp_path, ["127.0.0.1"]).authority, report=lambda text: None)
+
+    def call(size: int) -> int:
+        with TestClient(gate.app) as client:
+            return client.post("/v1/fleet/pull-messages", content=b"x" * size).status_code
+
+    # 502: nobody listens behind this one. What was counted is let go each time.
+    assert [call(size) for size in (900, 1001, 900, 1001, 900)] == [502, 503, 502, 503, 502]
+
+
+def test_a_connection_without_a_handshake_is_closed(monkeypatch, tmp_path):
+    """It holds a descriptor, and the limits count connections only after their handshake."""
+    monkeypatch.setattr("safari.view.server.HANDSHAKE", 0.5)
+    files = make_certificates(tmp_path, ["127.0.0.1"])
+
+    async def silent() -> bytes:
+        with listen("127.0.0.1", 0) as where:
+            server = PageServer(Starlette(), where, certificate=files.server, key=files.key)
+            running = asyncio.create_task(server.run(lambda: None))
+            reader, writer = await asyncio.open_connection(*where.getsockname())
+            try:
+                return await asyncio.wait_for(reader.read(), 20)
+            finally:
+                writer.close()
+                server.stop()
+                await running
+
+    assert asyncio.run(silent()) == b""
 
 
 def test_whoever_knows_a_public_key_alone_is_refused(served):

@@ -46,10 +46,38 @@ def test_a_private_key_that_others_can_read_is_refused(tmp_path):
     path = tmp_path / "node.key"
     own_key(path)
     path.chmod(0o644)
-    with pytest.raises(
-        SafariError, match=r"node\.key must have mode 600, because it is a private key, got 644"
-    ):
+    with pytest.raises(SafariError, match=r"node\.key must have mode 600, because it is a secret, got 644"):
         own_key(path)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are of POSIX")
+def test_secrets_where_others_can_read_or_write_are_refused(tmp_path):
+    """Whoever knows the secret knows all tokens; whoever can write to the folder can put one of theirs there."""
+    open_invitations(tmp_path / "a", 2)
+    (tmp_path / "a" / "secret").chmod(0o640)
+    with pytest.raises(SafariError, match=r"secret must have mode 600, because it is a secret, got 640"):
+        open_invitations(tmp_path / "a", 2)
+    (tmp_path / "a" / "secret").chmod(0o600)
+    (tmp_path / "a").chmod(0o770)
+    with pytest.raises(SafariError, match=r"a must have mode 700, because secrets lie there, got 770"):
+        open_invitations(tmp_path / "a", 2)
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can give files away")
+def test_secrets_of_another_user_are_refused(tmp_path):
+    open_invitations(tmp_path, 2)
+    os.chown(tmp_path / "secret", 12345, -1)
+    with pytest.raises(SafariError, match="must belong to the user who runs this, got user id 12345"):
+        open_invitations(tmp_path, 2)
+
+
+def test_a_damaged_key_of_a_client_is_told_with_its_file(tmp_path):
+    invitations = open_invitations(tmp_path, 2)
+    (tmp_path / "client-1.pem").write_bytes(b"")
+    with pytest.raises(SafariError, match=r"client-1\.pem must be a client's public key") as found:
+        invitations.keys()
+    # Not what somebody who joins is told.
+    assert not isinstance(found.value, JoinError)
 
 
 def test_damaged_files_are_told(tmp_path):
@@ -58,6 +86,7 @@ def test_damaged_files_are_told(tmp_path):
     with pytest.raises(SafariError, match=r"node\.key must be a private key"):
         own_key(tmp_path / "node.key")
     (tmp_path / "secret").write_bytes(b"short")
+    (tmp_path / "secret").chmod(0o600)
     with pytest.raises(SafariError, match="secret must have 32 bytes, got 5"):
         open_invitations(tmp_path, 2)
 

@@ -14,7 +14,8 @@ pytest.importorskip("raptorq", reason="needs the extra net: pip install 'safari-
 from pathlib import Path
 
 from safari.errors import SafariError
-from safari.lab.launch import Lab
+from safari.lab.launch import Lab, _environment
+from safari.net.certificates import make_certificates
 
 NAMES = [
     'quo"te',
@@ -47,6 +48,35 @@ def test_odd_names_of_folders_come_back_as_they_are(tmp_path, name):
     assert flower["superlink"]["lab"]["address"] == f"127.0.0.1:{lab.control_port}"
     assert Path(config["run"]) == lab.run == tmp_path / name / "run"
     assert SETTINGS.items() <= config.items()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are of POSIX")
+@pytest.mark.parametrize("place", [".", "app", "flwr", "certificates"])
+def test_a_folder_that_others_can_write_is_refused_before_a_secret_is_in_it(tmp_path, place):
+    """What lies in the app's folder runs on every client."""
+    lab = Lab(tmp_path / "lab", "127.0.0.1", 8000, 8001, SETTINGS)
+    (lab.folder / place).mkdir(parents=True)
+    (lab.folder / place).chmod(0o777)
+    with pytest.raises(SafariError, match="others must not be able to write there"):
+        lab.prepare()
+    assert not [path for path in lab.folder.rglob("*") if path.is_file()]
+
+
+def test_the_token_is_not_passed_on_to_apps(tmp_path, monkeypatch):
+    monkeypatch.setenv("SAFARI_NET_TOKEN", "5d01")
+    assert "5d01" not in _environment(tmp_path).values()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are of POSIX")
+def test_a_key_is_written_past_a_link_and_for_this_user_alone(tmp_path):
+    other = tmp_path / "other"
+    other.write_text("kept")
+    other.chmod(0o644)
+    (tmp_path / "server.key").symlink_to(other)
+    files = make_certificates(tmp_path, ["127.0.0.1"])
+    assert other.read_text() == "kept"
+    assert [path.stat().st_mode & 0o777 for path in (files.key, files.server)] == [0o600, 0o644]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ca.crt", "other", "server.crt", "server.key"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names that are no text")

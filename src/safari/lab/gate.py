@@ -36,9 +36,11 @@ try:
     import httpx
     from flwr.proto.control_pb2 import RegisterNodeRequest
     from flwr.proto.fab_pb2 import GetFabResponse
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
-    from starlette.requests import Request
+    from starlette.requests import ClientDisconnect, Request
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
 except ImportError as error:
@@ -74,14 +76,18 @@ _TO_SUPERLINK = (
 _TO_CLIENT = ("content-type", "flwr-version-incompatibility-message")
 # Flower cuts what it sends into pieces; this is above each of them.
 LARGEST_CALL, LARGEST_JOIN = 64 * 2**20, 4096
+# The bodies of all requests under way together; a SuperNode that is refused for this asks again.
+LARGEST_SUM = 8 * LARGEST_CALL
+# Requests to join at a time. Anybody may send one: they must not take the places of those who have joined.
+JOINS = 16
 # For a whole body to come in, and for the SuperLink to answer; a SuperNode waits for 30.
-_SECONDS = 30.0
+_SECONDS, _JOIN_SECONDS = 30.0, 5.0
 # Descriptors: for the process itself and whoever else connects, and for each client.
 _DESCRIPTORS, _EACH = 512, 16
 
 
 class Gate:
-    """The application; `serving` puts it on a socket.
+    """The application; `serve` puts it on a port.
 
     Args:
         superlink: host:port of the SuperLink, on loopback.
@@ -111,7 +117,9 @@ class Gate:
             "trust_env": False,
         }
         self._invitations, self._apps, self.report = invitations, apps, Reporter(report)
+        self.write = report
         self._keys: set[str] = set()
+        self._held, self._joins = 0, 0
         self._client: httpx.AsyncClient
         routes = [Route("/v1/fleet/{call}", self._pass_on, methods=["POST"])]
         if invitations is not None:
@@ -148,8 +156,8 @@ class Gate:
         """Whatever is no Fleet call, or one without a key that has joined: told here, and nothing passed on."""
         assert isinstance(error, HTTPException)
         peer = request.client.host if request.client else "?"
-        what = visible(f"{request.method} {request.url.path}", 100)
-        self.report(str(error.status_code), f"refused {what} from {visible(peer)}: {error.detail}")
+        what = visible(f"{request.method} {request.scope['path']}", 100)
+        self.report(str(error.status_code), f"refused {what} from {visible(peer)}: {visible(error.detail)}")
         return _told(error.status_code, error.detail)
 
     async def _pass_on(self, request: Request) -> Response:
@@ -168,11 +176,13 @@ class Gate:
             for name in _TO_SUPERLINK
             if name in request.headers
         }
-        body = await _body(request, LARGEST_CALL)
-        try:
-            answer = await self._client.post(f"/v1/fleet/{call}", content=body, headers=headers)
-        except httpx.HTTPError as error:
-            raise HTTPException(502, f"the SuperLink does not answer: {type(error).__name__}") from error
+        async with self._body(request, LARGEST_CALL, _SECONDS) as body:
+            if call == "push-messages":
+                _refuse_foreign_replies(body)
+            try:
+                answer = await self._client.post(f"/v1/fleet/{call}", content=body, headers=headers)
+            except httpx.HTTPError as error:
+                raise HTTPException(502, f"the SuperLink does not answer: {type(error).__name__}") from error
         if call == "get-fab" and self._apps is not None and answer.is_success:
             found = app_digest(GetFabResponse.FromString(answer.content).fab.content)
             if found not in self._apps:
@@ -183,11 +193,18 @@ class Gate:
 
     async def _join(self, request: Request) -> Response:
         assert self._invitations is not None
+        if self._joins >= JOINS:
+            raise HTTPException(503, "too many ask to join at once: try again in some seconds")
+        self._joins += 1
         try:
-            client, token, key = _read_join(await _body(request, LARGEST_JOIN))
+            async with self._body(request, LARGEST_JOIN, _JOIN_SECONDS) as body:
+                client, token, key = _read_join(body)
+            # Without a pause between the look at the keys and the note of this one: a token admits one key.
             known = self._invitations.admit(client, token, key)
         except JoinError as error:
             raise HTTPException(403, str(error)) from error
+        finally:
+            self._joins -= 1
         if _header(known) not in self._keys:
             try:
                 answer = await self._client.post("/v1/control/register-node", **_registration(known))
@@ -197,6 +214,30 @@ class Gate:
                 raise HTTPException(502, "the SuperLink did not register the key; its log says why")
             self._keys.add(_header(known))
         return JSONResponse({})
+
+    @contextlib.asynccontextmanager
+    async def _body(self, request: Request, largest: int, seconds: float) -> AsyncIterator[bytes]:
+        """A request's body, counted among all that are held until it is let go."""
+        pieces, size = [], 0
+        try:
+            try:
+                async with asyncio.timeout(seconds):
+                    async for piece in request.stream():
+                        size += len(piece)
+                        self._held += len(piece)
+                        if size > largest:
+                            raise HTTPException(413, f"a body must have at most {largest:,} bytes")
+                        if self._held > LARGEST_SUM:
+                            raise HTTPException(503, "too much is being sent at once: try again")
+                        pieces.append(piece)
+            except TimeoutError as error:
+                raise HTTPException(408, f"a body must come within {seconds:g} s") from error
+            except ClientDisconnect as error:
+                # Nobody reads this answer, and it is no fault of ours.
+                raise HTTPException(400, "the connection ended before the body did") from error
+            yield b"".join(pieces)
+        finally:
+            self._held -= size
 
 
 def serve(
@@ -226,7 +267,8 @@ def serve(
             gate.app,
             where,
             limits,
-            lambda text: gate.report(text, text),
+            # It reports each kind once a minute itself.
+            lambda text: gate.write(visible(text)),
             certificate=certificates.server,
             key=certificates.key,
         )
@@ -266,18 +308,14 @@ def ask_to_join(address: str, authority: Path, client: int, token: str, key: byt
         raise SafariError(f"{address} refuses the invitation: {visible(str(told))}")
 
 
-async def _body(request: Request, largest: int) -> bytes:
-    pieces, size = [], 0
+def _refuse_foreign_replies(body: bytes) -> None:
+    """The SuperLink checks whose key has signed for the request's node, and not that its replies are of that node."""
     try:
-        async with asyncio.timeout(_SECONDS):
-            async for piece in request.stream():
-                size += len(piece)
-                if size > largest:
-                    raise HTTPException(413, f"a body must have at most {largest:,} bytes")
-                pieces.append(piece)
-    except TimeoutError as error:
-        raise HTTPException(408, f"a body must come within {_SECONDS:g} s") from error
-    return b"".join(pieces)
+        pushed = PushMessagesRequest.FromString(body)
+    except DecodeError as error:
+        raise HTTPException(400, "the body is no request to push messages") from error
+    if any(reply.metadata.src_node_id != pushed.node.node_id for reply in pushed.messages_list):
+        raise HTTPException(403, "a reply must be of the node that pushes it")
 
 
 def _read_join(body: bytes) -> tuple[int, str, bytes]:

@@ -56,7 +56,7 @@ class Invitations:
     def keys(self) -> dict[int, bytes]:
         """The public keys (PEM) of those that have joined, by client."""
         found = {client: self._path(client) for client in range(self.clients)}
-        return {client: canonical_key(path.read_bytes()) for client, path in found.items() if path.exists()}
+        return {client: _kept_key(path) for client, path in found.items() if path.exists()}
 
     def admit(self, client: int, token: str, key: bytes) -> bytes:
         """Take note of a client's public key (PEM), and return it in the form in which it is compared.
@@ -91,6 +91,8 @@ def open_invitations(folder: Path, clients: int) -> Invitations:
     path = folder / "secret"
     if not path.exists():
         write_private(path, secrets.token_bytes(_SECRET_BYTES))
+    for place in (folder, path):
+        _refuse_shared(place)
     secret = path.read_bytes()
     if len(secret) != _SECRET_BYTES:
         raise SafariError(
@@ -120,9 +122,8 @@ def own_key(path: Path) -> bytes:
             serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
         )
         write_private(path, private)
-    mode = path.stat().st_mode & 0o777
-    if os.name == "posix" and mode & 0o077:
-        raise SafariError(f"{path} must have mode 600, because it is a private key, got {mode:o}")
+    for place in (path.parent, path):
+        _refuse_shared(place)
     try:
         found = serialization.load_ssh_private_key(path.read_bytes(), None)
     except (ValueError, UnsupportedAlgorithm) as error:
@@ -139,12 +140,34 @@ def write_private(path: Path, data: bytes) -> None:
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
             Path(name).replace(path)
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
     except OSError as error:
         raise SafariError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _refuse_shared(path: Path) -> None:
+    """SafariError where others can read a secret's file, write to its folder, or have made either of them."""
+    if not hasattr(os, "geteuid"):
+        return
+    about = path.stat()
+    if about.st_uid != os.geteuid():
+        raise SafariError(f"{path} must belong to the user who runs this, got user id {about.st_uid}")
+    mode, is_folder = about.st_mode & 0o777, path.is_dir()
+    if mode & (0o022 if is_folder else 0o077):
+        what = "700, because secrets lie there" if is_folder else "600, because it is a secret"
+        raise SafariError(f"{path} must have mode {what}, got {mode:o}")
+
+
+def _kept_key(path: Path) -> bytes:
+    try:
+        return canonical_key(path.read_bytes())
+    except (OSError, JoinError) as error:
+        raise SafariError(f"{path} must be a client's public key: {error}") from error
 
 
 def app_digest(content: bytes) -> str:

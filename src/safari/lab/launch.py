@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -34,6 +35,7 @@ from safari.toml import table_to_toml
 from safari.trust import store_path
 from safari.view.server import listen
 
+TOKEN_VARIABLE = "SAFARI_NET_TOKEN"
 # Seconds for a SuperLink to listen, and for `flwr` to answer.
 _START, _ANSWER = 120.0, 120.0
 # Between two looks at the records, and at the run's state.
@@ -145,14 +147,15 @@ class Lab:
             raise SafariError(f"cannot write into {self.folder}: {error.strerror or error}") from error
 
     def _write(self) -> None:
-        found = self.certificates
+        found, home = self.certificates, self.folder / "flwr"
+        # Before a secret is put there.
+        for place in (self.folder, home, self.app, found.key.parent):
+            place.mkdir(parents=True, exist_ok=True)
+            _refuse_foreign(place)
         if not all(path.exists() for path in (found.authority, found.server, found.key)):
             make_certificates(found.key.parent, [self.host, "localhost", "127.0.0.1"])
         lines = [self.invitation(client) for client in range(self.invitations.clients)]
         write_private(self.invitations.folder / "commands.txt", "\n".join([*lines, ""]).encode())
-        home = self.folder / "flwr"
-        for place in (home, self.app):
-            place.mkdir(parents=True, exist_ok=True)
         connection = {"address": self.control, "root-certificates": str(found.authority)}
         (home / "config.toml").write_text(
             f'[superlink]\ndefault = "lab"\n\n[superlink.lab]\n{table_to_toml(connection)}\n',
@@ -170,6 +173,18 @@ class Lab:
         }
         for name, text in _APP.items():
             (self.app / name).write_text(text.replace("{config}", table_to_toml(table)), encoding="utf-8")
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """SafariError where other users could have put code for the clients, or a key of theirs, into a folder."""
+    about = folder.stat()
+    if not hasattr(os, "geteuid"):
+        return
+    if about.st_uid != os.geteuid() or about.st_mode & stat.S_IWOTH:
+        raise SafariError(
+            f"{folder} must belong to the user who serves, and others must not be able to write there, as code from "
+            f"it runs on every client; got user id {about.st_uid}, mode {stat.S_IMODE(about.st_mode):o}"
+        )
 
 
 @contextlib.contextmanager
@@ -311,7 +326,9 @@ def _start(command: list[Any], folder: Path, log: Any) -> subprocess.Popen[bytes
 
 def _environment(folder: Path) -> dict[str, str]:
     home = (folder / "flwr").absolute()
-    return os.environ | {
+    # The token is for `join` alone, and not for the apps that a SuperNode starts.
+    inherited = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+    return inherited | {
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",

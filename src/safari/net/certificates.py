@@ -12,6 +12,7 @@ import ipaddress
 import os
 import socket
 import ssl
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,16 +69,32 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> Certificates:
     files = Certificates(folder / "ca.crt", folder / "server.crt", folder / "server.key")
     folder.mkdir(parents=True, exist_ok=True)
     pem = serialization.Encoding.PEM
-    files.authority.write_bytes(authority.sign(ca_key, hashes.SHA256()).public_bytes(pem))
+    signed = authority.sign(ca_key, hashes.SHA256()).public_bytes(pem)
     # The chain, so that a client can find the authority by its fingerprint.
-    signed = server.sign(ca_key, hashes.SHA256()).public_bytes(pem)
-    files.server.write_bytes(signed + files.authority.read_bytes())
+    chain = server.sign(ca_key, hashes.SHA256()).public_bytes(pem) + signed
     private = key.private_bytes(
         pem, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
     )
-    with os.fdopen(os.open(files.key, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(private)
+    for path, data, mode in (
+        (files.key, private, 0o600),
+        (files.server, chain, 0o644),
+        (files.authority, signed, 0o644),
+    ):
+        _put(path, data, mode)
     return files
+
+
+def _put(path: Path, data: bytes, mode: int) -> None:
+    """A new file, whole or not at all, in the place of what has the name: a link there is not followed."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(name).chmod(mode)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def fingerprint(certificate: bytes) -> str:

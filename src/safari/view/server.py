@@ -8,6 +8,7 @@ import ipaddress
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -23,6 +24,9 @@ USUAL_PORT = 8100
 # Connections taken from the queue at a time: few, so that old ones are closed before descriptors run out.
 ACCEPTED_AT_ONCE = 32
 QUEUE = 512
+# Seconds for a TLS handshake, and to say goodbye. asyncio has 60 and 30, for which a connection that says nothing would
+# keep its descriptor.
+HANDSHAKE, GOODBYE = 15.0, 5.0
 
 
 def build(monitor: Monitor, token: str | None = None, hosts: frozenset[str] | None = None) -> Starlette:
@@ -132,11 +136,18 @@ class PageServer:
             ssl_certfile=certificate,
             ssl_keyfile=key,
         )
-        self._server = uvicorn.Server(config)
+        self._server, self._has_tls = uvicorn.Server(config), certificate is not None
 
     async def run(self, opened: Callable[[], None]) -> None:
         """Serve; `opened` is called once the page can be asked for."""
-        asyncio.get_running_loop().set_exception_handler(self._loop_error)
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._loop_error)
+        if self._has_tls:
+            # uvicorn has no option for these.
+            limited = partial(
+                loop.create_server, ssl_handshake_timeout=HANDSHAKE, ssl_shutdown_timeout=GOODBYE
+            )
+            loop.create_server = limited  # type: ignore[method-assign]
         sweeping = asyncio.create_task(self._limiter.sweep())
         serving = asyncio.create_task(self._server.serve(sockets=[self._where]))
         try:

@@ -223,7 +223,7 @@ def test_fednova_sends_a_normalised_update_and_the_server_scales_it_back(problem
 
 @compares("mime", LINEAR, REGRESSION)
 def test_mime_is_adam_with_the_servers_moments(problem: Problem) -> None:
-    """Some rounds of two clients, against a loop that is told the gradients which the server has to work out."""
+    """Some rounds, against a loop that is told the gradients which the server has to work out."""
     beta, second, eps = 0.8, 0.9, 0.1
     options = {"momentum": beta, "second": second, "eps": eps, "clip": 1e6}
     server = CLIENTS["mime"](**options).server

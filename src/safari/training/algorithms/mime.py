@@ -45,8 +45,9 @@ def mime(
     `local.optimiser = "sgd"`; `lr` is the size of a whole round's step, and about ten times that of Adam's steps.
 
     `momentum`: β, the weight of the server's momentum in a step. `second`: β₂, what the second moments keep of the
-    past. `eps`: smallest scale. `clip`: bound of a number of the direction; where the scale of the mean gradient is
-    small, that of a single batch need not be. `strength` and `smoothing`: of the `calibrated` loss; 0: plain.
+    past. `eps`: smallest scale. `clip`: bound of each number of a step's direction, because the gradient of a single
+    batch may be large where the mean gradient, and so the scale, is small. `strength` and `smoothing`: of the
+    `calibrated` loss; with a strength of 0 the loss is the task's own.
     """
     for name, value in (("momentum", momentum), ("second", second)):
         if not 0 <= value < 1:

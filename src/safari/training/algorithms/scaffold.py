@@ -30,8 +30,8 @@ def scaffold(*, memory: str = "last") -> ClientAlgorithm:
     """SCAFFOLD: steps are corrected by control variates c - c_i; one vector travels each way with the model.
 
     When an upload is lost, the client keeps its new variate and the server the one it heard last. The variate
-    is sent as it is and not as a change, so both agree again when the client is next heard, and at the server
-    c is always the mean of the variates that it holds (0 for a client that it has never heard).
+    is sent as it is and not as a change, so both agree again when the client is next heard. By default c is
+    always the mean of the variates that the server holds (0 for a client that it has never heard).
 
     `memory`: which variate of a client whose upload was lost is in c. `last`: the one last heard. `stand-in`: the
     mean of those of the clients that the rule lets stand in for it, the one last heard where it names none.

@@ -271,6 +271,18 @@ def test_mime_needs_classes_only_with_a_strength() -> None:
     CLIENTS["mime"]().check(regression())
 
 
+def test_mime_keeps_the_moments_of_what_nobody_sent() -> None:
+    server = CLIENTS["mime"]().server
+    held = server.init(2, 12, torch.device("cpu"))
+    _, held = server.apply(held, -torch.ones(12), {}, arrivals([0, 1], lr=0.1))
+    came = torch.zeros(2, 12, dtype=torch.bool)
+    came[0, :4] = came[1, 4:8] = True
+    _, after = server.apply(held, torch.zeros(12), {}, arrivals([0, 1], lr=0.1, came=came))
+    for name in ("momentum", "second"):
+        assert torch.equal(after[name][8:], held[name][8:])
+        assert (after[name][:8] != held[name][:8]).all()
+
+
 def test_a_server_that_does_not_know_the_learning_rate_cannot_follow_mime() -> None:
     server = CLIENTS["mime"]().server
     held = server.init(2, 12, CPU)

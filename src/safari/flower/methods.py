@@ -152,8 +152,8 @@ class Methods:
                 )
             if self.up or self.client.server is not None:
                 raise ConfigError(
-                    f"client.name must be an algorithm that sends nothing beside the model with {how}, got "
-                    f"{client!r}"
+                    "client.name must be an algorithm that sends nothing beside the model, up or down, with "
+                    f"{how}, got {client!r}"
                 )
 
     def start(self) -> dict[str, Tensor]:

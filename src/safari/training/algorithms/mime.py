@@ -10,8 +10,8 @@ that the weighted sum gave, which is linear in the gradients, so that nothing tr
     x - x_next = η ((1 - β) ḡ + β m) / (√v + ε)
 
 A clipped number is read as a smaller gradient, and a weight that some clients cut and others keep moves towards 0
-without one, which is read as a gradient, too. A weight of which nothing arrived, or that all arrivals cut, has a step
-of 0, and its momentum is 0 after the round.
+without one, which is read as a gradient, too. A weight that all arrivals cut has a step of 0, and its momentum is 0 after
+the round; one of which nothing arrived keeps its moments.
 """
 
 from __future__ import annotations
@@ -75,11 +75,15 @@ def mime(
             raise ConfigError(f"the client algorithm mime needs a learning rate above 0, got {round.lr}")
         mixed = _bounded(-step / round.lr * (down(state)["second"].sqrt() + eps))
         gradient = _bounded((mixed - momentum * state["momentum"]) / (1 - momentum))
-        return step, {
+        following = {
             "momentum": mixed,
             "second": second * state["second"] + (1 - second) * gradient.square(),
-            "rounds": state["rounds"] + 1,
         }
+        if round.came is not None:
+            # Of what nobody's packets brought there is no step to read: its moments stay, as in a lost round.
+            heard = round.came.any(0)[: len(step)]
+            following = {name: torch.where(heard, new, state[name]) for name, new in following.items()}
+        return step, {**following, "rounds": state["rounds"] + 1}
 
     return ClientAlgorithm(
         loss=loss.loss,

@@ -10,8 +10,8 @@ that the weighted sum gave, which is linear in the gradients, so that nothing tr
     x - x_next = η ((1 - β) ḡ + β m) / (√v + ε)
 
 A clipped number is read as a smaller gradient, and a weight that some clients cut and others keep moves towards 0
-without one, which is read as a gradient, too. A weight that all arrivals cut has a step of 0, and its momentum is 0 after
-the round; one of which nothing arrived keeps its moments.
+without one, which is read as a gradient, too. A weight that all arrivals cut has a step of 0, and its momentum is 0
+after the round; one of which nothing arrived keeps its moments.
 """
 
 from __future__ import annotations

@@ -348,6 +348,17 @@ def test_without_invitations_a_key_is_a_strangers_until_the_superlink_accepts_it
         assert [call("good", 1), call("bad", 1)] == [200, 503]
 
 
+def test_a_superlink_that_accepts_every_key_does_not_make_the_gate_grow(monkeypatch, tmp_path):
+    monkeypatch.setattr("safari.lab.gate.MOST_KEYS", 3)
+    gate = Gate("127.0.0.1:9", make_certificates(tmp_path, ["127.0.0.1"]).authority, report=lambda text: None)
+    gate._to |= {"transport": httpx.MockTransport(lambda request: httpx.Response(200))}
+    with TestClient(gate.app) as client:
+        for key in ("", "k" * 513, *(f"key-{number}" for number in range(5))):
+            answer = client.post("/v1/fleet/pull-messages", headers={"flwr-public-key": key})
+            assert answer.status_code == 200
+    assert gate._keys == {"key-0", "key-1", "key-2"}
+
+
 def test_a_connection_without_a_handshake_is_closed(monkeypatch, tmp_path):
     """It holds a descriptor, and the limits count connections only after their handshake."""
     monkeypatch.setattr("safari.view.server.HANDSHAKE", 0.5)

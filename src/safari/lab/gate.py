@@ -81,6 +81,8 @@ LARGEST_SUM = 8 * LARGEST_CALL
 # Requests at a time, and bytes of each, of strangers: those to join and, without invitations, those with a key that the
 # SuperLink has not accepted so far. They must not take the places of the others.
 STRANGERS, LARGEST_OF_STRANGER = 16, 2**20
+# Keys that are remembered, and characters of each (one on P-384 has 288). Beyond them a key stays a stranger's.
+MOST_KEYS, LONGEST_KEY = 100_000, 512
 # For a whole body to come in, and for the SuperLink to answer; a SuperNode waits for 30.
 _SECONDS, _STRANGER_SECONDS = 30.0, 5.0
 # Descriptors: for the process itself and whoever else connects, and for each client.
@@ -186,8 +188,9 @@ class Gate:
                 answer = await self._client.post(f"/v1/fleet/{call}", content=body, headers=headers)
             except httpx.HTTPError as error:
                 raise HTTPException(502, f"the SuperLink does not answer: {type(error).__name__}") from error
-        if key and answer.is_success:
-            # The SuperLink has found that the key is registered, and signed with.
+        if 0 < len(key) <= LONGEST_KEY and len(self._keys) < MOST_KEYS and answer.is_success:
+            # The SuperLink has found that the key is registered, and signed with. One that asks for no keys says
+            # so to everybody: then what is remembered must have an end.
             self._keys.add(key)
         if call == "get-fab" and self._apps is not None and answer.is_success:
             found = app_digest(GetFabResponse.FromString(answer.content).fab.content)

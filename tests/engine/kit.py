@@ -6,9 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+from torch import Tensor
+
+import safari
 from safari.config import parse
 from safari.engine import World, assemble, engine_of, load_data, rule_of
 from safari.engine.state import State, initial
+from safari.runs import RunFolder
 from safari.runs.record import RoundRecord
 
 SMALL: dict[str, Any] = {
@@ -66,3 +72,22 @@ class StopAfter:
         """Interrupt, when it is time."""
         if record["round"] == self.number:
             raise KeyboardInterrupt
+
+
+def bit_equal_in_halves(
+    config: dict[str, Any], folder: Path, stop: int
+) -> tuple[dict[str, Tensor], list[Any]]:
+    """A run at once, and one that is stopped after a round and resumed, must leave the same checkpoint and records.
+
+    Returns them: the tensors of the first arm's checkpoint, and its records.
+    """
+    safari.run(config, folder / "at once")
+    with pytest.raises(KeyboardInterrupt):
+        safari.run(config, folder / "halves", [StopAfter(stop)])
+    safari.resume(folder / "halves")
+    trials = [RunFolder.open(folder / name).trials()[0] for name in ("at once", "halves")]
+    saved, again = (trial.load().tensors for trial in trials)
+    assert saved.keys() == again.keys()
+    assert all(torch.equal(saved[name], again[name]) for name in saved)
+    assert trials[0].records() == trials[1].records()
+    return saved, trials[0].records()

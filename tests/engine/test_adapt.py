@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-import safari
-from engine.kit import SMALL, StopAfter, play, world_of, write_trace
+from engine.kit import SMALL, bit_equal_in_halves, play, world_of, write_trace
 from safari.aggregation import Outcome
 from safari.config import Config, Wire, parse
 from safari.engine import rule_of
@@ -19,7 +18,7 @@ from safari.engine.codec import RoundCodec, adapted_levels, heard_losses
 from safari.engine.state import from_saved, initial, to_saved
 from safari.errors import ConfigError, RunError
 from safari.rounds.arrivals import Arrived
-from safari.runs import RunFolder, Trial
+from safari.runs import Trial
 from safari.wire import decode, encode
 
 ADAPT: dict[str, Any] = {
@@ -135,17 +134,9 @@ def test_both_engines_announce_the_same_levels(config: dict[str, Any]) -> None:
 @pytest.mark.parametrize("engine", ["reference", "vectorised"])
 def test_a_resumed_run_is_bit_equal(tmp_path: Any, config: dict[str, Any], engine: str) -> None:
     config = config | {"rounds": 8, "engine": {"name": engine, "device": "cpu", "threads": 1}}
-    safari.run(config, tmp_path / "at once")
-    with pytest.raises(KeyboardInterrupt):
-        safari.run(config, tmp_path / "halves", [StopAfter(5)])
-    safari.resume(tmp_path / "halves")
-    trials = [RunFolder.open(tmp_path / name).trials()[0] for name in ("at once", "halves")]
-    saved = [trial.load().tensors for trial in trials]
-    assert saved[0]["wire.losses"][1] < saved[0]["wire.losses"][0]
-    assert saved[0].keys() == saved[1].keys()
-    assert all(torch.equal(saved[0][name], saved[1][name]) for name in saved[0])
-    assert trials[0].records() == trials[1].records()
-    assert len({record["levels"] for record in trials[0].records()}) > 1
+    saved, records = bit_equal_in_halves(config, tmp_path, 5)
+    assert saved["wire.losses"][1] < saved["wire.losses"][0]
+    assert len({record["levels"] for record in records}) > 1
 
 
 def test_a_checkpoint_whose_losses_are_none_is_refused(config: dict[str, Any]) -> None:

@@ -304,7 +304,8 @@ def test_the_experiments_that_come_with_the_package_are_valid(quick: bool) -> No
             assert about
             assert all(check.arm in {arm.name for arm in case.config.arms} for case in about)
         data = {case.config.data.name for case in experiment.cases}
-        if experiment.name in ("text", "lora"):
+        if experiment.name in ("text", "lora", "tuning-text", "tuning-text-small"):
             assert data == {"dialogue"}
         else:
-            assert data == ({"digits"} if quick or experiment.name in ("digits", "noise") else {"cifar10"})
+            on_digits = quick or experiment.name in ("digits", "noise", "tuning-digits")
+            assert data == ({"digits"} if on_digits else {"cifar10"})

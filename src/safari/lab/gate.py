@@ -3,7 +3,7 @@
 A SuperLink has all its APIs on one port: Fleet, for SuperNodes; Control, with which `flwr run` submits apps, that is
 code which then runs on the server and on its clients; Runtime, for the apps. It asks for accounts at none of them
 (Flower 1.41, without its enterprise edition), and has no option to put them on different addresses. So the SuperLink
-listens on the loopback address, and this reverse proxy alone on the others. It ends TLS, parses each request, and
+listens on the loopback address, and this reverse proxy alone on the others. It terminates TLS, parses each request, and
 passes on the Fleet calls by name and nothing else; the request that reaches the SuperLink is a new one, so that no
 trick with paths or lengths is carried over.
 

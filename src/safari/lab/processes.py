@@ -16,7 +16,7 @@ GRACE = 10.0
 
 def end_family(process: subprocess.Popen[bytes]) -> None:
     """End a process and all that it started. A second Ctrl-C, or SIGTERM, does not keep it from that."""
-    with _deaf():
+    with _ignoring_stops():
         pids = family(process.pid)
         for what in (signal.SIGTERM, signal.SIGKILL):
             for pid in pids:
@@ -40,8 +40,8 @@ def when_orphaned(parent: int, act: Callable[[], None]) -> None:
 
 
 @contextlib.contextmanager
-def _deaf() -> Iterator[None]:
-    """Without the signals that ask a process to end; only its main thread can say so."""
+def _ignoring_stops() -> Iterator[None]:
+    """Ignore the signals that ask a process to end; only its main thread can do so."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -24,7 +24,7 @@ from safari.engine.reference import run_round
 from safari.engine.state import State, initial
 from safari.engine.world import World
 from safari.errors import ConfigError, RunError, SafariError
-from safari.flower import SafariStrategy, sparse
+from safari.flower import SafariStrategy, local_training, sparse
 from safari.flower.arrays import frame_of, frame_record, with_beside
 from safari.flower.protocol import DOWNLINK_LOST, UPLINK_LOST
 from safari.flower.rule_state import grown_half, vacated_half
@@ -404,7 +404,8 @@ def test_a_client_without_data_says_so(tmp_path):
         (
             {"client": {"name": "scaffold"}},
             {"upload": "dense"},
-            "an algorithm that sends nothing beside the model",
+            "an algorithm whose clients send nothing beside their model with upload='dense', got 'scaffold', whose "
+            "clients send variate",
         ),
         ({"policy": {"name": "rigl", "interval": 0}}, {}, "interval must be at least 1, got 0"),
         ({"client": {"name": "scafold"}}, {}, "did you mean 'scaffold'?"),
@@ -447,6 +448,50 @@ def test_a_server_that_reads_gradients_is_told_the_clients_learning_rate():
     assert decided(told)["local"].items() >= sgd.items()
     assert "steps" not in decided(told)["local"]
     assert "local" not in decided(SafariStrategy(Net(), 3).config)
+
+
+def rates_of(lr, table=None, rounds=2, **options):
+    """The reasons why clients with this `lr` in local_training are missing, by round."""
+    local = {"optimiser": "sgd", "lr": 0.05, "schedule": "cosine"}
+    tables = table or {"client": {"name": "mime"}, "local": TABLE["local"] | local}
+    world = small(**{**PERFECT, "rounds": rounds, **tables}, arms=["drop"])
+    app = ClientApp()
+    train = local_training(
+        lambda context: world.fresh_module(),
+        lambda m, c: world.training_batches(
+            c.node_config["partition-id"], m.content["config"]["safari.round"]
+        ),
+        optimiser="sgd",
+        **({} if lr is None else {"lr": lr}),
+    )
+    app.train()(train)
+    return [line["reasons"] for line in on_flower(world, app, options["run"], give_up=None)[1]]
+
+
+def test_a_client_whose_learning_rate_is_not_the_servers_says_so(tmp_path):
+    words = (
+        "lr must be 0.025 in round 2, which the server's config states (local.lr, local.schedule) and its client "
+        "algorithm 'mime' relies on, got 0.05: leave lr out of local_training"
+    )
+    first, second = rates_of(0.05, run=tmp_path / "constant")
+    assert first == {}
+    assert len(second) == 6
+    assert all(words in reason for reason in second.values())
+    # Without one of its own a client takes the server's; where the server has no use for it, it may have any.
+    assert rates_of(None, run=tmp_path / "none") == [{}, {}]
+    free = {"client": {"name": "fedprox"}, "local": TABLE["local"] | {"optimiser": "sgd"}}
+    assert rates_of(0.7, free, run=tmp_path / "free") == [{}, {}]
+
+
+def test_the_recipe_with_plain_arrays_up_is_the_one_with_frames(tmp_path):
+    sgd = {"optimiser": "sgd", "lr": 0.05, "schedule": "cosine"}
+    world = small(client={"name": "mime"}, arms=["safari"], local=TABLE["local"] | sgd)
+    frames, expected, _ = on_flower(world, our_loop(world), tmp_path / "frames")
+    dense, lines, _ = on_flower(world, our_loop(world), tmp_path / "dense", upload="dense")
+    assert torch.equal(dense.server.model, frames.server.model)
+    for name, tensor in frames.server.step_state.items():
+        assert torch.equal(dense.server.step_state[name], tensor), name
+    assert [{n: line[n] for n in SAME} for line in lines] == [{n: line[n] for n in SAME} for line in expected]
 
 
 def test_a_schedule_that_ends_inside_another_strategy_is_refused_where_the_server_reads_gradients():

@@ -148,8 +148,8 @@ WRONG = {
     "no arrays": ({"arrays": ArrayRecord()}, "the reply holds no model"),
     "no frame": (frame(b"nonsense"), f"magic must be {MAGIC.hex()}, got 6e6f6e73 (at byte 0)"),
     "cut short": (frame(b"SAF"), "magic"),
-    "wrong version": (frame(MAGIC, protocol=1), "safari.protocol must be 3, the client has 1"),
-    "no version": ({"arrays": frame_record(MAGIC)}, "safari.protocol must be 3, the client has None"),
+    "wrong version": (frame(MAGIC, protocol=1), "safari.protocol must be 4, the client has 1"),
+    "no version": ({"arrays": frame_record(MAGIC)}, "safari.protocol must be 4, the client has None"),
     "no name": (
         frame(MAGIC, client=""),
         "safari.client must be a printable text of 1 to 200 characters, got ''",

@@ -556,6 +556,18 @@ def test_fedawe_among_corners() -> None:
     assert expected[1].tolist() == [0.0, 2.0]
 
 
+def test_fedawe_averages_what_came_of_each_number() -> None:
+    half = CLIENTS["fedawe"]().server
+    models = torch.tensor([[1.0, 0.0, 0.0], [3.0, 5.0, 0.0]])
+    came = torch.tensor([[True, False, False], [True, True, False]])
+    round = Round(
+        0, torch.full((3,), 7.0), torch.arange(2), torch.arange(2), models, torch.ones_like(came),
+        torch.full((2,), 0.5, dtype=torch.float64), 3, came=came,
+    )  # fmt: skip
+    step, _ = half.apply(half.init(2, 3, CPU), torch.zeros(3), {}, round)
+    assert step.tolist() == [2.0 - 7.0, 5.0 - 7.0, 0.0]
+
+
 def test_fedpbc_among_corners() -> None:
     expected = fedpbc_loop(torch.zeros(2), halfway)
     close(in_corners("fedpbc"), expected)

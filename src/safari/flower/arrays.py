@@ -93,6 +93,51 @@ def beside_of(record: Mapping[str, Array]) -> dict[str, bytes]:
     return {name: array.data for name, array in record.items() if array.stype == BESIDE_TYPE}
 
 
+def pack_broadcast(record: Mapping[str, Array]) -> bytes:
+    """A model's record as one message, to be sent in datagrams: what travels beside the model, and its frame.
+
+        1 byte count | for each part: 1 byte length of the name, name, 4 bytes size | the parts | the frame
+
+    Together, because a model without its algorithm's vectors is of no use, nor are they without it.
+
+    >>> record = with_beside(frame_record(b"abc"), {"votes": b"de"})
+    >>> pack_broadcast(record)
+    b'\\x01\\x05votes\\x02\\x00\\x00\\x00deabc'
+    """
+    frame, beside = frame_of(record), beside_of(record)
+    if frame is None:
+        raise SafariError("datagrams need the model as one frame: download='frame'")
+    names = {name: name.encode() for name in beside}
+    if len(beside) > 255 or any(len(name) > 255 for name in names.values()):
+        raise SafariError(f"at most 255 parts with names of 255 bytes fit beside a model, got {len(beside)}")
+    head = b"".join(
+        bytes([len(names[name])]) + names[name] + len(data).to_bytes(4, "little")
+        for name, data in beside.items()
+    )
+    return b"".join([bytes([len(beside)]), head, *beside.values(), frame])
+
+
+def unpack_broadcast(data: bytes) -> ArrayRecord:
+    """The record that `pack_broadcast` wrote; SafariError where it cannot be."""
+    if not data:
+        raise SafariError("the broadcast must hold a model, it is empty")
+    at, sizes = 1, dict[str, int]()
+    for _ in range(data[0]):
+        end = at + 1 + (data[at] if at < len(data) else 0)
+        name, size = data[at + 1 : end].decode(errors="replace"), data[end : end + 4]
+        if len(size) < 4 or name in sizes:
+            raise SafariError(
+                f"the broadcast must name each part once and give its size, at byte {at} it does not"
+            )
+        sizes[name], at = int.from_bytes(size, "little"), end + 4
+    if at + sum(sizes.values()) > len(data):
+        raise SafariError(f"the broadcast must hold the parts that it names, and has {len(data)} bytes")
+    beside = {}
+    for name, length in sizes.items():
+        beside[name], at = data[at : at + length], at + length
+    return with_beside(frame_record(data[at:]), beside)
+
+
 def state_names(module: nn.Module, layout: Layout) -> dict[str, str | None]:
     """Every name of a module's state_dict, in its order, with the layout's name of the same tensor.
 

@@ -16,7 +16,7 @@ from safari.flower.methods import Plan
 from safari.flower.protocol import Instructions
 from safari.flower.residual import NEVER
 from safari.models import Layout
-from safari.pruning import PRUNERS, Budget, compute_mask
+from safari.pruning import PRUNERS, Budget, Pruner, compute_mask
 from safari.rounds.beside import encode_vector, wire_layout
 from safari.rounds.masks import sparsity_of
 from safari.seeds import torch_generator
@@ -77,16 +77,22 @@ def _vectors(vectors: Mapping[str, Tensor], layout: Layout) -> dict[str, bytes]:
     return {f"{VECTOR}{name}": encode_vector(row, row != 0, layout) for name, row in rows.items()}
 
 
-def predict_mask(module: nn.Module, layout: Layout, x: Tensor, round: int, budget: Budget) -> Tensor:
-    """The mask that both ends can work out on any hardware: the largest weights of what is not 0.
+def predictor(pruner: str) -> Pruner:
+    """What both ends can score with on any hardware, in the place of this pruner: random ranks, or magnitudes."""
+    return PRUNERS["rand" if pruner == "rand" else "mag"]
+
+
+def predict_mask(
+    module: nn.Module, layout: Layout, x: Tensor, round: int, budget: Budget, pruner: str, seed: int
+) -> Tensor:
+    """The mask that both ends can work out on any hardware: that of `rand`, or the largest weights of what is not 0.
 
     From the second round on, the support is within the budget for every pruner without data, and is the
-    mask itself, unless a schedule cuts further.
+    mask itself, unless a schedule cuts further. The module is scratch.
     """
     support = None if round == 0 else x != 0
-    return compute_mask(
-        module, layout, x, PRUNERS["mag"], budget, None, torch_generator(0, "pruner"), support
-    )
+    draws = torch_generator(seed, "pruner")
+    return compute_mask(module, layout, x, predictor(pruner), budget, None, draws, support)
 
 
 def support_of(x: Tensor, layout: Layout) -> Tensor:
@@ -122,7 +128,10 @@ def broadcast(
     wire = wire_layout(layout)
     received = plan.received(vector)
     sent = vector if remember else received
-    expected = predict_mask(module, layout, vector, plan.number, plan.budget) if base is None else base
+    expected = base
+    if expected is None:
+        pruner, seed = config.pruning.pruner, config.seed
+        expected = predict_mask(module, layout, vector, plan.number, plan.budget, pruner, seed)
     shared = Shared(wire, reference=received.numpy(), predicted_mask=expected.numpy())
     beside = _vectors(plan.down, layout)
     if base is not None and remember:
@@ -139,6 +148,7 @@ def broadcast(
         votes=plan.votes,
         client=config.client.name,
         options=json.dumps(dict(config.client.options)),
+        lr=plan.lr,
         seed=config.seed,
         values=config.wire.values,
         bits=config.wire.bits,

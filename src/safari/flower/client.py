@@ -29,7 +29,7 @@ from safari.flower.arrays import (
     state_names,
     with_beside,
 )
-from safari.flower.broadcast import ARRAYS, CONFIG, mask_known_by, predict_mask
+from safari.flower.broadcast import ARRAYS, CONFIG, mask_known_by, predict_mask, predictor
 from safari.flower.chain import follow, remember, remembered
 from safari.flower.datagram_client import carry
 from safari.flower.mask_memory import decode_with_mask, remember_mask
@@ -49,7 +49,6 @@ from safari.flower.protocol import (
 from safari.flower.residual import read_residual, write_residual
 from safari.models import Layout
 from safari.pruning import (
-    PRUNERS,
     Batch,
     Masks,
     Pruner,
@@ -137,6 +136,11 @@ class Job:
             )
         # Filled once more, because -0 is a 0 that would not come back.
         vector = vector.masked_fill(~self.mask, 0.0)
+        if up and self.instructions.upload != "frame":
+            how, sent = self.instructions.upload, ", ".join(up)
+            raise SafariError(
+                f"the client algorithm must send nothing beside its model with upload {how!r}, got {sent}"
+            )
         if self.instructions.upload == "dense":
             names = state_names(self.module, self.layout)
             return dense_record(self.layout, vector, _counters(self.module, names), names)
@@ -337,10 +341,11 @@ def open_job(
     )
     expected = base
     if expected is None or not instructions.announced:
-        expected = predict_mask(module, layout, x, instructions.round, budget)
+        named, seed = instructions.pruner, instructions.seed
+        expected = predict_mask(module, layout, x, instructions.round, budget, named, seed)
 
     def by_score(support: Tensor | None) -> Tensor:
-        if judge is PRUNERS["mag"] and not instructions.announced:
+        if judge is predictor(instructions.pruner) and not instructions.announced:
             return expected
         data, draws = (
             None if batch is None else batch(message, context),

@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
 from safari.errors import SafariError
-from safari.flower.arrays import frame_record, packets_of
+from safari.flower.arrays import packets_of, unpack_broadcast
 from safari.flower.broadcast import ARRAYS, CONFIG
 from safari.flower.protocol import DOWNLINK_LOST, NET_CLIENT, NET_PREFIX, SAFARI
 
@@ -42,7 +42,7 @@ def carry(message: Message, context: Context, call_next: ClientAppCallable) -> M
         if isinstance(found, Expired):
             reason = f"{found.received} of {found.needed} symbols of the model came in {offer.deadline:g} s"
             return Message(Error(DOWNLINK_LOST, reason), reply_to=message)
-        message.content[ARRAYS] = frame_record(found)
+        message.content[ARRAYS] = unpack_broadcast(found)
         reply = call_next(message, context)
         if not reply.has_content():
             return reply

@@ -1,7 +1,8 @@
 """Models over datagrams, with Flower as the control channel: the server's end (extra: net).
 
 A round's message carries, instead of the model, where to get it: the endpoint, a secret for this client and
-this round, and the deadline. The client fetches the model in datagrams, sends its update in datagrams, and
+this round, and the deadline. The client fetches the model in datagrams, with the vectors of the client algorithm in the
+same broadcast, so that it has all of it or sits the round out; it sends its update in datagrams, and
 answers with counts and metrics. The blocks of the update that arrive by the deadline are aggregated.
 
 With the secret one can read and forge the datagrams between this client and the server in this round. So no
@@ -21,8 +22,8 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from safari.errors import ConfigError, SafariError
-from safari.flower.arrays import frame_of
-from safari.flower.broadcast import CONFIG, Broadcast
+from safari.flower.arrays import pack_broadcast
+from safari.flower.broadcast import ARRAYS, CONFIG, Broadcast
 from safari.flower.protocol import NET_PREFIX, node_name
 from safari.net.blocks import Delivery, assemble
 from safari.net.fec import Source
@@ -132,17 +133,18 @@ class Datagrams:
     def announce(self, messages: Sequence[Message], sent: Broadcast, timeout: float) -> list[Message]:
         """The round's messages, with an offer in the place of the model; sessions are open from now on."""
         self.open()
-        frame = frame_of(sent.arrays)
-        if frame is None or self._socket is None:
-            raise SafariError("datagrams need the model as one frame: download='frame'")
+        if self._socket is None:
+            raise SafariError("the data port must be open: it is not")
         self._end_round()
-        source = Source(frame)
+        # One for all, unless the client algorithm sends each client something of its own.
+        sources: dict[bytes, Source] = {}
         round, model = sent.instructions.round, reference_digest(_reference(sent))
         pacing = Pacing(rate=self._server_rate / len(messages)) if self._server_rate and messages else None
         out = []
         for message in messages:
             node = message.metadata.dst_node_id
             session = Session.fresh(Identity(node_name(node), round, model))
+            source = _source(message, sources)
             offer = Offer(
                 host=self.host,
                 port=self.public_port or self.port,
@@ -222,6 +224,14 @@ def check_tls(address: str, root_certificates: Path) -> None:
         ) from error
     except OSError as error:
         raise SafariError(f"the SuperLink at {address} cannot be reached: {error}") from error
+
+
+def _source(message: Message, known: dict[bytes, Source]) -> Source:
+    """What a message holds beside its config, as symbols."""
+    data = pack_broadcast(message.content.array_records[ARRAYS])
+    if data not in known:
+        known[data] = Source(data)
+    return known[data]
 
 
 def _reference(sent: Broadcast) -> Any:

@@ -6,6 +6,7 @@ the one of our engines); the user gives the data. Its state stays with the clien
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -27,6 +28,7 @@ from safari.text import visible
 from safari.training import CLIENTS, OPTIMISERS, ClientAlgorithm, ClientSide, Known, train_local
 
 MEMORY = "safari.client"
+_DEFAULT_LR = 0.001
 
 BatchesOf = Callable[[Message, Context], Sequence[Batch]]
 
@@ -35,7 +37,7 @@ def local_training(
     build: Build,
     batches: BatchesOf,
     *,
-    lr: float | Callable[[Message, Context], float] = 0.001,
+    lr: float | Callable[[Message, Context], float] | None = None,
     optimiser: str = "adam",
     algorithm: ClientAlgorithm | None = None,
     label_counts: Callable[[Context], Sequence[int]] | None = None,
@@ -47,7 +49,9 @@ def local_training(
 
     `build` is a module class, or a function of the context that makes the module. `batches(message, context)`
     gives the round's mini-batches, a local step each. `lr`: the learning rate, or a function of message and context
-    that gives it. `optimiser`: "adam", or "sgd" with lr/τ. `algorithm`: one of your own; by default the
+    that gives it; None: the one that the server states, which it does where it reads gradients off the updates
+    (mime), and 0.001 elsewhere. A rate that differs from what the server states is an error. `optimiser`: "adam", or
+    "sgd" with lr/τ. `algorithm`: one of your own; by default the
     built-in that the server names. `label_counts(context)`: how many samples of each class this client has, for
     algorithms that look at them. `batch`, `pruner` and `task` as in `sparse`; the task has the training loss, too.
     """
@@ -84,7 +88,7 @@ def local_training(
             job.mask.to(job.received.device),
             given,
             optimiser=optimiser,
-            lr=lr(message, context) if callable(lr) else lr,
+            lr=_rate(lr(message, context) if callable(lr) else lr, job.instructions),
             seed=_module_seed(job),
             task=task,
             algorithm=method,
@@ -111,6 +115,21 @@ def _algorithm(own: ClientAlgorithm | None, instructions: Instructions, task: Ta
         own = build_part("client", "client", name, instructions.client_options(), CLIENTS, ClientAlgorithm)
     own.check(task)
     return own
+
+
+def _rate(own: float | None, instructions: Instructions) -> float:
+    """The round's learning rate; SafariError where the client's own is not the one that the server relies on."""
+    stated = instructions.lr
+    if not stated:
+        return _DEFAULT_LR if own is None else own
+    # Two machines may round a schedule differently.
+    if own is not None and not math.isclose(own, stated, rel_tol=1e-6):
+        raise SafariError(
+            f"lr must be {stated:g} in round {instructions.round + 1}, which the server's config states (local.lr, "
+            f"local.schedule) and its client algorithm {visible(instructions.client, 60)!r} relies on, got {own:g}: "
+            "leave lr out of local_training"
+        )
+    return stated
 
 
 def _down(algorithm: ClientAlgorithm, job: Job) -> dict[str, Tensor]:

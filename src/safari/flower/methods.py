@@ -32,6 +32,7 @@ from safari.pruning import (
 from safari.pruning.policies.regrow import GradientVotes, OwnMask, Steepest
 from safari.rounds.half import half_state, vectors_up
 from safari.rounds.masks import as_received, budget_of, policy_masks, sparsity_of
+from safari.rounds.rate import learning_rate
 from safari.runs.elsewhere import decided, undecided
 from safari.seeds import generator, torch_generator
 from safari.training import CLIENTS, ClientAlgorithm
@@ -48,6 +49,7 @@ class Plan:
 
     `each`: those of which every client gets a row of its own, `[clients, n]`, and `fresh` the row of a client
     that has no seat yet. `up`: the vectors that come up beside each model, by name, and how many numbers each has.
+    `lr`: the learning rate that clients have to step with; 0 where it is theirs to choose.
     """
 
     number: int
@@ -58,6 +60,7 @@ class Plan:
     each: Mapping[str, Tensor] = field(default_factory=dict)
     fresh: Mapping[str, Tensor] = field(default_factory=dict)
     up: Mapping[str, int] = field(default_factory=dict)
+    lr: float = 0.0
 
     @property
     def base(self) -> Tensor | None:
@@ -150,10 +153,10 @@ class Methods:
                     f"policy.name must be one of {', '.join(_SILENT)} with {how}, got {policy!r}: votes travel in "
                     "one record with the model"
                 )
-            if self.up or self.client.server is not None:
+            if self.up:
                 raise ConfigError(
-                    "client.name must be an algorithm that sends nothing beside the model, up or down, with "
-                    f"{how}, got {client!r}"
+                    f"client.name must be an algorithm whose clients send nothing beside their model with {how}, got "
+                    f"{client!r}, whose clients send {', '.join(self.up)}"
                 )
 
     def start(self) -> dict[str, Tensor]:
@@ -171,7 +174,8 @@ class Methods:
         """The round that comes next. `module` is scratch; `batch` is what a score at the server looks at."""
         t, x, config = server.round, server.model.cpu(), self.config
         budget = budget_of(self.layout, config.pruning, sparsity_of(config.pruning, t))
-        plan = Plan(t, budget, None, dict(state), *self._down(server), self.up)
+        rate = learning_rate(config, t) if self.client.plain_steps else 0.0
+        plan = Plan(t, budget, None, dict(state), *self._down(server), self.up, rate)
         if config.policy.name == STATIC:
             return plan
         pruner = PRUNERS[config.pruning.pruner]

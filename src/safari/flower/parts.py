@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from flwr.app import Message, MetricRecord, RecordDict
+from torch import Tensor
 
 from safari.config import Config
 from safari.errors import ConfigError
@@ -13,6 +16,7 @@ from safari.flower.protocol import SAFARI, ClientInfo
 
 if TYPE_CHECKING:
     from safari.flower.datagrams import Datagrams
+    from safari.flower.reply import Reply
     from safari.net.blocks import Delivery
 
 _MOST_RANGES = 5_000
@@ -36,6 +40,25 @@ def check_datagrams(datagrams: Datagrams | None, config: Config, download: str, 
             "wire.feedback must be false with datagrams, got true: a client does not learn which packets of "
             "its upload have arrived"
         )
+
+
+def complete_masks(replies: Mapping[int, Reply], expected: Tensor) -> dict[int, Reply]:
+    """Replies that came in part with their whole masks, where all clients have the same one.
+
+    A packet states the mask of its own coordinates only. Those of the others are taken from clients whose packets
+    came, and where nobody's did from `expected`, the mask that the server predicts. Where two clients state
+    different masks they do not have the same one, and the replies stay as they are.
+    """
+    parts = [reply for reply in replies.values() if reply.came is not None]
+    if not parts:
+        return dict(replies)
+    masks = torch.stack([reply.mask for reply in replies.values()])
+    came = torch.stack([torch.ones_like(r.mask) if r.came is None else r.came for r in replies.values()])
+    kept, cut = (masks & came).any(0), (~masks & came).any(0)
+    if bool((kept & cut).any()):
+        return dict(replies)
+    whole = torch.where(kept | cut, kept, expected)
+    return {seat: r if r.came is None else replace(r, mask=whole) for seat, r in replies.items()}
 
 
 def blocks_record(deliveries: Mapping[int, Delivery], nodes: Mapping[int, int]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -14,7 +15,7 @@ from safari.pruning import PRUNERS
 from safari.text import visible
 from safari.wire import ValueMode
 
-PROTOCOL = 3
+PROTOCOL = 4
 # What a client says is a record of this name. What the server says is in the one record "config", under names
 # that begin with it: Flower's own mods accept no message with a second config record.
 SAFARI = "safari"
@@ -50,7 +51,8 @@ class Instructions:
     `pruner`, `sparsity`, `scope`, `dense` and `least` say how a score makes a mask in this round. `masks`: how
     the client finds its own, one of `MASKS`; all but the first say that a mask came with the model. `moves` and
     `votes`: how many weights of each layer a client moves by itself and votes for; none where it does not.
-    `client` and `options`: the client algorithm by name, and its options as JSON.
+    `client` and `options`: the client algorithm by name, and its options as JSON. `lr`: the learning rate of this
+    round's local steps, where the server reads gradients off the updates; 0 where clients choose it themselves.
     """
 
     round: int
@@ -64,6 +66,7 @@ class Instructions:
     votes: str
     client: str
     options: str
+    lr: float
     seed: int
     values: str
     bits: int
@@ -103,6 +106,8 @@ class Instructions:
             raise SafariError(one_of("upload", instructions.upload, (*UPLOADS, PACKETS)))
         if instructions.masks not in MASKS:
             raise SafariError(one_of("masks", instructions.masks, MASKS))
+        if not 0 <= instructions.lr < math.inf:
+            raise SafariError(f"{_PREFIX}lr must be at least 0 and finite, got {instructions.lr}")
         return instructions
 
     @property

@@ -32,7 +32,7 @@ from safari.flower.collect import Collected, Request, collect
 from safari.flower.evaluation import Evaluation, collect_evaluation
 from safari.flower.exchange import exchange, wait_for_nodes
 from safari.flower.methods import STATIC, Methods, Plan
-from safari.flower.parts import blocks_record, check_datagrams, reply_without_words
+from safari.flower.parts import blocks_record, check_datagrams, complete_masks, reply_without_words
 from safari.flower.protocol import PACKETS
 from safari.flower.reply import mean_metrics
 from safari.flower.residual import NEVER
@@ -287,6 +287,9 @@ class SafariStrategy(Strategy):
             deliveries=deliveries,
         )
         self._refuse_strangers(collected)
+        if self._one_mask(sent.plan) and sent.shared.predicted_mask is not None:
+            expected = torch.from_numpy(sent.shared.predicted_mask)
+            collected = replace(collected, replies=complete_masks(collected.replies, expected))
         changed = collected.roster.changed_seats(self.roster)
         server = vacated_half(vacated(self.server, changed), self._methods.client.server, changed)
         self._sampled = vacated_rows(
@@ -320,18 +323,19 @@ class SafariStrategy(Strategy):
 
     def _step(self, server: Server, plan: Plan, collected: Collected, cohort: Sequence[int]) -> Outcome:
         """Average what came, and let the mask policy learn from it."""
-        uploads, replies = Uploads(), collected.replies
+        uploads, replies, before = Uploads(), collected.replies, server.model.cpu()
         for seat, reply in replies.items():
             up = {name: vector[None] for name, vector in reply.up.items()}
+            # What did not come is the global model's, so that nobody learns from it.
+            model = reply.vector if reply.came is None else torch.where(reply.came, reply.vector, before)
             # A loss that a client states is for the record, and no number of the round's.
-            uploads.add(seat, reply.vector, reply.mask, math.nan, up, reply.votes)
+            uploads.add(seat, model, reply.mask, math.nan, up, reply.votes)
         # A mask that has to be the announced one stands for all; plain arrays may have left it.
-        arrived = uploads.stacked(server.model.cpu(), plan.shared if self.upload == "frame" else None)
+        arrived = uploads.stacked(before, plan.shared if self.upload == "frame" else None)
         came = None
         if any(reply.came is not None for reply in replies.values()):
             rows = [torch.ones_like(r.mask) if r.came is None else r.came for r in replies.values()]
             came = torch.stack(rows)
-        before = server.model.cpu()
         self._server, outcome = server.step_stacked(
             arrived.ids,
             arrived.models,
@@ -359,9 +363,12 @@ class SafariStrategy(Strategy):
         """Do all clients have one mask, those that are missing included?"""
         if len(arrived.masks) != 1 and bool((arrived.masks[1:] != arrived.masks[:1]).any()):
             return False
-        return plan.shared is not None or (
-            plan.masks is None and not PRUNERS[self.config.pruning.pruner].needs_data
-        )
+        return self._one_mask(plan)
+
+    def _one_mask(self, plan: Plan) -> bool:
+        """Is every client asked for the same mask?"""
+        by_model_alone = plan.masks is None and not PRUNERS[self.config.pruning.pruner].needs_data
+        return plan.shared is not None or by_model_alone
 
     def _announced(self, plan: Plan) -> tuple[Tensor, Tensor] | None:
         """The announced masks of the round before and of this one; before the first everything is kept."""

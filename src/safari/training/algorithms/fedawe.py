@@ -48,7 +48,13 @@ def fedawe(*, lr: float = 1.0) -> ClientAlgorithm:
         echo = lr * (round.number - state["since"][round.arrived])
         y = began + echo * (round.models[:, : round.parameters] - began)
         share = round.weights[round.present]
-        mean = (share / share.sum()).to(y) @ y
+        if round.came is None:
+            mean = (share / share.sum()).to(y) @ y
+        else:
+            # Each number is the mean over those of whom it came; where nobody's did it stays.
+            counts = share.to(y)[:, None] * round.came[:, : round.parameters]
+            total = counts.sum(0)
+            mean = torch.where(total > 0, (counts * y).sum(0) / total.clamp(min=1e-30), x)
         rows = round.arrived[:, None]
         since = state["since"].scatter(0, rows, float(round.number))
         current = torch.zeros_like(state["current"]).scatter(0, rows, 1.0)

@@ -10,6 +10,7 @@ Sizes are arguments, not constants, wherever they stay out of the inner loop: a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -62,6 +63,8 @@ BLOCK = 1024
 # An H200's multiprocessors.
 PROCESSORS = 132
 MOST_SPLITS = 16
+# Tiles narrower than this are for layers that are narrower themselves.
+LEAST = 64
 # Writing and reading a tile's sums takes about as long as so many steps of the loop that makes them.
 STORE_STEPS = 6
 
@@ -295,7 +298,12 @@ def conv_weight_gradient(
 
 
 def conv_tile(pixels: int, clients: int, cin: int, cout: int) -> Tile:
-    """The tile with which a convolution of so many pixels for each client should take least time.
+    """The tile with which a convolution of so many pixels for each client should take least time."""
+    return conv_tiles(pixels, clients, cin, cout)[0]
+
+
+def conv_tiles(pixels: int, clients: int, cin: int, cout: int) -> list[Tile]:
+    """All tiles that fit, the best first.
 
     A multiprocessor works off programs one after the other, and all wait for the one with most of them.
     """
@@ -304,13 +312,20 @@ def conv_tile(pixels: int, clients: int, cin: int, cout: int) -> Tile:
         programs = triton.cdiv(pixels, tile.rows) * (cout // tile.columns) * clients
         return float(triton.cdiv(programs, PROCESSORS) * tile.rows * tile.columns / tile.rate)
 
-    return min((t for t in CONV_TILES if t.columns <= cout), key=time)
+    return sorted((t for t in CONV_TILES if min(cout, LEAST) <= t.columns <= cout), key=time)
 
 
 def weight_tile(pixels: int, batches: int, cin: int, cout: int, tile: Tile | None = None) -> tuple[Tile, int]:
-    """Likewise for the weights' gradient, and into how many parts the pixels are split.
+    """Likewise for the weights' gradient, and into how many parts the pixels are split. `tile` is taken when given."""
+    return weight_tiles(pixels, batches, cin, cout, [tile] if tile else WEIGHT_TILES)[0]
 
-    More parts fill the device, but each is a sum that is written and read once more. `tile` is taken when given.
+
+def weight_tiles(
+    pixels: int, batches: int, cin: int, cout: int, tiles: Sequence[Tile] = WEIGHT_TILES
+) -> list[tuple[Tile, int]]:
+    """All tiles that fit, each with its best number of parts; the best first.
+
+    More parts fill the device, but each is a sum that is written and read once more. `batches` are clients times taps.
     """
 
     def time(choice: tuple[Tile, int]) -> float:
@@ -319,10 +334,11 @@ def weight_tile(pixels: int, batches: int, cin: int, cout: int, tile: Tile | Non
         steps = triton.cdiv(pixels, splits * tile.depth) + STORE_STEPS
         return float(triton.cdiv(programs, PROCESSORS) * steps * tile.rows * tile.columns / tile.rate)
 
-    tiles = [tile] if tile else [t for t in WEIGHT_TILES if t.rows <= cout and t.columns <= cin]
-    depth = tiles[0].depth
-    splits = range(1, max(1, min(MOST_SPLITS, pixels // (4 * depth))) + 1)
-    return min(((t, s) for t in tiles for s in splits), key=time)
+    def splits_of(tile: Tile) -> range:
+        return range(1, max(1, min(MOST_SPLITS, pixels // (4 * tile.depth))) + 1)
+
+    fitting = [t for t in tiles if min(cout, LEAST) <= t.rows <= cout and min(cin, LEAST) <= t.columns <= cin]
+    return sorted((min(((t, s) for s in splits_of(t)), key=time) for t in fitting), key=time)
 
 
 def _side(taps: int) -> int:

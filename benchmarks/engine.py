@@ -98,11 +98,10 @@ def timed(work: Callable[[int], object], device: str, warm: int, repeats: int) -
 
 
 def training_part(
-    clients: int, data: Data, device: str, precision: str, repeats: int, kernels: str
+    clients: int, data: Data, device: str, precision: str, repeats: int, kernels: str, **tables: object
 ) -> dict[str, object]:
-    world = world_of(
-        clients, data, device, engine={"device": device, "precision": precision, "compile": kernels}
-    )
+    engine_table = {"device": device, "precision": precision, "compile": kernels}
+    world = world_of(clients, data, device, engine=engine_table, **tables)
     engine = Vectorised(world)
     x = world.start
     mask = world.mask(x, 0, 0).unsqueeze(0)

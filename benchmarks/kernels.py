@@ -4,6 +4,10 @@
 
 For each shape the best few; then the training part of a round with the tiles of `kernels.py`, and with the
 best. What wins belongs into the tables there.
+
+    python benchmarks/kernels.py --resnet18 --out results/engine/resnet18-kernels.json
+
+A ResNet-18's training step, then each of its convolutions, against cuDNN (benchmarks/resnet18.py); in a minute.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+import resnet18
 import torch
 
 from engine import random_pictures, training_part
@@ -84,7 +89,7 @@ def search(clients: int, shape: tuple[int, int, int, int]) -> dict[str, list[Row
 def rounds(name: str, clients: list[int], data: object) -> list[dict[str, object]]:
     lines = []
     for count in clients:
-        row = training_part(count, data, "cuda", "bfloat16", 10)
+        row = training_part(count, data, "cuda", "bfloat16", 10, "auto")
         middle = row["seconds"]["median"] * 1e3
         print(f"{name}: {count} clients {middle:.2f} ms {row['note']}", flush=True)
         lines.append({"tiles": name, "clients": count, **row})
@@ -98,7 +103,12 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--strided", action="store_true", help="the shapes with stride 2, too")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--resnet18", action="store_true", help="a ResNet-18 instead, step and layers")
+    resnet18.add_arguments(parser.add_argument_group("with --resnet18"))
     args = parser.parse_args()
+    if args.resnet18:
+        resnet18.benchmark(args)
+        return
     found = {shape: search(args.clients, shape) for shape in SHAPES + (STRIDED if args.strided else [])}
     data, counts = random_pictures(50_000, 1_000), [10, 100]
     result: dict[str, object] = {

@@ -27,6 +27,7 @@ class Case:
     relu: bool = True
     clients: int = 2
     n: int = 2
+    side: int = 3
 
 
 CASES = {
@@ -37,8 +38,21 @@ CASES = {
     "stride 2, odd": Case(16, 32, 7, 5, 2, clients=3),
     "stride 2, shortcut, without ReLU before": Case(32, 32, 5, 4, 2, residual=True),
     "wide": Case(64, 128, 3, 3, 1, clients=1),
+    "wide, stride 2, even": Case(64, 128, 4, 4, 2),
     "many pixels, so that the weights' gradient is split": Case(16, 16, 16, 16, 1, clients=2, n=3),
     "one client of one picture": Case(16, 16, 4, 4, 1, clients=1, n=1),
+}
+# Not for shared convolutions: four times the work, which an interpreter takes long for, and no other kernels.
+WIDE_CASES = {
+    "wide, stride 2, odd, shortcut": Case(128, 256, 5, 3, 2, residual=True),
+    "wide, several blocks of channels": Case(256, 128, 4, 3, 1, residual=True),
+    "widest": Case(256, 512, 2, 2, 1, clients=1, n=3),
+    "3 channels to wide": Case(3, 256, 4, 4, 1, relu=False),
+    "wide to narrow": Case(256, 32, 3, 3, 2),
+    "wide, so many pixels that they are split": Case(64, 128, 8, 8, 1, clients=1, n=5),
+    "1x1, stride 2, even": Case(64, 128, 6, 4, 2, relu=False, side=1),
+    "1x1, stride 2, odd": Case(128, 64, 5, 3, 2, residual=True, side=1),
+    "1x1, stride 1": Case(256, 512, 3, 3, 1, clients=1, side=1),
 }
 
 
@@ -54,7 +68,11 @@ def conv_norm_errors(case: Case, device: str, dtype: torch.dtype) -> dict[str, f
     k, total = case.clients, case.clients * case.n
     # Rounded first, so that both sides begin with the same numbers.
     x = normal(total, case.height, case.width, case.inner).to(dtype)
-    weight = (normal(k, case.outer, case.inner, 3, 3) / (3 * case.inner**0.5)).to(dtype).float()
+    weight = (
+        (normal(k, case.outer, case.inner, case.side, case.side) / (case.side * case.inner**0.5))
+        .to(dtype)
+        .float()
+    )
     gamma, beta = 1 + 0.3 * normal(k, case.outer), 0.5 * normal(k, case.outer)
     high, wide = (case.height - 1) // case.stride + 1, (case.width - 1) // case.stride + 1
     residual = normal(total, high, wide, case.outer).to(dtype) if case.residual else None
@@ -67,7 +85,8 @@ def conv_norm_errors(case: Case, device: str, dtype: torch.dtype) -> dict[str, f
     outputs, means, variances = [], [], []
     for c in range(k):
         own = slice(c * case.n, (c + 1) * case.n)
-        y = F.conv2d(theirs["x"][own].permute(0, 3, 1, 2), theirs["weight"][c], None, case.stride, 1)
+        pictures = theirs["x"][own].permute(0, 3, 1, 2)
+        y = F.conv2d(pictures, theirs["weight"][c], None, case.stride, case.side // 2)
         m, v = (s[c].double() for s in statistics)
         y = F.batch_norm(y, m, v, theirs["gamma"][c], theirs["beta"][c], True, MOMENTUM, EPS)
         y = y.permute(0, 2, 3, 1)
@@ -93,6 +112,40 @@ def conv_norm_errors(case: Case, device: str, dtype: torch.dtype) -> dict[str, f
     found = {"out": out, "mean": mean, "var": var} | {f"d{n}": v.grad for n, v in ours.items()}
     assert {n: v.shape for n, v in found.items()} == {n: v.shape for n, v in expected.items()}
     return {n: _error(found[n], expected[n]) for n in expected}
+
+
+def tile_errors(device: str, dtype: torch.dtype) -> dict[str, float]:
+    """How far every tile's results are from float64: most layers are computed with one of many tiles."""
+    from safari.engine.stack import wide_kernels as wide
+
+    draw, found = torch.Generator().manual_seed(3), {}
+    clients, n, h, wd = 2, 2, 5, 4
+    for side, stride, inner, outer in ((3, 1, 64, 256), (3, 2, 64, 256), (1, 2, 256, 128)):
+        x = torch.randn(clients * n, inner, h, wd, generator=draw).to(dtype)
+        weight = torch.randn(clients, outer, inner, side, side, generator=draw).to(dtype).float()
+        ours, w = x.permute(0, 2, 3, 1).contiguous().to(device), weight.to(device)
+        theirs = x.double().requires_grad_(), weight.double().requires_grad_()
+        parts = zip(theirs[0].chunk(clients), theirs[1], strict=True)
+        y = torch.cat([F.conv2d(part, own, None, stride, side // 2) for part, own in parts])
+        dy = torch.randn(y.shape, generator=draw).to(dtype)
+        dx, dw = torch.autograd.grad(y, theirs, dy.double())
+        y, dx = (t.detach().permute(0, 2, 3, 1) for t in (y, dx))
+        each = y.unflatten(0, (clients, n))
+        sums = torch.stack([each.sum((1, 2, 3)), each.square().sum((1, 2, 3))], 1)
+        grad, ready = dy.permute(0, 2, 3, 1).contiguous().to(device), wide.weights_for(w, inner, dtype)
+        for tile in wide.CONV_TILES:
+            if tile.columns <= outer:
+                out, partial = wide.conv(ours, ready, stride, stats=True, tile=tile)
+                found[f"out {side} {stride} {tile}"] = _error(out, y)
+                found[f"sums {side} {stride} {tile}"] = _error(partial.sum(1), sums)
+            if tile.columns <= inner:
+                back = wide.conv_input_gradient(grad, ready, stride, h, wd, tile)
+                found[f"dx {side} {stride} {tile}"] = _error(back, dx)
+        for tile in wide.WEIGHT_TILES:
+            if tile.rows <= outer and tile.columns <= inner:
+                change = wide.conv_weight_gradient(ours, grad, inner, clients, stride, side, tile)
+                found[f"dw {side} {stride} {tile}"] = _error(change, dw)
+    return found
 
 
 def shared_conv_errors(case: Case, device: str, dtype: torch.dtype) -> dict[str, float]:
@@ -153,9 +206,12 @@ def _error(found: Tensor, expected: Tensor) -> float:
 
 
 def main() -> None:
-    for name, case in CASES.items():
+    for name, case in (CASES | WIDE_CASES).items():
         for what, error in conv_norm_errors(case, "cpu", torch.float32).items():
             assert error < 1e-5, f"{name}: {what} is off by {error:.2g}"
+    for what, error in tile_errors("cpu", torch.float32).items():
+        assert error < 1e-5, f"{what} is off by {error:.2g}"
+    for name, case in CASES.items():
         for what, error in shared_conv_errors(case, "cpu", torch.float32).items():
             assert error < 1e-5, f"{name}, shared: {what} is off by {error:.2g}"
     for what, error in adam_errors("cpu").items():

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from safari.engine.stack.fusion import pool_first
+from safari.engine.stack.fusion import find_fusions, pool_first
+from safari.models import resnet18
 
 
 class Net(nn.Module):
@@ -86,3 +87,20 @@ def test_other_graphs_stay_as_they_are(net):
     before = order(graph)
     pool_first(graph, dict(net.named_modules()))
     assert order(graph) == before
+
+
+def test_every_convolution_of_a_resnet18_becomes_a_step_and_each_sum_belongs_to_one():
+    """The sum of a block may end the block's own convolution or its shortcut's: to both it would be made twice."""
+    module = resnet18((3, 8, 8), 10).train()
+    graph = fx.Tracer().trace(module)
+    found = find_fusions(graph, dict(module.named_modules()))
+    convolutions = [name for name, layer in module.named_modules() if type(layer) is nn.Conv2d]
+    assert sorted(f.conv_name for f in found.values()) == sorted(convolutions)
+    inner = [node for f in found.values() for node in f.inner]
+    assert len(inner) == len(set(inner))
+    shortcuts = [f for f in found.values() if "shortcut" in f.conv_name]
+    assert len(shortcuts) == 3
+    assert not any(f.relu or f.residual for f in shortcuts)
+    sums = [f for f in found.values() if f.residual is not None]
+    assert [f.conv_name for f in sums] == [f"blocks.{i}.conv2" for i in range(8)]
+    assert all(f.relu for f in sums)

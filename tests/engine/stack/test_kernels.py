@@ -38,15 +38,24 @@ def test_interpreted_in_float32():
 @needs_triton
 def test_conv_norm_on_a_gpu_in_bfloat16():
     """A result of bfloat16 is off by 2^-9 at most; through a norm and its gradient that becomes some 1%."""
-    from engine.stack.kernel_check import CASES, conv_norm_errors
+    from engine.stack.kernel_check import CASES, WIDE_CASES, conv_norm_errors
 
-    for name, case in CASES.items():
+    for name, case in (CASES | WIDE_CASES).items():
         errors = conv_norm_errors(case, "cuda", torch.bfloat16)
         for what, error in errors.items():
             # The running statistics are taken from sums in float32, before anything is rounded.
             assert error < (1e-4 if what in ("mean", "var") else 0.02), (
                 f"{name}: {what} is off by {error:.2g}"
             )
+
+
+@pytest.mark.gpu
+@needs_triton
+def test_every_tile_on_a_gpu_in_bfloat16():
+    from engine.stack.kernel_check import tile_errors
+
+    for what, error in tile_errors("cuda", torch.bfloat16).items():
+        assert error < 0.01, f"{what} is off by {error:.2g}"
 
 
 @pytest.mark.gpu

@@ -10,24 +10,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from safari.engine.stack import kernels as k
-
-_WIDEST = 128
-
-
-def serves(inner: int, outer: int) -> bool:
-    """Are these numbers of channels among those that the kernels are written for?
-
-    Fewer than 16 inputs are padded with zeros; beyond 128 a tile would not fit the registers.
-    """
-    fits = [k.NARROWEST <= c <= _WIDEST and c & (c - 1) == 0 for c in (k.padded(inner), outer)]
-    return all(fits)
+from safari.engine.stack.served import padded
 
 
 class ConvNorm(torch.autograd.Function):
-    """`relu(batch_norm(conv3x3(x)) + residual)` with each client's own weights and statistics.
+    """`relu(batch_norm(conv(x)) + residual)` with each client's own weights and statistics.
 
-    x and residual are `[clients · n, h, w, channels]` in bfloat16; the weight `[clients, out, in, 3, 3]` and
-    the norm's parameters `[clients, out]` in float32. The running statistics are updated in place.
+    x and residual are `[clients · n, h, w, channels]` in bfloat16; the weight `[clients, out, in, side, side]`, 3x3
+    or 1x1, and the norm's parameters `[clients, out]` in float32. The running statistics are updated in place.
     """
 
     @staticmethod
@@ -36,12 +26,13 @@ class ConvNorm(torch.autograd.Function):
         running_mean: Tensor, running_var: Tensor, stride: int, relu: bool, momentum: float, eps: float,
     ) -> Tensor:  # fmt: skip
         """The step; what the backward pass needs is saved."""
-        clients = weight.shape[0]
-        if x.shape[-1] < k.NARROWEST:
-            x = torch.nn.functional.pad(x, (0, k.NARROWEST - x.shape[-1]))
+        clients, side = weight.shape[0], weight.shape[-1]
+        missing = padded(x.shape[-1]) - x.shape[-1]
+        if missing:
+            x = torch.nn.functional.pad(x, (0, missing))
         x = x.contiguous()
         w, turned = k.weights_for(weight, x.shape[-1], x.dtype)
-        y, partial = k.conv(x, w, weight.shape[1], clients, stride, stats=True)
+        y, partial = k.conv(x, w, weight.shape[1], clients, stride, stats=True, side=side)
         channels, blocks = y.shape[-1], partial.shape[1]
         size = y.numel() // clients
         mean, rstd, scale, shift = torch.empty((4, clients, channels), device=x.device).unbind()
@@ -56,7 +47,7 @@ class ConvNorm(torch.autograd.Function):
             C=channels, RESIDUAL=residual is not None, RELU=relu, BLOCK=k.BLOCK,
         )  # fmt: skip
         ctx.save_for_backward(x, turned, y, out, mean, rstd, scale, shift)
-        ctx.facts = (clients, stride, relu, residual is not None, weight.shape[2])
+        ctx.facts = (clients, stride, relu, residual is not None, weight.shape[2], side)
         return out
 
     @staticmethod
@@ -64,7 +55,7 @@ class ConvNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients with respect to x, weight, gamma, beta and residual."""
         x, turned, y, out, mean, rstd, scale, shift = ctx.saved_tensors
-        clients, stride, relu, has_residual, inner = ctx.facts
+        clients, stride, relu, has_residual, inner, side = ctx.facts
         grad = grad.contiguous()
         channels = y.shape[-1]
         size = y.numel() // clients
@@ -86,9 +77,9 @@ class ConvNorm(torch.autograd.Function):
         )  # fmt: skip
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = k.conv_input_gradient(dy, turned, x.shape[-1], clients, stride, x.shape[1], x.shape[2])
-            dx = dx[..., :inner]
-        dw = k.conv_weight_gradient(x, dy, inner, clients, stride)
+            h, wd, cin = x.shape[1:]
+            dx = k.conv_input_gradient(dy, turned, cin, clients, stride, h, wd, side)[..., :inner]
+        dw = k.conv_weight_gradient(x, dy, inner, clients, stride, side=side)
         return dx, dw, sums[1], sums[0], dresidual, *[None] * 6
 
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from safari.engine.stack.ops import Tensors, Value
+from safari.engine.stack.served import serves
 
 _ADDITIONS = {operator.add, operator.iadd, torch.add}
 _RELUS = {F.relu, torch.relu}
@@ -55,19 +56,21 @@ class Fusion:
 
 def find_fusions(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> dict[fx.Node, Fusion]:
     """The fusions of a graph, each under the node that its result replaces."""
-    found = {}
+    found: dict[fx.Node, Fusion] = {}
     for node in graph.nodes:
-        fusion = _fusion_at(node, modules)
+        fusion = _fusion_at(node, modules, found)
         if fusion is not None:
             found[fusion[0]] = fusion[1]
     return found
 
 
-def _fusion_at(node: fx.Node, modules: Mapping[str, nn.Module]) -> tuple[fx.Node, Fusion] | None:
-    from safari.engine.stack.fused import serves
-
+def _fusion_at(
+    node: fx.Node, modules: Mapping[str, nn.Module], found: Mapping[fx.Node, Fusion]
+) -> tuple[fx.Node, Fusion] | None:
     conv = modules.get(str(node.target)) if node.op == "call_module" else None
-    if type(conv) is not nn.Conv2d or not _plain(conv) or not serves(conv.in_channels, conv.out_channels):
+    if type(conv) is not nn.Conv2d or not _plain(conv):
+        return None
+    if not serves(conv.in_channels, conv.out_channels, conv.kernel_size[0]):
         return None
     after = _only_user(node)
     norm = modules.get(str(after.target)) if after is not None and after.op == "call_module" else None
@@ -83,7 +86,9 @@ def _fusion_at(node: fx.Node, modules: Mapping[str, nn.Module]) -> tuple[fx.Node
         # `shortcut += x` changes the shortcut, which another layer may read.
         if following.target is operator.iadd and following.args[0] is not last:
             other = []
-        if len(other) == 1 and isinstance(other[0], fx.Node) and then is not None and _is_relu(then, modules):
+        # A shortcut with a convolution of its own may also end in this sum: it belongs to whichever comes first.
+        free = then is not None and then not in found and _is_relu(then, modules)
+        if len(other) == 1 and isinstance(other[0], fx.Node) and then is not None and free:
             inner, last, residual, relu = [*inner, last, following], then, other[0], True
     elif following is not None and _is_relu(following, modules):
         inner, last, relu = [*inner, last], following, True
@@ -128,8 +133,7 @@ def _is_free(node: object, modules: Mapping[str, nn.Module]) -> bool:
 
 def _plain(conv: nn.Conv2d) -> bool:
     return (
-        conv.kernel_size == (3, 3)
-        and conv.padding == (1, 1)
+        (conv.kernel_size, conv.padding) in (((3, 3), (1, 1)), ((1, 1), (0, 0)))
         and conv.dilation == (1, 1)
         and conv.stride in ((1, 1), (2, 2))
         and conv.groups == 1

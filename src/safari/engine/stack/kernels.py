@@ -1,8 +1,9 @@
 """Triton kernels for what a small convolutional net spends its time on, many clients at once.
 
 Activations are `[clients · n, h, w, channels]`, weights `[clients, 9, in, out]`, both bfloat16; sums are
-float32. A 3x3 convolution of 16 to 128 channels reads and writes little more than its operands; batch norm's
-statistics are taken while the convolution's result is still in registers.
+float32. A 3x3 convolution of few channels reads and writes little more than its operands; batch norm's
+statistics are taken while the convolution's result is still in registers. Layers with more channels, and 1x1
+convolutions, go to `wide_kernels`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from safari.engine.stack import wide_kernels as wide
+from safari.engine.stack.served import is_wide
+
 BLOCK = 1024
-NARROWEST = 16
 
 
 @dataclass(frozen=True)
@@ -292,14 +295,12 @@ def _adam_kernel(
     tl.store(p + at, value, mask=inside)
 
 
-def padded(channels: int) -> int:
-    """So many channels, or the fewest that a matrix unit takes."""
-    return max(channels, NARROWEST)
-
-
 def weights_for(weight: Tensor, cin: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """float32 `[clients, out, in, 3, 3]` in the kernels' two orders, `in` padded to `cin` with zeros."""
-    clients, cout, inner = weight.shape[:3]
+    """float32 `[clients, out, in, side, side]` in the orders for both passes, `in` padded to `cin` with zeros."""
+    clients, cout, inner, side, _ = weight.shape
+    if is_wide(cin, cout, side):
+        w = wide.weights_for(weight, cin, dtype)
+        return w, w
     w, turned = torch.empty((2, clients, 9 * cin * cout), dtype=dtype, device=weight.device).unbind()
     grid = (triton.cdiv(9 * cin * cout, BLOCK), clients)
     _weights_kernel[grid](weight, w, turned, inner, CIN=cin, COUT=cout, BLOCK=BLOCK)
@@ -307,10 +308,13 @@ def weights_for(weight: Tensor, cin: int, dtype: torch.dtype) -> tuple[Tensor, T
 
 
 def conv(
-    x: Tensor, w: Tensor, cout: int, clients: int, stride: int, stats: bool, tile: Tile | None = None
-) -> tuple[Tensor, Tensor]:
-    """3x3 convolution with padding 1, and the partial sums that batch norm needs."""
+    x: Tensor, w: Tensor, cout: int, clients: int, stride: int, stats: bool, tile: Tile | None = None,
+    side: int = 3,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Convolution side x side with padding side // 2, and the partial sums that batch norm needs."""
     total, h, wd, cin = x.shape
+    if is_wide(cin, cout, side):
+        return wide.conv(x, w, stride, stats)
     tile = tile or CONV_TILES.get(cin, Tile(128, 4, 3))
     n, oh, ow = total // clients, (h - 1) // stride + 1, (wd - 1) // stride + 1
     blocks = triton.cdiv(n * oh * ow, tile.rows)
@@ -325,10 +329,12 @@ def conv(
 
 
 def conv_input_gradient(
-    dy: Tensor, turned: Tensor, cin: int, clients: int, stride: int, h: int, wd: int
+    dy: Tensor, turned: Tensor, cin: int, clients: int, stride: int, h: int, wd: int, side: int = 3
 ) -> Tensor:
     """The gradient with respect to the input of `conv`."""
     total, oh, ow, cout = dy.shape
+    if is_wide(cin, cout, side):
+        return wide.conv_input_gradient(dy, turned, stride, h, wd)
     if stride == 1:
         return conv(dy, turned, cin, clients, 1, stats=False)[0]
     n, rows = total // clients, 128
@@ -347,10 +353,13 @@ def conv_weight_gradient(
     stride: int,
     tile: Tile | None = None,
     programs: int = 2048,
+    side: int = 3,
 ) -> Tensor:
-    """The gradient with respect to the weights of `conv`, float32 `[clients, out, in, 3, 3]`."""
+    """The gradient with respect to the weights of `conv`, float32 `[clients, out, in, side, side]`."""
     total, h, wd, cin = x.shape
     _, oh, ow, cout = dy.shape
+    if is_wide(cin, cout, side):
+        return wide.conv_weight_gradient(x, dy, inner, clients, stride, side)
     tile = tile or WEIGHT_TILES.get(cin, Tile(128, 4, 3))
     pixels = total // clients * oh * ow
     # Enough programs to fill the device, each with enough pixels to be worth its share of the sum.

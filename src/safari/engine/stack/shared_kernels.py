@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from safari.engine.stack import kernels as k
-from safari.engine.stack.fused import serves
+from safari.engine.stack.served import padded, serves
 from safari.engine.stack.shared import Plain
 
 
@@ -34,7 +34,7 @@ class Kernels:
 
     def input_gradient(self, dy: Tensor, weight: Tensor, shape: torch.Size, same: bool) -> Tensor:
         """Its gradient with respect to x."""
-        dy, cin = self._pixels(dy), k.padded(self.inner)
+        dy, cin = self._pixels(dy), padded(self.inner)
         _, turned = k.weights_for(weight.contiguous(), cin, dy.dtype)
         dx = k.conv_input_gradient(dy, turned, cin, len(weight), self.stride, shape[2], shape[3])
         return dx[..., : self.inner].permute(0, 3, 1, 2)
@@ -46,7 +46,7 @@ class Kernels:
     def _pixels(self, x: Tensor) -> Tensor:
         """`[clients · n, h, w, channels]`, with as many channels as the kernels want at least."""
         x = x.permute(0, 2, 3, 1)
-        missing = k.padded(x.shape[-1]) - x.shape[-1]
+        missing = padded(x.shape[-1]) - x.shape[-1]
         return (F.pad(x, (0, missing)) if missing else x).contiguous()
 
 

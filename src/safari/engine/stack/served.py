@@ -1,0 +1,33 @@
+"""Which convolutions the Triton kernels are written for. Readable without Triton."""
+
+from __future__ import annotations
+
+# The fewest channels that a matrix unit takes.
+NARROWEST = 16
+# The norm's kernels hold all channels of a pixel in one program.
+WIDEST = 1024
+
+
+def padded(channels: int) -> int:
+    """So many channels, or the fewest that a matrix unit takes."""
+    return max(channels, NARROWEST)
+
+
+def serves(inner: int, outer: int, side: int = 3) -> bool:
+    """Are there kernels for a convolution side x side with so many channels in and out?
+
+    Fewer than 16 inputs are padded with zeros; 1x1 convolutions are served from 64 channels on.
+
+    >>> serves(3, 64), serves(512, 512), serves(64, 96), serves(16, 32, side=1)
+    (True, True, False, False)
+    """
+    fits = [NARROWEST <= c <= WIDEST and c & (c - 1) == 0 for c in (padded(inner), outer)]
+    return all(fits) and (side == 3 or is_wide(inner, outer, side))
+
+
+def is_wide(cin: int, cout: int, side: int) -> bool:
+    """Is a layer that is served one for `wide_kernels`? The others hold all of its channels in one program, which
+    fits the registers up to about 64 x 64 of them; and they know 3x3 alone."""
+    if side == 1:
+        return min(cin, cout) >= 64
+    return cin * cout > 64 * 64 or max(cin, cout) > 128

@@ -11,6 +11,7 @@ import torch
 import safari
 from engine.kit import SMALL, StopAfter, play, records, world_of
 from safari.errors import ConfigError
+from safari.rounds.beside import wire_layout
 
 BIG = {**SMALL, "model": {"name": "mlp", "hidden": [64]}, "rounds": 4, "uplink": {"name": "perfect"}}
 LOSSY = {"name": "lossy", "loss": 0.3, "size": 200}
@@ -84,7 +85,7 @@ def test_a_client_that_the_uplink_stops_sends_no_packets():
 @pytest.mark.parametrize("engine", ["reference", "vectorised"])
 def test_a_run_that_was_stopped_goes_on_with_the_same_bits(tmp_path, engine):
     config = {
-        **BIG, "rounds": 6, "packets": {**LOSSY, "burst": 3}, "wire": {"every": 4},
+        **BIG, "rounds": 6, "packets": {**LOSSY, "burst": 3}, "wire": {"every": 4, "values": "step"},
         "checkpoint": {"every": 1}, "engine": {**BIG["engine"], "name": engine},
     }  # fmt: skip
     safari.run(config, tmp_path / "whole")
@@ -104,10 +105,6 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_bits(tmp_path, engine):
         (
             {"packets": {"name": "lossi"}},
             r"packets.name must be one of lossy, none, recorded; got 'lossi' \(did you mean",
-        ),
-        (
-            {"packets": LOSSY, "wire": {"values": "step"}},
-            "wire.feedback must be false with packets, got true",
         ),
     ],
 )
@@ -148,6 +145,22 @@ def test_arrivals_of_a_network_are_replayed_number_by_number(tmp_path, engine):
     assert "parts" not in found[2]
     with pytest.raises(ConfigError, match="rounds must be at most the 3 that packets has, got 4"):
         world_of({**config, "rounds": 4})
+
+
+@pytest.mark.parametrize("engine", ["reference", "vectorised"])
+def test_the_residual_of_what_was_lost_waits_for_the_next_upload(tmp_path, engine):
+    world = world_of(BIG)
+    size, trained = world.layout.size, world.layout.parameters
+    config = {**BIG, "rounds": 1, "wire": {"values": "step"}, "engine": {**BIG["engine"], "name": engine}}
+    packets = arrivals(tmp_path / "rounds.jsonl", {"0": [[0, size]], "1": [[100, 900]], "2": []})
+    ((_, whole, _),) = play(config)
+    ((_, parts, _),) = play({**config, "packets": packets})
+    came = torch.zeros(size, dtype=torch.bool)
+    came[wire_layout(world.layout).positions(100, 900)] = True
+    assert bool((whole.residual[1] != 0).any())
+    assert torch.equal(parts.residual[0], whole.residual[0])
+    assert torch.equal(parts.residual[1], torch.where(came[:trained], whole.residual[1], 0.0))
+    assert not bool(parts.residual[2:].any())
 
 
 def test_algorithms_that_send_more_than_a_model_are_refused():

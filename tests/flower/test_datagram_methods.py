@@ -42,7 +42,7 @@ BEST = {
     "uplink": {"name": "perfect"},
     "arms": ["safari+"],
 }
-STEPS = {"every": 1, "values": "step", "ratio": 80.0, "feedback": False}
+STEPS = {"every": 1, "values": "step", "ratio": 80.0}
 
 
 @pytest.mark.parametrize(

@@ -288,7 +288,6 @@ def test_an_insecure_control_channel_stops_the_strategy_before_anything_is_sent(
     [
         ({"download": "dense"}, "download must be 'frame' with datagrams, got 'dense'"),
         ({"upload": "dense"}, "upload must be 'frame' with datagrams, got 'dense'"),
-        ({"config": {"wire": {"values": "step"}}}, "wire.feedback must be false with datagrams, got true"),
     ],
 )
 def test_what_does_not_go_together_is_refused(options, problem):

@@ -12,9 +12,11 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from flower.kit import Loopback, Net, net, train_a_bit
+from safari.errors import SafariError
 from safari.flower import SafariStrategy, sparse
 from safari.flower.arrays import dense_record
 from safari.flower.residual import MEMORY, NEVER, read_residual, write_residual
+from safari.wire import WireLayout
 
 OLD, NEW = np.array([1, 2], np.float32), np.array([3, 4], np.float32)
 
@@ -36,6 +38,21 @@ def test_what_does_not_fit_is_forgotten():
     assert read_residual(state, 2, 0).tolist() == [0, 0]
     write_residual(state, OLD.astype(np.float64), NEW.astype(np.float64), 0)
     assert read_residual(state, 2, 0).tolist() == [0, 0]
+
+
+def test_of_an_upload_in_packets_each_coordinate_goes_by_its_packet():
+    # On the wire the weight comes first: its last number and the bias are in the second packet.
+    wire, state = WireLayout(["bias", "weight"], [1, 3], [False, True]), RecordDict()
+    old, new = np.arange(4, dtype=np.float32), np.arange(10, 14, dtype=np.float32)
+    write_residual(state, old, new, 5, [(0, 2), (2, 2)])
+    assert read_residual(state, 4, 5, b"\x80", wire).tolist() == [0, 11, 12, 3]
+    assert read_residual(state, 4, 5, b"\x40", wire).tolist() == [10, 1, 2, 13]
+    assert read_residual(state, 4, 5, b"", wire).tolist() == new.tolist()
+    assert read_residual(state, 4, 4, b"\x80", wire).tolist() == old.tolist()
+    with pytest.raises(
+        SafariError, match="a bit for each of the 2 packets that this client sent in round 6, got 3"
+    ):
+        read_residual(state, 4, 5, b"abc", wire)
 
 
 def play(rounds, wire):

@@ -52,6 +52,7 @@ def deliver(
         delivered, after = link.apply(inner, t, counts, generator(world.seed, "packets", t))
         rows = [coverage(cut.layout, own, delivered[i]) for i, own in zip(arrived.ids, edges, strict=True)]
     came = torch.from_numpy(np.stack(rows)).to(x.device)
+    _keep_residuals(state.residual, codec.residual, arrived.ids, came)
     some = [row for row, own in enumerate(rows) if own.any()]
     came = came[some]
     found = Arrived(
@@ -90,13 +91,19 @@ def _packetisation(
     return Packetisation(codec.layout, *known.tolist()), known
 
 
+def _keep_residuals(before: Tensor | None, after: Tensor | None, ids: list[int], came: Tensor) -> None:
+    """Where a packet was lost, its client's residual stays as it was before the upload.
+
+    `after`: of all clients, as if what they sent had arrived whole; changed in place. A client learns from its next
+    broadcast which packets those were.
+    """
+    if before is not None and after is not None:
+        rows, trained = torch.tensor(ids, device=after.device), after.shape[1]
+        after[rows] = torch.where(came[:, :trained], after[rows], before[rows])
+
+
 def check_packets(world: World) -> None:
     """ConfigError for what does not go together with packets."""
-    if not world.packets.whole and world.config.wire.feeds_back:
-        raise ConfigError(
-            "wire.feedback must be false with packets, got true: a client does not learn which packets of its upload "
-            "have arrived"
-        )
     if world.packets.rounds is not None:
         rounds = world.packets.rounds(world.packets.init(world.setting("packets")))
         if rounds < world.config.rounds:

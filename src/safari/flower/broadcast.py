@@ -46,12 +46,13 @@ class Broadcast:
         server_round: int,
         frames: tuple[bytes, ...] | None = None,
         heard: int = NEVER,
+        came: bytes = b"",
         own: Mapping[str, bytes] | None = None,
     ) -> RecordDict:
         """A message's content: the model (or frames that lead to it), the user's own config with the round
-        in it, and our instructions for clients that were last heard in round `heard`. `own`: what travels beside
-        the model for one client alone."""
-        entries = replace(self.instructions, heard=heard).entries()
+        in it, and our instructions for clients that were last heard in round `heard`, and of whom these packets
+        `came` then. `own`: what travels beside the model for one client alone."""
+        entries = replace(self.instructions, heard=heard, came=came).entries()
         table = ConfigRecord({**config, "server-round": server_round, **entries})
         arrays = self.arrays if frames is None else chain_record(frames)
         return RecordDict({ARRAYS: with_beside(arrays, {**self.beside, **(own or {})}), CONFIG: table})
@@ -162,6 +163,7 @@ def broadcast(
         remember=remember,
         feedback=config.wire.feeds_back,
         heard=NEVER,
+        came=b"",
         upload=upload,
     )
     more = sum(map(len, beside.values()))

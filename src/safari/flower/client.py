@@ -71,12 +71,15 @@ from safari.wire import (
     Shared,
     decode,
     decode_mask,
+    decode_packet,
     encode,
+    merge,
     packets,
     reference_digest,
     settle,
     with_residual,
 )
+from safari.wire.packet import covered_range
 
 METRICS = "metrics"
 # Entries of a message's config by which `sparse_mod` hands the mask to the function: the bits, and the names
@@ -174,16 +177,20 @@ class Job:
         reference = self.shared.reference
         model = b"" if reference is None else reference_digest(reference)
         identity = Identity(self.offered_as, self.instructions.round, model)
-        values, mask = self.instructions.values, self.mask.numpy()
-        return packets(
-            vector.numpy(),
-            mask,
-            self.shared,
-            limit=PACKET,
-            values=values,
-            lossy=self._lossy,
-            identity=identity,
+        told, mask, wire = self.instructions, self.mask.numpy(), self.shared.layout
+        send = functools.partial(
+            packets, limit=PACKET, values=told.values, lossy=self._lossy, identity=identity
         )
+        if not told.feedback:
+            return send(vector.numpy(), mask, self.shared)
+        before = read_residual(self.state, self.layout.parameters, told.heard, told.came, wire)
+        target = with_residual(vector.numpy(), mask, before)
+        found = send(target, mask, self.shared)
+        decoded = merge((decode_packet(data, self.shared, expect=identity) for data in found), self.shared)
+        after = settle(before, target, decoded.vector, mask, True)
+        ranges = [covered_range(data, wire) for data in found]
+        write_residual(self.state, before, after, told.round, ranges)
+        return found
 
     def _encode(self, vector: Tensor) -> bytes:
         lossy = self._lossy

@@ -117,6 +117,7 @@ def _admit(roster: Roster, request: Request, round: int, notes: _Notes) -> Roste
                 online=online,
                 patience=request.patience,
                 weight=reply.metrics.examples,
+                came=reply.packets,
             )
         except SafariError as error:
             del notes.good[node]

@@ -10,7 +10,6 @@ import torch
 from flwr.app import Message, MetricRecord, RecordDict
 from torch import Tensor
 
-from safari.config import Config
 from safari.errors import ConfigError
 from safari.flower.protocol import SAFARI, ClientInfo
 
@@ -28,18 +27,13 @@ def reply_without_words(message: Message, name: str) -> Message:
     return Message(content, reply_to=message)
 
 
-def check_datagrams(datagrams: Datagrams | None, config: Config, download: str, upload: str) -> None:
+def check_datagrams(datagrams: Datagrams | None, download: str, upload: str) -> None:
     """ConfigError for what does not go together with datagrams."""
     if datagrams is None:
         return
     for name, value in (("download", download), ("upload", upload)):
         if value != "frame":
             raise ConfigError(f"{name} must be 'frame' with datagrams, got {value!r}")
-    if config.wire.feeds_back:
-        raise ConfigError(
-            "wire.feedback must be false with datagrams, got true: a client does not learn which packets of "
-            "its upload have arrived"
-        )
 
 
 def complete_masks(replies: Mapping[int, Reply], expected: Tensor) -> dict[int, Reply]:

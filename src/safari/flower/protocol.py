@@ -45,7 +45,8 @@ class Instructions:
     `round` counts from 0; `layout`, `model` and `predicted` are the digests of the wire layout, of the model
     and of the mask that the server expects, so that both ends know what they share before a frame relies on
     it. `remember`: the next round may build on this one's model. `feedback`: the client adds to its upload
-    what earlier ones left out; `heard` is the last round in which the server heard this client, or -1.
+    what earlier ones left out; `heard` is the last round in which the server heard this client, or -1, and `came`
+    has a bit for each packet of that upload, 1 where it arrived; empty where all did.
     `upload`: "frame", "dense" for plain arrays, or "packets" for datagrams.
 
     `pruner`, `sparsity`, `scope`, `dense` and `least` say how a score makes a mask in this round. `masks`: how
@@ -80,6 +81,7 @@ class Instructions:
     remember: bool
     feedback: bool
     heard: int
+    came: bytes
     upload: str
 
     def entries(self) -> dict[str, Any]:

@@ -68,6 +68,8 @@ class Reply:
     mode: str
     # True where a number came, where the model did in part.
     came: Tensor | None = None
+    # A bit for each of its packets then, 1 where it came.
+    packets: bytes = b""
     # What came beside the model: the vectors of the client algorithm, and votes for weights to grow.
     up: Mapping[str, Tensor] = field(default_factory=dict)
     votes: Tensor | None = None
@@ -110,7 +112,7 @@ def read_reply(
     beside = beside_of(arrays)
     up, votes = read_up(beside, sent), read_votes(beside, sent)
     size += sum(map(len, beside.values())) if frame is not None else 0
-    return Reply(name, vector, mask, metrics, size, mode, None, up, votes)
+    return Reply(name, vector, mask, metrics, size, mode, up=up, votes=votes)
 
 
 def read_up(beside: Mapping[str, bytes], sent: Broadcast) -> dict[str, Tensor]:
@@ -183,7 +185,8 @@ def read_parts(
     _check_size(vector)
     _check_mask(mask, sent, None if delivery.whole else torch.from_numpy(delivery.arrived))
     came = None if delivery.whole else torch.from_numpy(delivery.arrived)
-    return Reply(name, vector, mask, metrics, delivery.size, delivery.modes, came)
+    packets = b"" if came is None else delivery.bits
+    return Reply(name, vector, mask, metrics, delivery.size, delivery.modes, came, packets)
 
 
 def read_metrics(content: RecordDict) -> Metrics:

@@ -29,7 +29,8 @@ class Roster:
 
     `names`: the seat of each name. `nodes`: the name of each node that has answered. `heard`: the round in
     which each name was last heard. `weights`: the sample count that each name last stated. `taken`: how many
-    names a node has had, where more than one.
+    names a node has had, where more than one. `came`: a bit for each packet of the upload that was last heard,
+    where not all of them arrived.
     """
 
     clients: int
@@ -38,6 +39,7 @@ class Roster:
     heard: Mapping[str, int] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
     taken: Mapping[int, int] = field(default_factory=dict)
+    came: Mapping[str, bytes] = field(default_factory=dict)
 
     def admit(
         self,
@@ -48,6 +50,7 @@ class Roster:
         online: Collection[int] = (),
         patience: int | None = None,
         weight: float | None = None,
+        came: bytes = b"",
     ) -> Roster:
         """The roster after a node has answered under a name; SafariError says why it cannot have that name.
 
@@ -71,8 +74,10 @@ class Roster:
             else:
                 seat, known = known._seat_for(name, round, online, patience)
             known = replace(known, names={**known.names, name: seat})
+        parts = {other: bits for other, bits in known.came.items() if other != name}
         return replace(
             known,
+            came={**parts, name: came} if came else parts,
             nodes={**{n: other for n, other in known.nodes.items() if other != name}, node: name},
             heard={**known.heard, name: round},
             weights=known.weights if weight is None else {**known.weights, name: weight},
@@ -128,6 +133,7 @@ class Roster:
             "heard": dict(self.heard),
             "weights": dict(self.weights),
             "taken": {str(node): count for node, count in self.taken.items()},
+            "came": {name: bits.hex() for name, bits in self.came.items()},
         }
 
     @classmethod
@@ -141,6 +147,7 @@ class Roster:
             weights={str(name): float(weight) for name, weight in table["weights"].items()},
             # Checkpoints from before it was counted have none.
             taken={int(node): int(count) for node, count in table.get("taken", {}).items()},
+            came={str(name): bytes.fromhex(bits) for name, bits in table.get("came", {}).items()},
         )
 
     def _check_claim(
@@ -186,6 +193,7 @@ class Roster:
             nodes={node: n for node, n in self.nodes.items() if n != name},
             heard={n: round for n, round in self.heard.items() if n != name},
             weights={n: weight for n, weight in self.weights.items() if n != name},
+            came={n: bits for n, bits in self.came.items() if n != name},
         )
 
     def _away(self, nodes: Iterable[int]) -> dict[str, int]:

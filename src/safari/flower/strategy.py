@@ -114,7 +114,7 @@ class SafariStrategy(Strategy):
     ):
         check_arguments(clients, identify, patience, download, upload, min_nodes, wait, give_up)
         self.config = settings(module, clients, rule, config, download, upload)
-        check_datagrams(datagrams, self.config, download, upload)
+        check_datagrams(datagrams, download, upload)
         self._methods = Methods.of(self.config, Layout.of(module))
         self._methods.check(download, upload, datagrams is not None)
         self.datagrams = datagrams
@@ -565,9 +565,9 @@ class SafariStrategy(Strategy):
         ttl = 1.1 * self._timeout + 5 if math.isfinite(self._timeout) else None
         messages: list[Message] = []
         sizes: list[float] = []
-        for (frames, heard, seat), group in self._by_news(nodes, bool(sent.plan.each)).items():
+        for (frames, heard, came, seat), group in self._by_news(nodes, bool(sent.plan.each)).items():
             own = sent.own_of(seat)
-            content = sent.content(config, server_round, frames, heard, own)
+            content = sent.content(config, server_round, frames, heard, came, own)
             messages += [Message(content, dst_node_id=node, message_type=kind, ttl=ttl) for node in group]
             sizes += [sent.bytes_with(frames, own)] * len(group)
         return replace(sent, size=sum(sizes) / len(sizes) if sizes else sent.size), messages
@@ -592,18 +592,19 @@ class SafariStrategy(Strategy):
 
     def _by_news(
         self, nodes: Sequence[int], each: bool
-    ) -> dict[tuple[tuple[bytes, ...] | None, int, int | None], list[int]]:
+    ) -> dict[tuple[tuple[bytes, ...] | None, int, bytes, int | None], list[int]]:
         """Nodes by the frames that each needs (None: the model in full), where clients want to know what arrived
-        by the round in which each was last heard, and where each gets something of its own by its seat."""
-        groups: dict[tuple[tuple[bytes, ...] | None, int, int | None], list[int]] = {}
+        by the round in which each was last heard and the packets that came then, and where each gets something of its
+        own by its seat."""
+        groups: dict[tuple[tuple[bytes, ...] | None, int, bytes, int | None], list[int]] = {}
         seats = self.roster.seats(nodes) if each else {}
         for node in nodes:
             name = self.roster.nodes.get(node)
             frames = self._downloads.frames_for(name) if self._downloads else None
-            heard = NEVER
+            heard, came = NEVER, b""
             if name is not None and self.config.wire.feeds_back:
-                heard = self.roster.heard.get(name, NEVER)
-            groups.setdefault((frames, heard, seats.get(node)), []).append(node)
+                heard, came = self.roster.heard.get(name, NEVER), self.roster.came.get(name, b"")
+            groups.setdefault((frames, heard, came, seats.get(node)), []).append(node)
         return groups
 
     def _dense(self, vector: Tensor) -> ArrayRecord:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from safari.errors import WireError
 from safari.net.server import Upload
 from safari.wire.identity import Identity
@@ -21,7 +23,7 @@ class Delivery:
         mask: True where a weight is kept.
         arrived: True where a coordinate was received.
         ranges: The received coordinates as (first, count) in wire order, ascending and disjoint.
-        packets: Number of usable packets.
+        numbers: The numbers of the usable packets, ascending.
         total: Number of packets sent, as stated by the client; 0 if none was received.
         refused: Number of authentic packets that could not be decoded.
         size: Total size of the usable packets in bytes.
@@ -32,11 +34,23 @@ class Delivery:
     mask: Bools
     arrived: Bools
     ranges: tuple[tuple[int, int], ...]
-    packets: int
+    numbers: tuple[int, ...]
     total: int
     refused: int
     size: int
     modes: str
+
+    @property
+    def packets(self) -> int:
+        """How many packets are usable."""
+        return len(self.numbers)
+
+    @property
+    def bits(self) -> bytes:
+        """A bit for each packet that the client sent, the first one highest in its byte: 1 where it is usable."""
+        sent = np.zeros(self.total, np.bool_)
+        sent[list(self.numbers)] = True
+        return np.packbits(sent).tobytes()
 
     @property
     def whole(self) -> bool:
@@ -47,6 +61,7 @@ class Delivery:
 def assemble(upload: Upload, shared: Shared, identity: Identity) -> Delivery:
     """Merge the packets of an upload; packets of another client, round or model are refused."""
     parts: list[Part] = []
+    numbers: list[int] = []
     refused, size = 0, 0
     for number in sorted(upload.packets):
         data = upload.packets[number]
@@ -55,6 +70,7 @@ def assemble(upload: Upload, shared: Shared, identity: Identity) -> Delivery:
         except WireError:
             refused += 1
         else:
+            numbers.append(number)
             size += len(data)
     merged = merge(parts, shared)
     modes = sorted({f"{part.modes.values}, mask {part.modes.mask}" for part in parts})
@@ -64,7 +80,7 @@ def assemble(upload: Upload, shared: Shared, identity: Identity) -> Delivery:
         merged.mask,
         merged.arrived,
         ranges,
-        len(parts),
+        tuple(numbers),
         upload.total,
         refused,
         size,

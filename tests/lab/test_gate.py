@@ -44,10 +44,11 @@ from starlette.testclient import TestClient
 
 from net.namespaces import wait_until
 from safari.errors import SafariError
-from safari.lab.gate import FLEET_CALLS, Gate, ask_to_join
+from safari.lab.gate import _DESCRIPTORS, _EACH, FLEET_CALLS, Gate, ask_to_join, limits_for
 from safari.lab.invitations import app_digest
 from safari.lab.launch import Lab, superlink
 from safari.net.certificates import make_certificates
+from safari.view.limits import Limits
 from safari.view.server import PageServer, listen
 
 FLEET = "/v1/fleet/"
@@ -360,7 +361,7 @@ def test_a_superlink_that_accepts_every_key_does_not_make_the_gate_grow(monkeypa
 
 
 def test_a_connection_without_a_handshake_is_closed(monkeypatch, tmp_path):
-    """It holds a descriptor, and the limits count connections only after their handshake."""
+    """It holds a descriptor, and asyncio tells of connections only after their handshake."""
     monkeypatch.setattr("safari.view.server.HANDSHAKE", 0.5)
     files = make_certificates(tmp_path, ["127.0.0.1"])
 
@@ -377,6 +378,49 @@ def test_a_connection_without_a_handshake_is_closed(monkeypatch, tmp_path):
                 await running
 
     assert asyncio.run(silent()) == b""
+
+
+def test_a_flood_of_silent_connections_displaces_its_own_and_nobody_elses(tmp_path):
+    files, reports = make_certificates(tmp_path, ["127.0.0.1"]), []
+    context = ssl.create_default_context(cafile=files.authority)
+
+    async def flood() -> tuple[str, int, int]:
+        with listen("127.0.0.1", 0) as where:
+            limits, place = Limits(silent=5), where.getsockname()
+            server = PageServer(
+                Starlette(), where, limits, reports.append, certificate=files.server, key=files.key
+            )
+            running = asyncio.create_task(server.run(lambda: None))
+            # Somebody whose handshake takes long, because of a bad link.
+            answers, slow = await asyncio.open_connection(*place)
+            streams = [await asyncio.open_connection(*place, local_addr=("127.0.0.2", 0)) for _ in range(30)]
+            ends = [asyncio.create_task(reader.read()) for reader, _ in streams]
+            done, _ = await asyncio.wait(ends[:26], timeout=30)
+            left = sum(not end.done() for end in ends)
+            try:
+                await asyncio.wait_for(slow.start_tls(context, server_hostname="127.0.0.1"), 10)
+                slow.write(b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+                await slow.drain()
+                answer = await asyncio.wait_for(answers.read(), 10)
+            finally:
+                for writer in (slow, *(writer for _, writer in streams)):
+                    writer.close()
+                server.stop()
+                await running
+                await asyncio.gather(*ends, return_exceptions=True)
+            return answer.decode().splitlines()[0], len(done), left
+
+    # Five in all: the slow one, and the last four of the flood.
+    assert asyncio.run(flood()) == ("HTTP/1.1 404 Not Found", 26, 4)
+    words = "too many connections say nothing: closing those from 127.0.0.2 (reported at most once a minute)"
+    assert reports == [words]
+
+
+def test_the_gate_has_descriptors_for_all_that_its_limits_allow():
+    for clients in (1, 10, 1000):
+        limits = limits_for(clients)
+        to_superlink = 100
+        assert limits.silent + limits.pending + limits.active + to_superlink < _DESCRIPTORS + _EACH * clients
 
 
 def test_whoever_knows_a_public_key_alone_is_refused(served):
@@ -488,16 +532,18 @@ def test_clients_are_given_the_approved_app_alone(served, tmp_path):
 
 @pytest.mark.slow
 def test_a_flood_of_half_open_connections_passes(served):
-    """More than the gate has descriptors for, none of which says a word; nothing is promised meanwhile."""
+    """More than the gate has descriptors for, none of which says a word: others are served meanwhile."""
     log = served.lab.folder / "gate.log"
     with contextlib.ExitStack() as stack:
         for _ in range(700):
             found = stack.enter_context(socket.socket())
+            found.bind(("127.0.0.2", 0))
             found.setblocking(False)
             found.connect_ex(("127.0.0.1", served.lab.port))
-        wait_until("no descriptor is left", lambda: "Too many open files" in log.read_text(), 30)
-    with served.control(served.outside) as client, refused(404):
-        client.ListRuns(ListRunsRequest())
+        wait_until("the flood is noticed", lambda: "too many connections say nothing" in log.read_text(), 30)
+        with served.control(served.outside) as client, refused(404):
+            client.ListRuns(ListRunsRequest())
+    assert "Too many open files" not in log.read_text()
     assert len(log.read_text().splitlines()) < 50
 
 

@@ -105,9 +105,13 @@ FLAGS = [
 ]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """A real browser, or a skip that says what is missing."""
+    """A real browser, or a skip that says what is missing.
+
+    Not for the whole session: as long as Playwright is there, its event loop counts as running in this thread, and
+    tests elsewhere could not use `asyncio.run`.
+    """
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     if path is None:

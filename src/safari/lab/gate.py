@@ -293,7 +293,7 @@ def serve(
             f"{certificates.server} must be a certificate, and {certificates.key} its key: {error}"
         ) from error
     gate.strangers = STRANGERS + clients
-    limits = Limits(pending=64 + 8 * clients, active=32 + 4 * clients, request_seconds=60.0)
+    limits = limits_for(clients)
     with listen(host, port) as where:
         _bound_descriptors(_DESCRIPTORS + _EACH * clients)
         server = PageServer(
@@ -308,6 +308,14 @@ def serve(
         if parent is not None:
             when_orphaned(parent, server.stop)
         asyncio.run(server.run(opened))
+
+
+def limits_for(clients: int) -> Limits:
+    """What the gate carries for so many clients: together with its connections to the SuperLink (100 at most) less than
+    the descriptors that it takes, so that these do not run out."""
+    return Limits(
+        silent=128 + 4 * clients, pending=64 + 8 * clients, active=32 + 4 * clients, request_seconds=60.0
+    )
 
 
 def _bound_descriptors(wanted: int) -> None:

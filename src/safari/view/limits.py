@@ -3,12 +3,20 @@
 uvicorn waits for ever for the rest of a request, and accepts connections until the process has no file
 descriptors left. Here a connection that has not sent a whole request within some seconds is closed; when too
 many are pending, the oldest is closed, so that whoever sends a request at once is always served.
+
+With TLS, asyncio announces a connection only after its handshake. Connections that never get that far are therefore
+counted where they are accepted (`ListeningSocket`): when there are too many, the oldest one of the address that has
+most of them is closed. A flood from one machine displaces its own connections and nobody else's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ipaddress
+import socket
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,12 +35,15 @@ REPORT_EVERY = 60.0
 class Limits:
     """What one server carries.
 
+    silent: connections that have not finished their TLS handshake; beyond this number the oldest one of the address
+        with most of them is closed.
     pending: connections without a whole request; beyond this number the oldest one is closed.
     active: requests that are being answered; beyond this number the answer is 503.
     request_seconds: how long a client may take to send a request.
     send_seconds: how long a client may take to make room for more of an answer.
     """
 
+    silent: int = 64
     pending: int = 64
     active: int = 128
     request_seconds: float = 10.0
@@ -57,12 +68,26 @@ class Reporter:
             self._write(f"{text} (reported at most once a minute)")
 
 
+class ListeningSocket(socket.socket):
+    """A socket that tells `accepted` of each connection as it is accepted, before any handshake."""
+
+    accepted: Callable[[socket.socket, Any], None] | None = None
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """As of any socket."""
+        found, address = super().accept()
+        if self.accepted is not None:
+            self.accepted(found, address)
+        return found, address
+
+
 class ConnectionLimiter:
     """An ASGI application around another, told of connections by the protocol class it makes."""
 
     def __init__(self, app: Application, limits: Limits, report: Callable[[str, str], None]):
         self._app, self._limits, self._report = app, limits, report
-        # In the order in which they began to wait: the oldest first.
+        # In the order in which they were accepted, and began to wait: the oldest first.
+        self._silent: dict[Peer, socket.socket] = {}
         self._pending: dict[Peer, tuple[asyncio.Transport, float]] = {}
         self._active: set[Peer] = set()
 
@@ -86,8 +111,25 @@ class ConnectionLimiter:
 
         return LimitedProtocol
 
+    def accepted(self, connection: socket.socket, address: Any) -> None:
+        """A connection was accepted; its handshake, if there is one, is to come."""
+        self._silent[tuple(address[:2])] = connection
+        if len(self._silent) <= self._limits.silent:
+            return
+        # Of those that failed asyncio has closed the socket.
+        self._silent = {peer: found for peer, found in self._silent.items() if found.fileno() >= 0}
+        if len(self._silent) > self._limits.silent:
+            counts = Counter(map(_network, self._silent))
+            most = max(counts, key=counts.__getitem__)
+            oldest = self._silent.pop(next(peer for peer in self._silent if _network(peer) == most))
+            self._report("silent", f"too many connections say nothing: closing those from {most}")
+            # asyncio has the socket, and closes it when it reads the end.
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
+
     def opened(self, transport: asyncio.Transport) -> None:
-        """A connection was accepted."""
+        """A connection can carry requests: its handshake is done."""
+        self._silent.pop(_peer(transport), None)
         self._wait(_peer(transport), transport)
         if len(self._pending) > self._limits.pending:
             oldest, _ = self._pending.pop(next(iter(self._pending)))
@@ -148,6 +190,22 @@ class ConnectionLimiter:
 
 def _peer(transport: asyncio.BaseTransport) -> Peer:
     return tuple((transport.get_extra_info("peername") or ())[:2])
+
+
+def _network(peer: Peer) -> str:
+    """What one machine can have any number of addresses in: an IPv4 address, or 64 bits of an IPv6 one.
+
+    >>> _network(("10.0.0.7", 4711)), _network(("2001:db8::1:2", 4711)), _network(("::ffff:10.0.0.7", 4711))
+    ('10.0.0.7', '2001:db8::/64', '10.0.0.7')
+    """
+    try:
+        address = ipaddress.ip_address(str(peer[0]).partition("%")[0])
+    except (IndexError, ValueError):
+        return ""
+    if address.version == 4:
+        return str(address)
+    mapped = address.ipv4_mapped
+    return str(mapped or ipaddress.ip_network((address, 64), strict=False))
 
 
 async def _refuse(send: Send) -> None:

@@ -229,17 +229,34 @@ def _run_of(key: str) -> int:
 
 
 def setting(config: Config) -> str:
-    """A run in a line."""
+    """A run in a line; of parts that most runs leave alone, those that are not the default.
+
+    >>> from safari.config import parse
+    >>> setting(parse({"cohort": 3, "sampling": {"name": "multinomial"}, "client": {"name": "fedprox"}}))
+    '10 clients, 3 asked in a round · sampling multinomial · digits (groups) · cnn · mag at 80 % sparsity · client \
+fedprox · uplink bernoulli · 150 rounds · 1 seed'
+    """
     clients = f"{config.clients} clients"
     if config.cohort:
         clients += f", {config.cohort} asked in a round"
+    first = Config()
+
+    def unless_default(*names: str) -> list[str]:
+        return [
+            f"{name} {getattr(config, name).name}"
+            for name in names
+            if getattr(config, name).name != getattr(first, name).name
+        ]
+
     parts = [
         clients,
+        *unless_default("sampling"),
         f"{config.data.name} ({config.partition.name})",
         config.model.name,
         f"{config.pruning.pruner} at {100 * config.pruning.sparsity:.4g} % sparsity",
+        *unless_default("policy", "client"),
         f"uplink {config.uplink.name}",
-        *([f"downlink {config.downlink.name}"] if config.downlink.name != "perfect" else []),
+        *unless_default("packets", "downlink"),
         f"{config.rounds} rounds",
         f"{config.seeds} seed" + "s" * (config.seeds > 1),
     ]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from safari.errors import MissingExtraError, SafariError
-from safari.view.limits import DEFAULT_LIMITS, ConnectionLimiter, Limits, Reporter
+from safari.view.limits import DEFAULT_LIMITS, ConnectionLimiter, Limits, ListeningSocket, Reporter
 from safari.view.monitor import Monitor
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def listen(host: str, port: int | None) -> socket.socket:
     wanted = [USUAL_PORT, 0] if port is None else [port]
     for number in wanted:
         # With the protocol by name, asyncio turns Nagle's algorithm off, which costs 40 ms an answer.
-        found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        found = ListeningSocket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             found.bind((host, number))
@@ -117,6 +117,8 @@ class PageServer:
             raise _missing() from error
         self._where, self._report = where, Reporter(report)
         self._limiter = ConnectionLimiter(app, limits, self._report)
+        if isinstance(where, ListeningSocket):
+            where.accepted = self._limiter.accepted
         config = uvicorn.Config(
             self._limiter,
             http=self._limiter.protocol(),

@@ -87,38 +87,16 @@ class Plug:
     def stop(self) -> None: ...
 
 
-SCAFFOLD = {
-    "client": {"name": "scaffold", "memory": "stand-in"},
-    "policy": {"name": "rigl", **MOVING},
-    "local": {"schedule": "cosine"},
-    "aggregation": {"steps": [{"name": "fedadam", "lr": 0.01}], "average": 0.5},
-}
-MIME = {
-    "client": {"name": "mime"},
-    "local": {"optimiser": "sgd", "lr": 0.03, "schedule": "cosine"},
-    "wire": {"values": "step", "ratio": 20.0, "every": 0},
-}
-
-
-@pytest.mark.parametrize(
-    ("parts", "after", "held"),
-    [
-        (SCAFFOLD, 3, {"client.variate", "policy.mask"}),
-        (SCAFFOLD, 6, {"client.variate", "policy.mask"}),
-        (SCAFFOLD, 7, {"client.variate", "policy.mask"}),
-        (MIME, 7, {"step.0.momentum", "step.0.second", "step.0.rounds", "wire.residual"}),
-        (
-            {**MIME, "packets": {"name": "lossy", "loss": 0.4, "size": 200}, "wire": {"every": 0}},
-            7,
-            {"step.0.momentum"},
-        ),
-    ],
-    ids=["scaffold-3", "scaffold-6", "scaffold-7", "mime-coarse", "mime-packets"],
-)
-def test_an_interrupted_run_goes_on_bit_for_bit(
-    parts: dict[str, Any], after: int, held: set[str], tmp_path: Path
-) -> None:
-    config = {**BASE, **parts, "checkpoint": {"every": 2}}
+@pytest.mark.parametrize("after", [3, 6, 7])
+def test_an_interrupted_run_goes_on_bit_for_bit(after: int, tmp_path: Path) -> None:
+    config = {
+        **BASE,
+        "client": {"name": "scaffold", "memory": "stand-in"},
+        "policy": {"name": "rigl", **MOVING},
+        "local": {"schedule": "cosine"},
+        "aggregation": {"steps": [{"name": "fedadam", "lr": 0.01}], "average": 0.5},
+        "checkpoint": {"every": 2},
+    }
     safari.run(config, tmp_path / "whole")
     with pytest.raises(StoppedError):
         safari.run(config, tmp_path / "parts", [Plug(after)])
@@ -129,7 +107,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(
             load_file(tmp_path / name / "trials" / arm / "seed-0" / "checkpoint.safetensors")
             for name in ("whole", "parts")
         )
-        assert held <= one.keys() == other.keys()
+        assert {"client.variate", "policy.mask"} <= one.keys() == other.keys()
         for key in one:
             np.testing.assert_array_equal(one[key], other[key], err_msg=key)
 

@@ -1,30 +1,17 @@
 """MimeLite with Adam's statistics (Karimireddy et al., "Breaking the centralized barrier for cross-device
 federated learning", NeurIPS 2021): clients step with the server's momentum and scale, which stay fixed in a round.
 
-With the momentum m, the second moments v, s = √v + ε, and η/τ the rate of each of a client's τ steps:
+    a step follows   ((1 - β) g + β m) / (√v + ε), each number cut at ±clip
+    the server       m ← (1 - β) ḡ + β m,   v ← β₂ v + (1 - β₂) ḡ²
 
-    a step     x_i ← x_i - η/τ clip((1 - β) g / s + p),   p = β m / s
-    is sent    u_i = (x_i - x) / η + p, as the model x + u_i; unless clipped, the mean of -(1 - β) g / s
-    the sum    u = what the rule for the missing makes of the u_i;   ḡ = -u s / (1 - β)
-    a round    x ← x + η (u - p),   m ← (1 - β) ḡ + β m,   v ← β₂ v + (1 - β₂) ḡ²
+ḡ is the mean gradient along the clients' steps. In the paper clients send it; here the server reads it off the step
+that the weighted sum gave, which is linear in the gradients, so that nothing travels up beside the model:
 
-Where the rule's weights sum to 1, x becomes the mean of the clients' models, as in the paper; but of its movement a
-client sends its own part alone, and free of the rate. The common part, -η p, is known to the server. Sent along,
-it makes all updates look alike, so that nothing can be learned about which clients are; a rule that remembers updates
-repeats past momentum; and a coarse upload spends its bits on it. What is left of coarse uploads for later ones
-(`wire.feedback`), and what a rule remembers, keep their size while η falls. In the paper clients send gradients beside
-their models; here the server reads them off u, so that nothing travels beside a model.
+    x - x_next = η ((1 - β) ḡ + β m) / (√v + ε)
 
-When uploads are lost, each weight does one of three things:
-
-- Something of it came: it moves by momentum and by what came.
-- Nothing of it came, because of lost packets or because nobody arrived: it stays, and so do its moments. They describe
-  rounds with arrivals; momentum alone would carry the model on through an outage without any gradient.
-- All arrivals cut it: it becomes what the rule says, and its momentum is 0. There is no gradient, so its second moment
-  stays.
-
-A weight that a share q of the arrivals keep, and the others cut, moves by q of its step, and by 1 - q of the way to 0;
-ḡ is the mean gradient of those that keep it.
+A clipped number is read as a smaller gradient, and a weight that some clients cut and others keep moves towards 0
+without one, which is read as a gradient, too. A weight that all arrivals cut has a step of 0, and its momentum is 0
+after the round; one of which nothing arrived keeps its moments.
 """
 
 from __future__ import annotations
@@ -39,8 +26,6 @@ from safari.training.algorithms.fedlc import calibrated
 
 # Beyond this a gradient would have an infinite square, and what is infinite stays so.
 _LARGEST = 1e18
-# In place of 0 where a share is divided by.
-_LEAST_SHARE = 1e-9
 
 
 def mime(
@@ -55,11 +40,9 @@ def mime(
     """MimeLite: local steps of SGD with the server's momentum and the scale of its second moments.
 
     Adam at the client forgets everything between rounds; here the server remembers for all. Both vectors travel
-    down with the model, so a client that missed rounds has the newest. A client sends its own part of its movement,
-    without that of the momentum, which the server adds again; rules for the missing and coarse uploads see nothing
-    else. Clients keep nothing, and the server learns from whatever the rule for the missing made of the uploads, so a
-    lost message changes nothing else. Needs `local.optimiser = "sgd"`; `lr` is the size of a whole round's step, and
-    about ten times that of Adam's steps.
+    down with the model, so a client that missed rounds has the newest. Clients keep nothing, and the server learns
+    from whatever step the rule for the missing gave, so a lost message changes nothing else. Needs
+    `local.optimiser = "sgd"`; `lr` is the size of a whole round's step, and about ten times that of Adam's steps.
 
     `momentum`: β, the weight of the server's momentum in a step. `second`: β₂, what the second moments keep of the
     past. `eps`: smallest scale. `clip`: bound of each number of a step's direction, because the gradient of a single
@@ -79,62 +62,37 @@ def mime(
         return {"momentum": zeros, "second": zeros.clone(), "rounds": torch.zeros((), device=device)}
 
     def down(state: State) -> State:
-        # As in Adam: the second moments begin at 0, and are too small by this factor.
+        # As in Adam: the moments begin at 0, and are too small by this factor.
         heard = 1 - second ** state["rounds"].clamp(min=1)
-        scale = (state["second"] / heard).sqrt() + eps
-        return {"push": momentum * state["momentum"] / scale, "scale": scale}
+        return {"momentum": state["momentum"], "second": state["second"] / heard}
 
     def direction(gradient: Tensor, local: LocalRound) -> tuple[Tensor, State]:
-        mixed = (1 - momentum) * gradient / local.down["scale"] + local.down["push"]
-        return mixed.clamp(-clip, clip), local.state
-
-    def send(local: LocalRound) -> Tensor:
-        # Each step takes an equal part of the rate: a round without steps has no common part.
-        done = local.step / max(1, local.steps)
-        return local.start + (local.model - local.start) / local.lr + done * local.down["push"]
+        mixed = (1 - momentum) * gradient + momentum * local.down["momentum"]
+        return (mixed / (local.down["second"].sqrt() + eps)).clamp(-clip, clip), local.state
 
     def apply(state: State, step: Tensor, up: State, round: Round) -> tuple[Tensor, State]:
         if round.lr <= 0:
             raise ConfigError(f"the client algorithm mime needs a learning rate above 0, got {round.lr}")
-        size, common = len(step), down(state)
-        cut = _share_that_cuts(round)[:size]
-        to_zero = cut * round.global_model[:size]
-        own = step + to_zero
-        share = (1 - momentum) * (1 - cut).clamp(min=_LEAST_SHARE)
-        gradient = _bounded(-own / share * common["scale"])
-        kept = cut < 1
-        moments = {
-            "momentum": torch.where(kept, momentum * state["momentum"] + (1 - momentum) * gradient, 0.0),
-            "second": torch.where(
-                kept, second * state["second"] + (1 - second) * gradient.square(), state["second"]
-            ),
+        mixed = _bounded(-step / round.lr * (down(state)["second"].sqrt() + eps))
+        gradient = _bounded((mixed - momentum * state["momentum"]) / (1 - momentum))
+        following = {
+            "momentum": mixed,
+            "second": second * state["second"] + (1 - second) * gradient.square(),
         }
         if round.came is not None:
-            came = round.came.any(0)[:size]
-            moments = {name: torch.where(came, new, state[name]) for name, new in moments.items()}
-        step = round.lr * (own - (1 - cut) * common["push"]) - to_zero
-        return step, {**moments, "rounds": state["rounds"] + 1}
+            # Of what nobody's packets brought there is no step to read: its moments stay, as in a lost round.
+            heard = round.came.any(0)[: len(step)]
+            following = {name: torch.where(heard, new, state[name]) for name, new in following.items()}
+        return step, {**following, "rounds": state["rounds"] + 1}
 
     return ClientAlgorithm(
         loss=loss.loss,
         direction=direction,
-        send=send,
         server=ServerHalf(init, down, apply),
         check=loss.check,
         counts_labels=loss.counts_labels,
         plain_steps=True,
     )
-
-
-def _share_that_cuts(round: Round) -> Tensor:
-    """For each number of the model: the share of the arrivals, of those of which it came, that cut it."""
-    if round.came is None and round.masks.stride(0) == 0:
-        # An expanded view is one mask.
-        return (~round.masks[0]).to(round.models.dtype)
-    weights = round.own.to(round.models.dtype)
-    cut = ~round.masks if round.came is None else round.came & ~round.masks
-    heard = weights.sum() if round.came is None else weights @ round.came.to(weights)
-    return (weights @ cut.to(weights)) / heard.clamp(min=_LEAST_SHARE)
 
 
 def _bounded(numbers: Tensor) -> Tensor:

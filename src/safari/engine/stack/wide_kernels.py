@@ -317,13 +317,13 @@ def conv_tiles(pixels: int, clients: int, cin: int, cout: int) -> list[Tile]:
 
 def weight_tile(pixels: int, batches: int, cin: int, cout: int, tile: Tile | None = None) -> tuple[Tile, int]:
     """Likewise for the weights' gradient, and into how many parts the pixels are split. `tile` is taken when given."""
-    return weight_tiles(pixels, batches, cin, cout, [tile] if tile else WEIGHT_TILES)[0]
+    return weight_tiles(pixels, batches, cin, cout, [tile] if tile else None)[0]
 
 
 def weight_tiles(
-    pixels: int, batches: int, cin: int, cout: int, tiles: Sequence[Tile] = WEIGHT_TILES
+    pixels: int, batches: int, cin: int, cout: int, tiles: Sequence[Tile] | None = None
 ) -> list[tuple[Tile, int]]:
-    """All tiles that fit, each with its best number of parts; the best first.
+    """All tiles that fit, or those given, each with its best number of parts; the best first.
 
     More parts fill the device, but each is a sum that is written and read once more. `batches` are clients times taps.
     """
@@ -337,8 +337,10 @@ def weight_tiles(
     def splits_of(tile: Tile) -> range:
         return range(1, max(1, min(MOST_SPLITS, pixels // (4 * tile.depth))) + 1)
 
-    fitting = [t for t in tiles if min(cout, LEAST) <= t.rows <= cout and min(cin, LEAST) <= t.columns <= cin]
-    return sorted((min(((t, s) for s in splits_of(t)), key=time) for t in fitting), key=time)
+    if tiles is None:
+        rows, columns = min(cout, LEAST), min(cin, LEAST)
+        tiles = [t for t in WEIGHT_TILES if rows <= t.rows <= cout and columns <= t.columns <= cin]
+    return sorted((min(((t, s) for s in splits_of(t)), key=time) for t in tiles), key=time)
 
 
 def _side(taps: int) -> int:

@@ -14,6 +14,7 @@ pytest.importorskip("raptorq", reason="needs the extra net: pip install 'safari-
 from pathlib import Path
 
 from safari.errors import SafariError
+from safari.lab.app import config_of
 from safari.lab.launch import Lab, _environment
 from safari.net.certificates import make_certificates
 
@@ -102,3 +103,23 @@ def test_each_client_has_a_command_of_its_own(tmp_path):
     assert lab.invitation(0).startswith(
         "safari net join 192.0.2.1:8000 --client 0 --clients 2 --fingerprint "
     )
+
+
+SETTINGS = {
+    "seed": 0,
+    "rounds": 3,
+    "clients": 2,
+    "rule": "drop",
+    "model": "cnn",
+    "sparsity": 0.8,
+    "values": "",
+}
+
+
+def test_a_preset_lies_under_the_other_options():
+    plain, best = config_of(SETTINGS), config_of(SETTINGS | {"preset": "best"})
+    assert (plain.client.name, plain.local.optimiser, plain.wire.values) == ("fedavg", "adam", "auto")
+    assert (best.client.name, best.local.optimiser, best.wire.values) == ("mime", "sgd", "step")
+    assert (best.wire.ratio, best.aggregation.average, best.local.steps) == (80.0, 0.9, 5)
+    assert [arm.name for arm in best.arms] == ["drop"]
+    assert config_of(SETTINGS | {"preset": "best", "values": "int8"}).wire.values == "int8"

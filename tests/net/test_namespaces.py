@@ -21,6 +21,7 @@ from safari.training import evaluate
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 SETTINGS = {
     "seed": 0, "rounds": 3, "clients": 2, "rule": "safari+", "model": "cnn", "sparsity": 0.8, "values": "auto",
+    "preset": "best",
 }  # fmt: skip
 
 
@@ -29,7 +30,7 @@ def namespaces() -> str:
 
 
 def test_the_strategy_and_its_clients_in_namespaces_with_loss_by_nft(tmp_path):
-    """Flower's messages go through memory here, and models through real sockets and the kernel's packet filter."""
+    """The recipe: messages go through memory, and models through real sockets and the kernel's packet filter."""
     world = lab.world_of(SETTINGS)
     model = world.fresh_module()
     with Network(2, tmp_path) as network:

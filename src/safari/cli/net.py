@@ -45,7 +45,12 @@ def net() -> None:
     show_default=True,
     help="The fraction cut.",
 )
-@click.option("--values", default="auto", show_default=True, help="How numbers travel; see 'safari list'.")
+@click.option(
+    "--preset",
+    type=click.Choice(["best"]),
+    help="Settings that belong together, under the other options; see 'safari run --help'.",
+)
+@click.option("--values", help="How numbers travel; see 'safari list'.  [default: auto, or the preset's]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Everything random follows from it.")
 @click.option("--host", help="The name or address of this machine for the clients.  [default: found out]")
 @click.option(
@@ -87,7 +92,9 @@ def serve(host: str | None, port: int, data_port: int, out: Path, rounds: int, *
     from safari.lab.app import check as check_settings
     from safari.lab.launch import Lab, follow, own_address, superlink
 
-    table = {name.replace("_", "-"): value for name, value in settings.items()} | {"rounds": rounds}
+    # A run config has no place for None.
+    table = {name.replace("_", "-"): "" if value is None else value for name, value in settings.items()}
+    table["rounds"] = rounds
     # Report errors here rather than in the log of another process.
     check_settings(table)
     lab = Lab(out, host or own_address(), port, data_port, table)

@@ -1,7 +1,7 @@
 """The lab example: ServerApp and ClientApp that train on the embedded digits, with models in datagrams.
 
 `safari net serve` and `safari net join` run them on a local network. An app of your own differs in `world_of`
-and in the training loop.
+and in `batches`, or has a training loop of its own in `safari.flower.sparse`.
 """
 
 from __future__ import annotations
@@ -11,42 +11,53 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from flwr.app import ArrayRecord, Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
-from safari.config import Config, parse
+from safari.config import Config, override, parse
 from safari.engine import World, assemble, load_data
-from safari.flower.client import sparse
 from safari.flower.datagrams import Datagrams
+from safari.flower.local import local_training
 from safari.flower.strategy import SafariStrategy
+from safari.presets import preset
+from safari.pruning import Batch
+from safari.toml import parse_setting
 from safari.training import evaluate
 
 server, client = ServerApp(), ClientApp()
 
 
 def config_of(settings: Mapping[str, Any]) -> Config:
-    """A Flower run config as a config of our own: the same experiment for `safari run`."""
+    """A Flower run config as a config of our own: the same experiment for `safari run`.
+
+    `preset`: settings that belong together, by name; of them all but the arms count. `values`: how numbers travel;
+    empty: as the preset says.
+    """
+    recipe = [parse_setting(text) for text in preset(settings["preset"])] if settings.get("preset") else []
+    values = [("wire.values", settings["values"])] if settings["values"] else []
     return parse(
-        {
-            "name": "net-lab",
-            "seed": settings["seed"],
-            "rounds": settings["rounds"],
-            "clients": settings["clients"],
-            "data": {"name": "digits"},
-            "model": {"name": settings["model"]},
-            "partition": {"name": "groups", "groups": 2},
-            "pruning": {"pruner": "mag", "sparsity": settings["sparsity"]},
-            "local": {"steps": 5, "batch": 32, "lr": 0.001},
-            "uplink": {"name": "perfect"},
-            "downlink": {"name": "perfect"},
-            "wire": {"values": settings["values"], "every": 1},
-            "engine": {"device": "cpu", "threads": 1},
-            "checkpoint": {"every": 1},
-            "arms": [settings["rule"]],
-        }
+        override(
+            {
+                "name": "net-lab",
+                "seed": settings["seed"],
+                "rounds": settings["rounds"],
+                "clients": settings["clients"],
+                "data": {"name": "digits"},
+                "model": {"name": settings["model"]},
+                "partition": {"name": "groups", "groups": 2},
+                "pruning": {"pruner": "mag", "sparsity": settings["sparsity"]},
+                "local": {"steps": 5, "batch": 32, "lr": 0.001},
+                "uplink": {"name": "perfect"},
+                "downlink": {"name": "perfect"},
+                "wire": {"every": 1},
+                "engine": {"device": "cpu", "threads": 1},
+                "checkpoint": {"every": 1},
+                "arms": [settings["rule"]],
+            },
+            [*((name, value) for name, value in recipe if name != "arms"), *values],
+        )
     )
 
 
@@ -105,6 +116,7 @@ def serve(grid: Grid, context: Context) -> None:
         num_rounds=settings["rounds"],
         timeout=settings["deadline"],
         evaluate_fn=test,
+        average_fn=test,
     )
 
 
@@ -113,19 +125,29 @@ def fresh_module(context: Context) -> nn.Module:
     return world_of(context.run_config).fresh_module()
 
 
+def batches(message: Message, context: Context) -> list[Batch]:
+    """This round's mini-batches of this client's own digits."""
+    return world_of(context.run_config).training_batches(_own(context), _round(message))
+
+
 @client.train()
-@sparse(fresh_module)
-def train(model: nn.Module, message: Message, context: Context) -> dict[str, float]:
-    """An ordinary loop over this client's own digits."""
-    world, own = world_of(context.run_config), int(str(context.node_config["partition-id"]))
-    round = int(str(message.content.config_records["config"]["server-round"])) - 1
-    optimizer = torch.optim.Adam(model.parameters(), lr=world.config.local.lr)
-    losses = []
-    model.train()
-    for x, y in world.training_batches(own, round):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    return {"num-examples": len(world.parts[own]), "train_loss": sum(losses) / len(losses)}
+def train(message: Message, context: Context) -> Message:
+    """Local training by the algorithm that the server names."""
+    world = world_of(context.run_config)
+    answer = local_training(
+        fresh_module,
+        batches,
+        lr=lambda message, context: world.lr(_round(message)),
+        optimiser=world.config.local.optimiser,
+        label_counts=lambda context: world.label_counts[_own(context)].tolist(),
+        task=world.task,
+    )
+    return answer(message, context)
+
+
+def _own(context: Context) -> int:
+    return int(str(context.node_config["partition-id"]))
+
+
+def _round(message: Message) -> int:
+    return int(str(message.content.config_records["config"]["server-round"])) - 1

@@ -43,19 +43,21 @@ def own_loop(model, message: Message, context: Context) -> dict[str, float]:
     return {"num-examples": len(world.parts[client]), "train_loss": loss}
 
 
-# Client algorithms bring their loop.
-by_algorithm = local_training(
-    model_for,
-    batches_for,
-    lr=lambda message, context: context.run_config["lr"],
-    batch=batch_for,
-    label_counts=lambda context: (
-        world_of(context.run_config).label_counts[context.node_config["partition-id"]].tolist()
-    ),
-)
+def by_algorithm(message: Message, context: Context) -> Message:
+    """Client algorithms bring their loop."""
+    world = world_of(context.run_config)
+    answer = local_training(
+        model_for,
+        batches_for,
+        lr=lambda message, context: world.lr(message.content["config"]["server-round"] - 1),
+        optimiser=world.config.local.optimiser,
+        batch=batch_for,
+        label_counts=lambda context: world.label_counts[context.node_config["partition-id"]].tolist(),
+    )
+    return answer(message, context)
 
 
 @app.train(mods=[unreliable])
 def train(message: Message, context: Context) -> Message:
-    answer = own_loop if context.run_config["client"] == "fedavg" else by_algorithm
+    answer = own_loop if world_of(context.run_config).config.client.name == "fedavg" else by_algorithm
     return answer(message, context)

@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from safari.config import parse
+from safari.config import override, parse
 from safari.engine import World, assemble, load_data
+from safari.presets import preset
+from safari.toml import parse_setting
 from safari.training import evaluate
 
 
@@ -19,7 +21,7 @@ def config_of(run_config: dict) -> dict:
     if run_config["data-root"]:
         data["root"] = run_config["data-root"]
     policy = run_config["policy"]
-    return {
+    table = {
         "name": "flower-safari",
         "seed": run_config["seed"],
         "rounds": run_config["num-server-rounds"],
@@ -38,6 +40,9 @@ def config_of(run_config: dict) -> dict:
         "engine": {"device": "cpu", "threads": 1},
         "checkpoint": {"every": 1},
     }
+    # Settings that belong together; which rule is up to the run config.
+    recipe = map(parse_setting, preset(run_config["preset"])) if run_config["preset"] else ()
+    return override(table, [(name, value) for name, value in recipe if name != "arms"])
 
 
 def world_of(run_config: dict) -> World:

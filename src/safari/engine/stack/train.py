@@ -53,7 +53,7 @@ def train_stacked(
     """From `start ⊙ mask`, a step a batch; inputs are `[clients · n, ...]`.
 
     `start` is one model or a row a client, `masks` are `bool[clients, size]`, or one row for all. Parameters
-    named in `frozen` stay as they are; `compiled` takes a step of Adam in one kernel (CUDA). A learning rate
+    named in `frozen` stay as they are; `compiled` takes a step of the optimiser in one kernel (CUDA). A learning rate
     that changes from round to round is a tensor, so that a recorded round can be replayed with another. `task` is
     classification and `algorithm` plain FedAvg by default.
     """
@@ -93,6 +93,10 @@ def _optimiser(
     if parameters.device.type == "cpu":
         return MaskedStep(parameters, flat.places(masks), optimiser=optimiser, lr=float(lr), steps=steps)
     kept = flat.from_rows(masks.expand(flat.clients, -1))[: flat.parameters]
+    if optimiser == "sgd" and compiled:
+        from safari.engine.stack import fused
+
+        return partial(fused.sgd_, parameters, mask=kept, rate=lr / steps)
     if optimiser == "sgd":
 
         def descend(gradient: Tensor) -> None:

@@ -51,36 +51,6 @@ def test_conv_norm_on_a_gpu_in_bfloat16():
 
 @pytest.mark.gpu
 @needs_triton
-def test_conv_pool_on_a_gpu_in_bfloat16():
-    """Whole numbers to the last bit, ties and zeros included; others up to the rounding of bfloat16."""
-    from engine.stack.kernel_check import check_conv_pool
-
-    check_conv_pool("cuda", torch.bfloat16, 0.02)
-
-
-@pytest.mark.gpu
-@needs_triton
-def test_a_net_with_pooling_through_the_fused_steps_on_a_gpu():
-    from engine.stack.kernel_check import check_fused_net
-
-    with torch.autocast("cuda", torch.bfloat16):
-        output, gradient = check_fused_net("cuda")
-    # Ties and ReLUs near 0 send gradients elsewhere in either way.
-    assert output < 0.02
-    assert gradient < 0.2
-
-
-@pytest.mark.gpu
-@needs_triton
-def test_sgd_on_a_gpu():
-    from engine.stack.kernel_check import sgd_error
-
-    for size, rate in ((3000, 0.1), (3001, 0.1), (3000, torch.tensor(0.1))):
-        assert sgd_error("cuda", size, rate) < 1e-6
-
-
-@pytest.mark.gpu
-@needs_triton
 def test_every_tile_on_a_gpu_in_bfloat16():
     from engine.stack.kernel_check import tile_errors
 
@@ -217,25 +187,6 @@ def test_dropout_draws_the_same_numbers_on_a_gpu(tmp_path):
 def test_the_engines_agree_on_a_gpu_in_bfloat16(tmp_path, graph):
     """A ResNet through the fused kernels: 8 bits, three rounds."""
     config = resnet(tmp_path)
-    from safari.engine.vectorised import Vectorised
-
-    engine = Vectorised(
-        world_of({**config, "engine": {**CONFIG["engine"], "precision": "bfloat16", "graph": graph}})
-    )
-    assert engine.note == ""
-    errors = apart(config, precision="bfloat16", graph=graph)
-    assert max(errors) < 0.05
-    assert min(errors) > 1e-6, "that was not bfloat16"
-
-
-@pytest.mark.gpu
-@needs_triton
-@pytest.mark.parametrize("graph", [True, False])
-@pytest.mark.parametrize("schedule", ["constant", "inverse-sqrt"])
-def test_the_engines_agree_on_a_net_with_pooling_in_bfloat16(tmp_path, graph, schedule):
-    """With a schedule the learning rate of a recorded round is a tensor, which the kernel reads."""
-    config = resnet(tmp_path)
-    config |= {"model": {"name": "fedawe_cnn"}, "local": {**config["local"], "schedule": schedule}}
     from safari.engine.vectorised import Vectorised
 
     engine = Vectorised(

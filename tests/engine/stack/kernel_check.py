@@ -162,6 +162,27 @@ def check_fused_net(device: str) -> tuple[float, float]:
     return distances(*ways, module, Layout.of(module), example.to(device))
 
 
+def check_crops(device: str) -> None:
+    """Every shift, both ways round, to the last bit; samples more than once, and in another order."""
+    from safari.data.augment import crop_and_flip, padding
+    from safari.engine.stack.compile_policy import crops_run, kernels_run
+    from safari.engine.stack.fused import crops
+
+    assert kernels_run(torch.device(device))
+    for shape in ((3, 8, 8), (1, 5, 9), (3, 24, 16)):
+        draw = torch.Generator().manual_seed(7)
+        data, pad = torch.randn(6, *shape, generator=draw), padding(shape)
+        every = torch.cartesian_prod(torch.arange(2 * pad + 1), torch.arange(2 * pad + 1))
+        shift, flip = every.repeat(2, 1), torch.arange(2 * len(every)) >= len(every)
+        index = torch.randint(6, (len(shift),), generator=draw)
+        expected = crop_and_flip(data[index], shift, flip, pad)
+        found = crops(data.to(device), index.to(device), shift.to(device), flip.to(device), pad)
+        assert torch.equal(found.cpu(), expected)
+        assert crops_run(data.to(device))
+    assert not crops_run(torch.zeros(6, 3, 8, 8, device=device).transpose(2, 3))
+    assert not crops_run(torch.zeros(6, 4, device=device))
+
+
 def sgd_error(device: str, size: int, rate: float | Tensor) -> float:
     """How far a masked step is from torch's; masked numbers must stay, whatever their gradient is."""
     from safari.engine.stack.fused import sgd_
@@ -340,6 +361,7 @@ def main() -> None:
     assert max(check_fused_net("cpu")) < 1e-5
     for size, rate in ((3000, 0.1), (3001, 0.1), (3000, torch.tensor(0.1))):
         assert sgd_error("cpu", size, rate) < 1e-6
+    check_crops("cpu")
     for name, case in CASES.items():
         for what, error in shared_conv_errors(case, "cpu", torch.float32).items():
             assert error < 1e-5, f"{name}, shared: {what} is off by {error:.2g}"

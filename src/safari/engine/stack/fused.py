@@ -136,3 +136,13 @@ def sgd_(parameters: Tensor, gradient: Tensor, mask: Tensor, rate: float | Tenso
     k._sgd_kernel[triton.cdiv(size, k.BLOCK),](parameters, gradient, mask, rate, size // unit,
         UNIT=unit, TENSOR=isinstance(rate, Tensor), BLOCK=k.BLOCK,
     )  # fmt: skip
+
+
+def crops(data: Tensor, index: Tensor, shift: Tensor, flip: Tensor, pad: int) -> Tensor:
+    """`crop_and_flip(data[index], shift, flip, pad)`, to the last bit, in one pass over memory; data are contiguous."""
+    _, channels, height, width = data.shape
+    out = data.new_empty((len(index), channels, height, width))
+    k._crops_kernel[len(index), triton.cdiv(channels * height * width, k.BLOCK)](data, index.contiguous(),
+        shift.contiguous(), flip.contiguous(), out, C=channels, H=height, W=width, PAD=pad, BLOCK=k.BLOCK,
+    )  # fmt: skip
+    return out

@@ -185,14 +185,22 @@ def check_crops(device: str) -> None:
 
 def sgd_error(device: str, size: int, rate: float | Tensor) -> float:
     """How far a masked step is from torch's; masked numbers must stay, whatever their gradient is."""
-    from safari.engine.stack.fused import sgd_
+    from safari.engine.stack import fused
 
     draw = torch.Generator().manual_seed(6)
     start, gradient = torch.randn(2, size, generator=draw)
     kept = torch.rand(size, generator=draw) < 0.6
     kept[0], gradient[0] = False, torch.nan
     p = start.clone().to(device)
-    sgd_(p, gradient.to(device), kept.to(device), rate.to(device) if isinstance(rate, Tensor) else rate)
+    size_of_step = rate.to(device) if isinstance(rate, Tensor) else rate
+    fused.sgd_(p, gradient.to(device), kept.to(device), size_of_step)
+    # In parts, of which some are large: the same.
+    before, fused.LARGE = fused.LARGE, 500
+    for sizes in ([size], [7, 500, 600, 3, 4, size - 1114], [600, 20, size - 620], [20, size - 20]):
+        again = start.clone().to(device)
+        fused.sgd_in_parts_(again, gradient.to(device).split(sizes), kept.to(device), size_of_step)
+        assert torch.equal(again, p)
+    fused.LARGE = before
     assert torch.equal(p.cpu()[~kept], start[~kept])
     return _error(p, start.double() - gradient.masked_fill(~kept, 0.0).double() * float(rate))
 

@@ -111,6 +111,8 @@ def test_what_can_go_wrong_with_a_file(folder: Path) -> None:
     assert refusal("mine.py:") == "arms: mine.py has no ''"
     assert refusal("broken.py:x").startswith("arms: cannot import broken.py: SyntaxError: ")
     assert refusal("raises.py:x") == "arms: cannot import raises.py: ZeroDivisionError: division by zero"
+    (folder / "exits.py").write_text("raise SystemExit(7)\n")
+    assert refusal("exits.py:x") == "arms: cannot import exits.py: SystemExit: 7"
     assert refusal("needs.py:x") == (
         "arms: cannot import needs.py: ModuleNotFoundError: No module named 'no_such_package'"
     )

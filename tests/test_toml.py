@@ -98,7 +98,7 @@ def configs(draw: st.DrawFn) -> Config:
     clients = draw(st.integers(1, 10**6))
     return Config(
         name=draw(NAMES),
-        seed=draw(st.integers(0, 2**64)),
+        seed=draw(st.integers(0, 10**18)),
         clients=clients,
         cohort=draw(st.integers(0, clients)),
         arms=arms,

@@ -25,8 +25,8 @@ def sheltered(where: str, call: Callable[[], T]) -> T:
         raise
     except SafariError as error:
         raise ConfigError(f"{where}: {error}") from error
-    except Exception as error:
-        if _is_out_of_memory(error):
+    except (Exception, SystemExit) as error:
+        if isinstance(error, Exception) and _is_out_of_memory(error):
             # Memory is no mistake of the plug-in: an engine may try again with fewer clients at once.
             raise
         text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
@@ -103,7 +103,7 @@ def _is_out_of_memory(error: Exception) -> bool:
     return torch is not None and isinstance(error, torch.cuda.OutOfMemoryError)
 
 
-def _place(error: Exception) -> str:
+def _place(error: BaseException) -> str:
     """Where in the user's file it happened: the line to look at, without the page of frames around it."""
     frames = [
         (frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__) if line

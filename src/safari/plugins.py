@@ -236,5 +236,6 @@ def _load(field: str, source: str, load: Callable[[], T]) -> T:
         return load()
     except ConfigError as error:
         raise type(error)([f"{field}: {problem}" for problem in error.problems]) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        # A script that ends the process, such as one with its main part at the top level, must not do so unheard.
         raise ConfigError(f"{field}: cannot import {source}: {type(error).__name__}: {error}") from error

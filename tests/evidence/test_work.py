@@ -166,15 +166,6 @@ def test_what_two_experiments_ask_for_is_run_once_in_one_command(tmp_path: Path)
     assert not (out / "tiny" / both[1].cases[0].folder / "trials/perfect").exists()
 
 
-def test_a_wrong_setting_is_one_line_and_nothing_is_written(tmp_path: Path) -> None:
-    folder, out = write(tmp_path / "files", tiny=TINY), tmp_path / "out"
-    where = ["--from", str(folder), "--out", str(out)]
-    done = CliRunner().invoke(cli, ["reproduce", *where, "--set", "ronuds=3"])
-    assert done.exit_code == 2
-    assert done.stderr == "error: --set ronuds=3: ronuds is not a field (did you mean 'rounds'?)\n"
-    assert not out.exists()
-
-
 def test_another_arm_is_added_and_the_others_stay(tmp_path: Path) -> None:
     out, first = tmp_path / "out", tiny(tmp_path, arms=["drop"], seeds=1)
     execute(todo(first, out), out, Listener())

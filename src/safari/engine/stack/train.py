@@ -63,7 +63,7 @@ class LocalSteps:
     """Stacked clients in the middle of a round; inputs of a step are `[clients · n, ...]`.
 
     `start` is one model or a row a client, `masks` are `bool[clients, size]`, or one row for all. Parameters
-    named in `frozen` stay as they are; `compiled` takes a step of Adam in one kernel (CUDA). `task` is
+    named in `frozen` stay as they are; `compiled` takes a step of the optimiser in one kernel (CUDA). `task` is
     classification and `algorithm` plain FedAvg by default. A learning rate that changes from round to round is a
     tensor, so that a recorded round can be replayed with another; so is `steps`, the number of steps in all, where
     steps are recorded one by one.
@@ -145,7 +145,13 @@ def _optimiser(
     if optimiser == "sgd":
 
         def descend(gradient: Tensor) -> None:
-            gradient, size = gradient.masked_fill(~kept, 0.0), lr / steps
+            size = lr / steps
+            if compiled:
+                from safari.engine.stack import fused
+
+                fused.sgd_(parameters, gradient, kept, size)
+                return
+            gradient = gradient.masked_fill(~kept, 0.0)
             if isinstance(size, Tensor):
                 parameters.sub_(gradient * size)
             else:

@@ -94,10 +94,15 @@ def net(shape, classes):
 
 
 @pytest.fixture
-def exact_products(monkeypatch):
+def exact_products():
     """Without TF32, which has 10 bits and would hide what is compared."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    places = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    before = [place.allow_tf32 for place in places]
+    for place in places:
+        place.allow_tf32 = False
+    yield
+    for place, value in zip(places, before, strict=True):
+        place.allow_tf32 = value
 
 
 def resnet(folder: Path) -> dict[str, Any]:

@@ -130,3 +130,14 @@ def test_silent_clients_make_room_after_patience():
     assert "one too many" in refused(roster, 9, "new", 9, patience=2, online={1, 2, 9})
     assert roster.expired([], 5, 2) == [0]
     assert roster.absent([], 5, 2) == [1]
+
+
+def test_which_packets_came_is_kept_until_the_client_is_heard_again():
+    roster = Roster(clients=2).admit(7, "a", 0, came=b"\xa0").admit(8, "b", 0)
+    again = Roster.from_json(json.loads(json.dumps(roster.to_json())))
+    assert again.came == {"a": b"\xa0"}
+    assert again.admit(7, "a", 1).came == {}
+    # A checkpoint of a version that did not note it.
+    table = roster.to_json()
+    del table["came"]
+    assert Roster.from_json(table).came == {}

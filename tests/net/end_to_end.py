@@ -98,14 +98,19 @@ class Played:
     top1: float
 
 
-def play(folder: Path, phases: tuple[Phase, ...] = PHASES, clients: int = 3, deadline: float = 60.0) -> dict:
-    """Run it all; what happened, and the accuracy of the simulator on the same arrivals."""
+def play(
+    folder: Path, phases: tuple[Phase, ...] = PHASES, clients: int = 3, deadline: float = 60.0, **more: str
+) -> dict:
+    """Run it all; what happened, and the accuracy of the simulator on the same arrivals.
+
+    `more`: further options of `safari net serve`.
+    """
     lab, rounds, began = folder / "lab", sum(phase.rounds for phase in phases), time.monotonic()
     run, changes = lab / "run", []
     with Network(clients, folder) as network, network.explained():
         options = {
             "clients": clients, "rounds": rounds, "deadline": deadline, "rule": RULE, "host": SERVER,
-            "port": CONTROL, "data-port": DATA, "out": lab,
+            "port": CONTROL, "data-port": DATA, "out": lab, **more,
         }  # fmt: skip
         words = [word for name, value in options.items() for word in (f"--{name}", value)]
         network.start("server", "server", sys.executable, "-m", "safari", "net", "serve", *words)

@@ -92,3 +92,14 @@ def test_superlink_and_supernodes_train_through_every_kind_of_bad_network(tmp_pa
             assert played["packets"] / played["of"] == pytest.approx(1 - phase.loss, abs=0.12)
     assert "forged" not in found["datagrams"]
     assert found["outsider"] == {"gate": "404", "superlink": "[Errno 111] Connection refused"}
+
+
+@pytest.mark.slow
+def test_the_recipe_with_real_processes_over_lossy_links_is_the_simulator(tmp_path):
+    """Steps with error feedback: a client that is told wrongly what arrived would go another way."""
+    calm, lossy, worse = (PHASES[i] for i in (0, 1, 6))
+    found = play(tmp_path, (calm, lossy, worse), preset="best")
+    assert found["largest_difference"] <= 0.01
+    assert found["top1"]["network"] > 0.5
+    assert all(phase["arrived"] > 0 for phase in found["phases"])
+    assert found["phases"][1]["packets"] < found["phases"][1]["of"]

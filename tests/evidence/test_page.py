@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -77,6 +78,20 @@ def test_an_arm_has_the_colour_of_the_demo_in_every_figure(finished: Path) -> No
     }  # fmt: skip
     # Nobody stands in with the first two.
     assert {arm for name, arm, _ in seen if name == "mag-right-group"} == {"safari"}
+
+
+def test_names_in_the_figure_of_bytes_do_not_lie_on_each_other() -> None:
+    root = Path(__file__).parents[2]
+    (experiment,) = (e for e in read(find(root / "experiments"), []) if e.name == "sparse")
+    results = Results.open(root / "results/evidence-recipe")
+    (picture,) = (p for p in figures_of(experiment, results) if p.name == "sparse-bytes")
+    (axes,) = picture.figure.axes
+    picture.figure.canvas.draw()
+    assert {"100", "1,000"} <= {t.get_text() for t in axes.get_xticklabels()}
+    assert [t.get_text() for t in axes.get_legend().get_texts()] == ["perfect", "drop", "safari+"]
+    boxes = {t.get_text(): t.get_window_extent() for t in axes.texts}
+    assert set(boxes) == {case.name for case in experiment.cases}
+    assert not [(a, b) for a, b in itertools.combinations(boxes, 2) if boxes[a].overlaps(boxes[b])]
 
 
 def test_the_page_has_the_claim_the_verdict_and_the_numbers(finished: Path) -> None:

@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +21,12 @@ from safari.report import figures
 from safari.report.gather import Series
 from safari.report.style import End, colour, dash, label_ends, new_figure, styled
 from safari.stats import mean_interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Of a label in a scatter, in pixels: two points that are closer than that would have names on each other.
+_LABEL_WIDTH, _LABEL_HEIGHT = 90.0, 11.0
 
 _LOOKS = {"perfect": 0, "drop": 1, "safari": 2, "safari+": 3}
 
@@ -193,6 +200,8 @@ def _sweep(experiment: Experiment, results: Results) -> Iterator[Figure]:
 
 def _bytes(experiment: Experiment, results: Results) -> Iterator[Figure]:
     """Final accuracy against all that clients sent, a dot for each case and arm."""
+    from matplotlib.lines import Line2D
+
     averaged = all(case.config.aggregation.average for case in experiment.cases)
     name = "average_top1" if averaged else "top1"
     points = []
@@ -207,20 +216,48 @@ def _bytes(experiment: Experiment, results: Results) -> Iterator[Figure]:
     with styled():
         figure = new_figure(7.6, 4.2)
         axes = figure.add_subplot()
+        best: dict[str, tuple[float, float]] = {}
         for case_name, arm, sent, scores in points:
             at, mean, interval = fmean(sent), 100 * fmean(scores), mean_interval(scores)
             half = None if interval is None else 50 * (interval.high - interval.low)
             axes.errorbar(at, mean, yerr=half, color=colour(looks[arm]), marker="o", ms=4, elinewidth=1)
-            axes.annotate(f"{case_name} {arm}", (at, mean), (4, 3), textcoords="offset points", fontsize=6.5)
+            name_of = arm if len(experiment.cases) == 1 else case_name
+            if name_of not in best or mean > best[name_of][1]:
+                best[name_of] = (at, mean)
         axes.set_xscale("log")
+        for which in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+            which(lambda value, _: f"{value:,.0f}" if f"{value:e}"[0] in "125" else "")
         axes.set(xlabel="megabytes sent by all clients", ylabel="final top-1 accuracy (%)")
+        if len(experiment.cases) > 1:
+            axes.legend(
+                handles=[
+                    Line2D([], [], color=colour(look), marker="o", ls="", ms=4, label=arm)
+                    for arm, look in looks.items()
+                ]
+            )
         axes.grid(axis="y")
         axes.margins(x=0.12)
+        _label_apart(axes, best)
     caption = (
         f"{'Running averages of the models' if averaged else 'Newest models'}, mean over the last rounds and "
         "seeds with its 95 % interval; all messages up, arrived or not."
     )
     yield Figure("bytes", "Accuracy against bytes", caption, figure)
+
+
+def _label_apart(axes: Axes, points: Mapping[str, tuple[float, float]]) -> None:
+    """Names beside their points, from the highest down; one that would lie on another goes below it."""
+    axes.figure.canvas.draw()
+    taken: list[tuple[float, float]] = []
+    for name, point in sorted(points.items(), key=lambda item: -item[1][1]):
+        x, y = axes.transData.transform(point)
+        lower = y
+        for other_x, other_y in taken:
+            if abs(other_x - x) < _LABEL_WIDTH and other_y - lower < _LABEL_HEIGHT:
+                lower = other_y - _LABEL_HEIGHT
+        taken.append((x, lower))
+        offset = (7, (lower - y) * 72 / axes.figure.dpi)
+        axes.annotate(name, point, offset, textcoords="offset points", fontsize=6.5, va="center")
 
 
 def _final(case: Case, results: Results, arm: str) -> tuple[float, float] | None:

@@ -8,6 +8,10 @@ best. What wins belongs into the tables there.
     python benchmarks/kernels.py --resnet18 --out results/engine/resnet18-kernels.json
 
 A ResNet-18's training step, then each of its convolutions, against cuDNN (benchmarks/resnet18.py); in a minute.
+
+    python benchmarks/kernels.py --fedawe --out results/engine/fedawe-kernels.json
+
+A training step of 50 clients with FedAWE's small CNN, with the kernels for pooling and without (benchmarks/fedawe.py).
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+import fedawe
 import resnet18
 import torch
 
@@ -105,7 +110,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--resnet18", action="store_true", help="a ResNet-18 instead, step and layers")
     resnet18.add_arguments(parser.add_argument_group("with --resnet18"))
+    fedawe.add_arguments(parser.add_argument_group("FedAWE's CNN (also with --seconds and --tiny)"))
     args = parser.parse_args()
+    if args.fedawe:
+        fedawe.benchmark(args)
+        return
     if args.resnet18:
         resnet18.benchmark(args)
         return

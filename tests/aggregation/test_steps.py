@@ -170,6 +170,35 @@ def test_a_lost_round_leaves_model_and_state(make: Callable[[], list[ServerStep]
             assert torch.equal(lost.step_state[name], t)
 
 
+@pytest.mark.parametrize("name", MAKE)
+@settings(max_examples=15, deadline=None)
+@given(gone=st.lists(st.booleans(), min_size=SIZE, max_size=SIZE), seed=st.integers(0, 99))
+def test_a_number_that_came_from_nobody_is_as_in_a_lost_round(name: str, gone: list[bool], seed: int) -> None:
+    server = play(start(MAKE[name]()), seed)[1]
+    ids, models, masks = rounds(seed)[4]
+    lost = torch.tensor(gone)
+    found, _ = server.step_stacked(ids, models, masks=masks, came=(~lost).expand(len(ids), SIZE))
+    whole, _ = server.step_stacked(ids, models, masks=masks)
+    assert torch.equal(found.model[lost], server.model[lost])
+    assert torch.allclose(found.model[~lost], whole.model[~lost])
+    for key, tensor in found.step_state.items():
+        if "running_average" not in key:
+            assert torch.equal(tensor[..., lost], server.step_state[key][..., lost]), key
+            assert torch.allclose(tensor[..., ~lost], whole.step_state[key][..., ~lost]), key
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_the_next_step_hears_nothing_of_a_number_that_did_not_come(name: str) -> None:
+    seen: list[Tensor] = []
+    last = ServerStep(lambda model: {}, lambda state, step, round: (seen.append(step) or step, state))
+    server = play(start([*MAKE[name](), last]))[1]
+    ids, models, masks = rounds()[4]
+    came = torch.arange(SIZE).expand(len(ids), SIZE) >= 2
+    server.step_stacked(ids, models, masks=masks, came=came)
+    assert seen[-1][:2].tolist() == [0.0, 0.0]
+    assert bool(seen[-1][2:].any())
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_takes_steps(rule: str) -> None:
     for server in play(start(MAKE["all"](), rule)):

@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 
 import safari as package
+from evidence.kit import TINY as EXPERIMENT
+from evidence.kit import write
 from runs.kit import TINY, checkpoints, environment, leftovers, python, results
 from safari.aggregation import RULES
 from safari.config import parse
@@ -51,6 +53,14 @@ def test_the_demo_through_the_console_script(tmp_path):
     assert summary == json.loads((folder / "summary.json").read_text())
     assert (folder / "report.html").stat().st_size > 10_000
     assert f"run folder: runs/{folder.name}\n" in done.stderr
+
+
+def test_a_wrong_setting_of_an_experiment_is_one_line_and_nothing_is_written(tmp_path):
+    folder = write(tmp_path / "files", tiny=EXPERIMENT)
+    done = safari("reproduce", "--from", str(folder), "--set", "ronuds=3", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "error: --set ronuds=3: ronuds is not a field (did you mean 'rounds'?)\n"
+    assert not (tmp_path / "runs").exists()
 
 
 SIX = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from pathlib import Path
 
@@ -84,8 +85,42 @@ def test_a_plug_ins_option_goes_where_the_plug_in_takes_it(tmp_path: Path) -> No
     options = {case.name: dict(case.config.uplink.options) for case in experiment.cases}
     assert options["iid.wave"] == {"p": 0.4, "period": 7}
     assert options["iid.even"] == {"p": 0.5}
-    with pytest.raises(ConfigError, match=r"^--set data.root: no plug-in of these cases takes it$"):
+    with pytest.raises(ConfigError, match=r"^--set data.root='x': no plug-in of these cases takes it$"):
         read(find(tmp_path), [("data.root", "x")])
+
+
+@pytest.mark.parametrize(
+    ("setting", "wanted"),
+    [
+        (("ronuds", 3), "--set ronuds=3: ronuds is not a field (did you mean 'rounds'?)"),
+        (("local.stps", "x"), "--set local.stps='x': local.stps is not a field (did you mean 'steps'?)"),
+        (("rounds", 0), "rounds must be at least 1, got 0"),
+        (("seeds", math.nan), "seeds must be a whole number, got nan"),
+        (("cohort", 99), "cohort must be at most clients (4), got 99"),
+        (("uplink.perod", 7), "--set uplink.perod=7: no plug-in of these cases takes it (did you mean 'period'?); "
+                              "uplink takes depth, p, period"),
+        # Two of the six cases have this link.
+        (("uplink.period", 0), "FOLDER/two.toml, case groups.wave and 1 more of 6 cases: uplink: period must be at "
+                               "least 2, got 0"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_wrong_with_a_setting_is_told_once(
+    tmp_path: Path, setting: tuple[str, object], wanted: str
+) -> None:
+    third = TWO_AXES.replace("wave =", "later = { uplink.p = 0.1 }\nwave =")
+    write(tmp_path, two=third)
+    with pytest.raises(ConfigError) as error:
+        read(find(tmp_path), [setting])
+    assert [line.replace(str(tmp_path), "FOLDER") for line in error.value.problems] == [wanted]
+
+
+def test_what_the_file_itself_has_wrong_is_not_blamed_on_a_setting(tmp_path: Path) -> None:
+    text = TINY.replace('"rand" }', '"rand", ronuds = 3 }')
+    assert problems(tmp_path, text, settings=[("rounds", 0)]) == [
+        "FILE, case rand: ronuds is not a field (did you mean 'rounds'?)",
+        "rounds must be at least 1, got 0",
+    ]
 
 
 def test_quick_is_for_those_that_have_it(tmp_path: Path) -> None:

@@ -68,6 +68,28 @@ def test_what_each_client_gets_for_itself_comes_with_the_broadcast(client, tmp_p
     assert len({tuple(line["arrived"]) for line in lines}) > 1
 
 
+@pytest.mark.parametrize(
+    ("client", "most"),
+    [(BEST["client"], 1), ({"name": "fedavg"}, 1), ({"name": "fedawe"}, 3)],
+    ids=["a vector for all", "the model alone", "a row for each"],
+)
+def test_a_broadcast_is_packed_once_for_all_that_get_the_same(client, most, monkeypatch, tmp_path):
+    packed: list[bytes] = []
+
+    def counted(record):
+        packed.append(pack_broadcast(record))
+        return packed[-1]
+
+    monkeypatch.setattr("safari.flower.datagrams.pack_broadcast", counted)
+    table = TABLE | BEST | {"rounds": 3, "clients": 3, "client": client, "arms": ["drop"]}
+    world = world_of(table)
+    _, lines, _ = on_flower(world, our_loop(world), tmp_path / "run", datagrams=datagrams())
+    assert len(lines) == 3
+    # Nothing was packed twice, whatever a round's clients got.
+    assert len(packed) == len(set(packed))
+    assert len(lines) <= len(packed) <= len(lines) * most
+
+
 def same_as_simulated(
     table: dict, folder: Path, server: Datagrams
 ) -> tuple[SafariStrategy, list[RoundRecord]]:

@@ -40,6 +40,9 @@ from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from net.namespaces import wait_until
@@ -48,7 +51,7 @@ from safari.lab.gate import _DESCRIPTORS, _EACH, FLEET_CALLS, Gate, ask_to_join,
 from safari.lab.invitations import app_digest
 from safari.lab.launch import Lab, superlink
 from safari.net.certificates import make_certificates
-from safari.view.limits import Limits
+from safari.view.limits import ConnectionLimiter, Limits, vouch
 from safari.view.server import PageServer, listen
 
 FLEET = "/v1/fleet/"
@@ -414,6 +417,85 @@ def test_a_flood_of_silent_connections_displaces_its_own_and_nobody_elses(tmp_pa
     assert asyncio.run(flood()) == ("HTTP/1.1 404 Not Found", 26, 4)
     words = "too many connections say nothing: closing those from 127.0.0.2 (reported at most once a minute)"
     assert reports == [words]
+
+
+def test_a_flood_from_many_addresses_does_not_displace_those_who_take_part(tmp_path):
+    """One connection from each address: no address has more than another."""
+    files = make_certificates(tmp_path, ["127.0.0.1"])
+    context = ssl.create_default_context(cafile=files.authority)
+    request = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+    async def answer(request: Request) -> Response:
+        vouch(request.scope)
+        return Response("here")
+
+    async def asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
+        try:
+            await asyncio.wait_for(writer.start_tls(context, server_hostname="127.0.0.1"), 10)
+            writer.write(request)
+            await writer.drain()
+            return (await asyncio.wait_for(reader.read(), 10)).decode().splitlines()[0]
+        except (OSError, IndexError):
+            return "closed"
+        finally:
+            writer.close()
+
+    async def flood() -> list[str]:
+        app = Starlette(routes=[Route("/", answer, methods=["POST"])])
+        with listen("127.0.0.1", 0) as where:
+            place = where.getsockname()
+            server = PageServer(
+                app, where, Limits(silent=5), lambda text: None, certificate=files.server, key=files.key
+            )
+            running = asyncio.create_task(server.run(lambda: None))
+
+            async def begin(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+                return await asyncio.open_connection(*place, local_addr=(address, 0))
+
+            found = [await asked(*await begin("127.0.0.1"))]
+            # Handshakes that take long, because of bad links: of one who has taken part, and of a newcomer.
+            known, newcomer = await begin("127.0.0.1"), await begin("127.0.0.2")
+            strangers = [await begin(f"127.1.{i // 200}.{1 + i % 200}") for i in range(300)]
+            ends = [asyncio.create_task(reader.read()) for reader, _ in strangers]
+            await asyncio.wait(ends[:296], timeout=30)
+            try:
+                found += [await asked(*known), await asked(*newcomer)]
+                # Whoever needs less time than it takes to displace all others is served.
+                found.append(await asked(*await begin("127.0.0.3")))
+            finally:
+                for _, writer in strangers:
+                    writer.close()
+                server.stop()
+                await running
+                await asyncio.gather(*ends, return_exceptions=True)
+            return found
+
+    assert asyncio.run(flood()) == ["HTTP/1.1 200 OK", "HTTP/1.1 200 OK", "closed", "HTTP/1.1 200 OK"]
+
+
+def test_somebody_else_behind_a_known_address_has_few_connections_that_give_way_last():
+    limiter = ConnectionLimiter(Starlette(), Limits(silent=20), lambda kind, text: None)
+    limiter.vouched(("10.0.0.1", 1))
+    with contextlib.ExitStack() as stack:
+
+        def connect(host: str, port: int) -> socket.socket:
+            here, there = socket.socketpair()
+            stack.enter_context(here)
+            stack.enter_context(there)
+            limiter.accepted(here, (host, port))
+            there.setblocking(False)
+            return there
+
+        def is_closed(end: socket.socket) -> bool:
+            try:
+                return end.recv(1) == b""
+            except BlockingIOError:
+                return False
+
+        newcomers = [connect(f"10.0.1.{k}", 1) for k in range(10)]
+        neighbours = [connect("10.0.0.1", k) for k in range(40)]
+        assert not any(map(is_closed, newcomers))
+        assert sum(map(is_closed, neighbours)) == 30
 
 
 def test_the_gate_has_descriptors_for_all_that_its_limits_allow():

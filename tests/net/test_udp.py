@@ -74,6 +74,35 @@ def test_blocking_calls_and_an_outsider():
         assert server.counts.dropped[Drop.FORGED] == 50 - server.counts.dropped[Drop.TRUNCATED] > 0
 
 
+def test_a_flood_from_many_addresses_is_kept_nowhere_and_answered_nowhere():
+    """An outsider needs no cookie to be forgotten: without the session's secret it leaves nothing behind."""
+    with ServerSocket(HOST, pacing=Pacing(rate=3e6)) as server:
+        offer = offer_for(server, Source(MESSAGE), "a", server.port)
+        outsiders = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(300)]
+        try:
+            for i, outsider in enumerate(outsiders):
+                outsider.bind((f"127.2.{i // 200}.{1 + i % 200}", 0))
+                # Full-size requests, of a session that there is and of one that there is not.
+                for session in (offer.session, i.to_bytes(8, "little")):
+                    outsider.sendto(b"\xa1" + session + bytes(1191), (HOST, server.port))
+            with ClientSocket(offer, rng=np.random.default_rng(0)) as client:
+                assert client.receive() == MESSAGE
+                client.upload(PACKETS)
+            server.wait([offer.session], clock() + 10)
+            assert server.close(offer.session).packets == dict(enumerate(PACKETS))
+            for outsider in outsiders:
+                outsider.setblocking(False)
+                with pytest.raises(BlockingIOError):
+                    outsider.recv(2000)
+        finally:
+            for outsider in outsiders:
+                outsider.close()
+        dropped, core = server.counts.dropped, server._core
+        assert dropped[Drop.FORGED] > 0
+        assert dropped[Drop.FOREIGN] > 0
+        assert (len(core._peers), len(core._retired), len(core._rates)) == (0, 1, 1)
+
+
 def test_the_server_hears_that_the_broadcast_came_before_the_client_trains():
     with ServerSocket(HOST, pacing=Pacing(rate=3e6)) as server:
         offer = offer_for(server, Source(MESSAGE[:20_000]), "a", server.port)

@@ -66,7 +66,9 @@ class Round:
     see it; for the rule itself it is empty.
 
     `came` is None where models arrive whole or not at all. Where parts of them arrive, it is True where a
-    number of `models` came; elsewhere that is the global model's number and its mask is False.
+    number of `models` came. What stands elsewhere says nothing about the client: a rule finds the global model's
+    number there and a mask of False; gates, server steps and the server halves of client algorithms find 0 and the
+    mask that the client sent. `heard` says of which numbers anything came, and `where_heard` leaves the others alone.
 
     `host_ids` are the ids as the host holds them, where it does; a rule asks for `cohort_ids`, `arrived_ids` and
     `missing_ids`, which are lists of whole numbers and on a GPU cheaper than `arrived.tolist()`.
@@ -147,9 +149,24 @@ class Round:
         if not len(self.masks):
             return self.masks.new_ones(self.masks.shape[1])
         if self.came is not None:
-            return _any_row(self.masks & self.came) | ~_any_row(self.came)
+            return _any_row(self.masks & self.came) | ~self.heard
         # An expanded view is one mask; there is no need to read it once for every client.
         return self.masks[0] if self.masks.stride(0) == 0 else self.masks.any(0)
+
+    @cached_property
+    def heard(self) -> Tensor:
+        """A bool for each number of the model: did it come from any arrival?"""
+        if self.came is None or not len(self.came):
+            return self.masks.new_full((self.masks.shape[1],), len(self.arrived) > 0)
+        return _any_row(self.came)
+
+    def where_heard(self, new: Tensor, old: Tensor | float) -> Tensor:
+        """`new`, but `old` for numbers that came from nobody; the last dimension is that of the model, or of its
+        parameters.
+
+        A step that keeps moments asks for this: that a number did not come is no gradient of 0.
+        """
+        return new if self.came is None else torch.where(self.heard[: new.shape[-1]], new, old)
 
     @property
     def present(self) -> Tensor:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -22,13 +21,14 @@ from torch import Tensor
 from safari.engine.clients import put_rows, sent_mask, side_of
 from safari.engine.closing import close_round
 from safari.engine.codec import RoundCodec, adapted_levels
+from safari.engine.group_steps import GroupSteps, GroupTraining, Inputs, ReplayableSteps
 from safari.engine.packets import deliver
 from safari.engine.reference import network, train
 from safari.engine.stack.compile_policy import FORECAST, compiles
 from safari.engine.stack.cpu import TURNS, Tester, keep_freed_memory, pool_for, stacked_at_once
 from safari.engine.stack.flat import Flat
 from safari.engine.stack.forward import stack
-from safari.engine.stack.graph import Recorded, Work
+from safari.engine.stack.graph import Recorded, RecordedSteps, Work
 from safari.engine.stack.masks import (
     Scoring,
     gradient_score,
@@ -39,7 +39,6 @@ from safari.engine.stack.masks import (
 from safari.engine.stack.random_state import RandomState
 from safari.engine.stack.sample_draws import Draws, step_by_step
 from safari.engine.stack.thread_pool import ThreadPool, finished, threads
-from safari.engine.stack.train import train_stacked
 from safari.engine.stack.trial import picture_format
 from safari.engine.state import State
 from safari.engine.world import World
@@ -50,7 +49,7 @@ from safari.rounds.masks import as_received
 from safari.runs.measure import MaskCount, Stopwatch
 from safari.runs.record import RoundRecord
 from safari.sampling import SAMPLINGS
-from safari.training import ClientSide, Known
+from safari.training import CLIENTS, ClientSide
 
 # Samples that try out a way of stacking: enough for batch norm's statistics, and an even number.
 _TRIAL_SAMPLES = 8
@@ -101,11 +100,11 @@ class Vectorised:
             self.chunk = self._stacked * (self._pool.size * TURNS if self._pool else 1)
             if self.stack.way == "layers":
                 self._tester = Tester(world.module, self._pool, example)
-        self._frozen = {name for name, p in world.module.named_parameters() if not p.requires_grad}
+        self._steps = GroupSteps(world, self.stack, self._compiled)
         self._test_format = picture_format(world.module, example)
         self._recorded: dict[tuple[int, ...], Recorded] = {}
+        self._recorded_steps: dict[tuple[int, ...], RecordedSteps] = {}
         self._random: dict[int, RandomState] = {}
-        self._up_names: list[str] = []
         # While a GPU computes the host has nothing else to do; a CPU has.
         foreseen = world.sampling.learn is None and world.config.sampling.name in SAMPLINGS
         ahead = world.cohort if world.device.type == "cuda" and foreseen else None
@@ -116,6 +115,10 @@ class Vectorised:
         self._records_graphs = (
             world.config.engine.graph and world.device.type == "cuda" and self.stack.way == "layers"
         )
+        counts = {world.steps(client) for client in range(len(world.parts))}
+        self._most_steps = max(counts)
+        # Somebody's own client algorithm may do something else in every step.
+        self._step_by_step = len(counts) > 1 and world.config.client.name in CLIENTS
 
     @property
     def note(self) -> str:
@@ -264,6 +267,7 @@ class Vectorised:
             # Only now, when the error no longer holds what the attempt had made.
             self.chunk = len(group) // 2
             self._recorded.clear()
+            self._recorded_steps.clear()
             torch.cuda.empty_cache()
             waiting.append(whole)
 
@@ -317,10 +321,14 @@ class Vectorised:
     ) -> Recorded:
         """The recording of this work on inputs of these shapes, made when it is needed first."""
         if key not in self._recorded:
-            pool = next(iter(self._recorded.values())).pool if self._recorded else None
             placed = [i.to(self.world.device) for i in inputs]
-            self._recorded[key] = Recorded(work, placed, pool, generators)
+            self._recorded[key] = Recorded(work, placed, self._graph_memory(), generators)
         return self._recorded[key]
+
+    def _graph_memory(self) -> object:
+        """The memory of the recordings so far, none of which run at the same time."""
+        recorded: list[Recorded | RecordedSteps] = [*self._recorded.values(), *self._recorded_steps.values()]
+        return recorded[0].pool if recorded else None
 
     def _train(
         self, x: Tensor, masks: Tensor, group: Sequence[int], t: int, side: ClientSide | None = None
@@ -384,18 +392,39 @@ class Vectorised:
         if not self._records_graphs:
             draws = RandomState(seeds, world.device, world.counters)
             tensors = [i.to(world.device, non_blocking=True) for i in inputs.tensors()]
-            return self._group(self._local_steps(len(group), inputs, draws, *tensors))
+            return self._steps.named(self._steps.run(len(group), inputs, draws, *tensors), replayed=False)
         # A recording goes on using the generators that it was made with.
         draws = self._random.setdefault(len(group), RandomState(seeds, world.device, world.counters))
         generators = draws.generators if self.stack.random else ()
-        recorded = self._record(
-            (2, len(group), len(masks), len(index)),
-            partial(self._local_steps, len(group), inputs.described(), draws),
-            inputs.tensors(),
-            generators,
+        work = (
+            self._recorded_one_by_one(len(group), len(index), inputs, draws, generators)
+            if self._step_by_step
+            else self._record(
+                (2, len(group), len(masks), len(index)),
+                partial(self._steps.run, len(group), inputs.described(), draws),
+                inputs.tensors(),
+                generators,
+            )
         )
         draws.begin(seeds)
-        return self._group(recorded(*inputs.tensors()))
+        return self._steps.named(work(*inputs.tensors()), replayed=True)
+
+    def _recorded_one_by_one(
+        self,
+        clients: int,
+        steps: int,
+        inputs: Inputs,
+        draws: RandomState,
+        generators: Sequence[torch.Generator],
+    ) -> Work:
+        """A round of so many steps, from recordings of single ones."""
+        key, number = (clients, len(inputs.masks)), partial(torch.tensor, dtype=torch.float64)
+        if key not in self._recorded_steps:
+            begin = partial(ReplayableSteps, self._steps, clients, inputs.described(), draws)
+            longest = [number(1.0), *inputs.padded(self._most_steps).tensors()]
+            placed = [i.to(self.world.device) for i in longest]
+            self._recorded_steps[key] = RecordedSteps(begin, placed, self._graph_memory(), generators)
+        return partial(self._recorded_steps[key], steps - 1, number(float(steps)))
 
     def _lr(self, t: int) -> float | Tensor:
         """The round's learning rate: a tensor where it changes and rounds are replayed."""
@@ -403,23 +432,12 @@ class Vectorised:
         changes = self.world.config.local.schedule != "constant"
         return torch.tensor(lr) if changes and self._records_graphs else lr
 
-    def _group(self, found: tuple[Tensor, ...]) -> GroupTraining:
-        """What `_local_steps` gave, by name; a recording writes over its outputs, so what stays is copied."""
-        models, losses, *rest = found
-        states = list(self.world.client.init(0, 0, self.world.device))
-        if self._records_graphs:
-            rest = [tensor.clone() for tensor in rest]
-        state = dict(zip(states, rest, strict=False))
-        return GroupTraining(
-            models, losses, state, dict(zip(self._up_names, rest[len(states) :], strict=True))
-        )
-
     def _train_one_by_one(
         self, x: Tensor, masks: Tensor, group: Sequence[int], t: int, side: ClientSide
     ) -> GroupTraining:
         """The same as the reference does it, for modules that cannot be stacked."""
         each = masks.expand(len(group), -1)
-        with self._precision():
+        with self._steps.precision():
             found = [
                 train(self.world, x, mask, client, t, side.rows([k]))
                 for k, (client, mask) in enumerate(zip(group, each, strict=True))
@@ -430,92 +448,6 @@ class Vectorised:
             {n: torch.cat([one.state[n] for one in found]) for n in found[0].state},
             {n: torch.cat([one.up[n] for one in found]) for n in found[0].up},
         )
-
-    def _precision(self) -> torch.autocast:
-        bfloat16 = self.world.config.engine.precision == "bfloat16"
-        return torch.autocast(self.world.device.type, torch.bfloat16, enabled=bfloat16, cache_enabled=False)
-
-    def _local_steps(
-        self, clients: int, inputs: Inputs, draws: RandomState, *tensors: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Algorithm 2 for a group: what the device does from the draws on, without asking the host.
-
-        `inputs` says what the tensors are.
-        """
-        world, flat, local = self.world, Flat(self.world.layout, clients), self.world.config.local
-        given = inputs.filled(tensors)
-        samples = [*given.picked, *given.draws]
-        steps = len(samples[0])
-        get = world.gather if len(given.picked) == 1 else world.augmented
-        batches = (get(*(d[s] for d in samples)) for s in range(steps))
-        with self._precision():
-            found = train_stacked(
-                self.stack.train,
-                flat,
-                given.start,
-                given.masks,
-                batches,
-                steps,
-                optimiser=local.optimiser,
-                lr=given.lr,
-                random_state=draws,
-                task=world.task,
-                algorithm=world.client,
-                side=given.side,
-                frozen=self._frozen,
-                compiled=self._compiled,
-            )
-        self._up_names = list(found.up)
-        state = [found.state[name] for name in world.client.init(0, 0, world.device)]
-        return flat.to_rows(found.models), found.losses, *state, *found.up.values()
-
-
-@dataclass(frozen=True)
-class GroupTraining:
-    """A group after its local steps, a row a client; see `train_stacked`."""
-
-    models: Tensor
-    losses: Tensor
-    state: Mapping[str, Tensor]
-    up: Mapping[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """What a group's local steps begin with: tensors in a fixed order, so that a recording can be given others."""
-
-    start: Tensor
-    masks: Tensor
-    picked: Sequence[Tensor]
-    draws: Sequence[Tensor]
-    side: ClientSide
-    lr: float | Tensor
-
-    def tensors(self) -> list[Tensor]:
-        """All of them, one after the other."""
-        side, rate = self.side, [self.lr] if isinstance(self.lr, Tensor) else []
-        known = [side.known.label_counts, side.known.samples]
-        beside = [*side.state.values(), *side.down.values(), *known, *rate]
-        return [self.start, self.masks, *self.picked, *self.draws, *beside]
-
-    def filled(self, tensors: Sequence[Tensor]) -> Inputs:
-        """The same with these tensors in the places of its own."""
-        rest = iter(tensors)
-
-        def take(count: int) -> list[Tensor]:
-            return [next(rest) for _ in range(count)]
-
-        start, masks = take(2)
-        picked, draws = take(len(self.picked)), take(len(self.draws))
-        state = dict(zip(self.side.state, take(len(self.side.state)), strict=True))
-        down = dict(zip(self.side.down, take(len(self.side.down)), strict=True))
-        side = ClientSide(state, down, Known(*take(2)))
-        lr = take(1)[0] if isinstance(self.lr, Tensor) else self.lr
-        return Inputs(start, masks, picked, draws, side, lr)
-
-    def described(self) -> Inputs:
-        """The form without the numbers: what a recording keeps of its first inputs."""
-        return self.filled([torch.empty(0) for _ in self.tensors()])
 
 
 class StackedUploads:

@@ -38,7 +38,7 @@ from typing import Any
 
 from safari.config import Arm, Config, Plug, examine, override
 from safari.engine import KINDS, Problems, check_names, rule_of
-from safari.errors import ConfigError, one_of
+from safari.errors import ConfigError, did_you_mean, one_of
 from safari.evidence.checks import Check, read_check, wrong_arms, wrong_cases
 from safari.evidence.fields import fitting, known, misfits
 from safari.plugins import fits, options_of, resolve
@@ -203,19 +203,75 @@ def read(
     are not, they keep their proportion to it.
     """
     problems: list[str] = []
-    found, used = [], {key: False for key, _ in settings}
+    found, changes = [], _Settings(settings)
     for path in files:
         table = read_toml(path)
         if quick and not isinstance(table.get("quick"), Mapping):
             continue
-        experiment = _experiment(path, table, settings, quick, used, problems)
+        experiment = _experiment(path, table, changes, quick, problems)
         if experiment is not None:
             found.append(experiment)
-    if not problems and found:
-        problems += [f"--set {key}: no plug-in of these cases takes it" for key, at in used.items() if not at]
+    problems += changes.problems(unused=not problems)
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
     return found
+
+
+class _Settings:
+    """The settings that every case gets on top, and what came of them.
+
+    What is wrong with one is wrong in every case that takes it, and is told once.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[str, Any]]):
+        self.pairs = tuple(pairs)
+        self._cases = 0
+        self._used: set[str] = set()
+        # Names of options that the plug-ins of a section take, for a setting that none of them does.
+        self._options: dict[str, set[str]] = {key: set() for key, _ in pairs}
+        # Each problem, with the cases that have it.
+        self._wrong: dict[str, list[str]] = {}
+
+    def onto(self, table: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """Those that a case takes."""
+        self._cases += 1
+        taken: list[tuple[str, Any]] = []
+        for key, value in self.pairs:
+            options = _options(override(table, taken), key)
+            if options is None or key.partition(".")[2] in options:
+                self._used.add(key)
+                taken.append((key, value))
+            else:
+                self._options[key] |= options
+        return taken
+
+    def blame(self, case: str, problems: Iterable[str]) -> None:
+        """Note what is wrong with a case that is right without the settings."""
+        for problem in problems:
+            self._wrong.setdefault(problem, []).append(case)
+
+    def problems(self, *, unused: bool) -> list[str]:
+        """A line for each problem. `unused`: also for settings that no case took."""
+        found = [self._told(problem, cases) for problem, cases in self._wrong.items()]
+        if found or not unused or not self._cases:
+            return found
+        return [self._unused(key, value) for key, value in self.pairs if key not in self._used]
+
+    def _told(self, problem: str, cases: Sequence[str]) -> str:
+        # A field that there is not is named without its value.
+        given = next((f"--set {k}={v!r}: " for k, v in self.pairs if problem.startswith(f"{k} is not ")), "")
+        if len(cases) == self._cases:
+            return given + problem
+        more = f" and {len(cases) - 1} more of {self._cases} cases" if len(cases) > 1 else ""
+        return f"{cases[0]}{more}: {given}{problem}"
+
+    def _unused(self, key: str, value: Any) -> str:
+        head, _, option = key.partition(".")
+        names = sorted(self._options[key])
+        takes = f"; {head} takes {', '.join(names)}" if names else ""
+        return (
+            f"--set {key}={value!r}: no plug-in of these cases takes it{did_you_mean(option, names)}{takes}"
+        )
 
 
 def digest(config: Config) -> str:
@@ -266,9 +322,8 @@ def flatten(table: Mapping[str, Any]) -> list[tuple[str, Any]]:
 def _experiment(
     path: Path,
     table: Mapping[str, Any],
-    settings: Sequence[tuple[str, Any]],
+    settings: _Settings,
     quick: bool,
-    used: dict[str, bool],
     problems: list[str],
 ) -> Experiment | None:
     name, own = path.stem, list[str]()
@@ -294,12 +349,17 @@ def _experiment(
     except ConfigError as error:
         problems += [f"{path}: {problem}" for problem in error.problems]
         return None
-    cases, arms, before = list[Case](), dict[str, set[str]](), len(problems)
+    cases, arms, right = list[Case](), dict[str, set[str]](), True
     # What --quick or --set has taken away may still be named.
     spare = {arm for left in taken.values() for arm in _arms_of(left)}
     for values, own_table in variants.items():
-        case, wrong = _case(name, values, own_table, settings, used)
-        problems += [f"{path}, case {case.name}: {problem}" for problem in wrong]
+        changes = settings.onto(own_table)
+        case, wrong = _case(name, values, own_table, changes)
+        before = _case(name, values, own_table, ())[1] if wrong and changes else wrong
+        place = f"{path}, case {case.name}"
+        problems += [f"{place}: {problem}" for problem in wrong if problem in before]
+        settings.blame(place, [problem for problem in wrong if problem not in before])
+        right = right and not wrong
         twin = next((c for c in cases if _without_links(c.config) == _without_links(case.config)), None)
         cases.append(dataclasses.replace(case, twin=twin))
         arms[case.name] = spare | _arms_of(own_table) | {arm.name for arm in case.config.arms}
@@ -318,7 +378,7 @@ def _experiment(
         cost=Cost(**cost),
     )
     wrong = wrong_cases(experiment.checks, {case.name: case.config for case in cases})
-    if len(problems) == before and not wrong:
+    if right and not wrong:
         wrong = wrong_arms(experiment.checks, fields.get("unranked", ()), arms, KINDS["rule"][0])
         wrong += _wrong_names(experiment, arms)
     problems += [f"{path}: {problem}" for problem in wrong]
@@ -363,14 +423,9 @@ def _case(
     experiment: str,
     values: tuple[str, ...],
     table: Mapping[str, Any],
-    settings: Sequence[tuple[str, Any]],
-    used: dict[str, bool],
+    changes: Sequence[tuple[str, Any]],
 ) -> tuple[Case, list[str]]:
-    changes = list[tuple[str, Any]]()
-    for key, value in settings:
-        if _takes(override(table, changes), key):
-            used[key] = True
-            changes.append((key, value))
+    """A case with changes on top, and what is wrong with it."""
     changed = override(table, changes)
     given = dict(changes)
     if "rounds" in given and fits(given["rounds"], int) and given["rounds"] >= 1:
@@ -399,19 +454,19 @@ def _in_proportion(
     return override(after, scaled)
 
 
-def _takes(table: Mapping[str, Any], key: str) -> bool:
-    """Whether a setting is meant for this case: all are, but an option of a plug-in that it does not have."""
+def _options(table: Mapping[str, Any], key: str) -> set[str] | None:
+    """The options of this case's plug-in, where a setting is one of a plug-in; None: it is meant for every case."""
     head, _, option = key.partition(".")
     kind = next((kind for kind, (_, where) in KINDS.items() if f"{head}.name" in where.split(", ")), None)
     default = getattr(Config(), head, None)
     if kind is None or option in ("", "name") or not isinstance(default, Plug):
-        return True
+        return None
     section = table.get(head, {})
     name = section.get("name", default.name) if isinstance(section, Mapping) else default.name
     try:
-        return option in {o.name for o in options_of(resolve(kind, head, name, KINDS[kind][0]))}
+        return {o.name for o in options_of(resolve(kind, head, name, KINDS[kind][0]))}
     except ConfigError:
-        return True  # what is wrong with the name is told where the case is checked
+        return None  # what is wrong with the name is told where the case is checked
 
 
 def _axes(table: Mapping[str, Any], problems: list[str]) -> dict[str, dict[str, Mapping[str, Any]]]:

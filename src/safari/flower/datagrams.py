@@ -37,6 +37,8 @@ from safari.wire import Identity, reference_digest
 _HANDSHAKE = 10.0
 # Bytes that a client may upload: twice a dense float32 model, and something for a tiny one.
 _ROOM, _ROOM_FACTOR = 100_000, 8
+# What a record holds: the name, the kind and the bytes of each array.
+_Parts = tuple[tuple[str, str, bytes], ...]
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ class Datagrams:
             raise SafariError("the data port must be open: it is not")
         self._end_round()
         # One for all, unless the client algorithm sends each client something of its own.
-        sources: dict[bytes, Source] = {}
+        sources: dict[_Parts, Source] = {}
         round, model = sent.instructions.round, reference_digest(_reference(sent))
         pacing = Pacing(rate=self._server_rate / len(messages)) if self._server_rate and messages else None
         out = []
@@ -226,12 +228,17 @@ def check_tls(address: str, root_certificates: Path) -> None:
         raise SafariError(f"the SuperLink at {address} cannot be reached: {error}") from error
 
 
-def _source(message: Message, known: dict[bytes, Source]) -> Source:
-    """What a message holds beside its config, as symbols."""
-    data = pack_broadcast(message.content.array_records[ARRAYS])
-    if data not in known:
-        known[data] = Source(data)
-    return known[data]
+def _source(message: Message, known: dict[_Parts, Source]) -> Source:
+    """What a message holds beside its config, as symbols; packed once for all messages that hold the same.
+
+    The parts are the key: `bytes` keep their hash and are equal to themselves at a glance, so that a model that the
+    messages share is neither copied nor read again for each.
+    """
+    record = message.content.array_records[ARRAYS]
+    parts = tuple((name, array.stype, array.data) for name, array in record.items())
+    if parts not in known:
+        known[parts] = Source(pack_broadcast(record))
+    return known[parts]
 
 
 def _reference(sent: Broadcast) -> Any:

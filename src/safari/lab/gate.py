@@ -29,7 +29,7 @@ from safari.lab.invitations import Invitations, JoinError, app_digest
 from safari.lab.processes import when_orphaned
 from safari.net.certificates import Certificates
 from safari.text import visible
-from safari.view.limits import Limits, Reporter
+from safari.view.limits import Limits, Reporter, vouch
 from safari.view.server import PageServer, listen
 
 try:
@@ -188,10 +188,12 @@ class Gate:
                 answer = await self._client.post(f"/v1/fleet/{call}", content=body, headers=headers)
             except httpx.HTTPError as error:
                 raise HTTPException(502, f"the SuperLink does not answer: {type(error).__name__}") from error
-        if 0 < len(key) <= LONGEST_KEY and len(self._keys) < MOST_KEYS and answer.is_success:
+        if 0 < len(key) <= LONGEST_KEY and answer.is_success:
             # The SuperLink has found that the key is registered, and signed with. One that asks for no keys says
             # so to everybody: then what is remembered must have an end.
-            self._keys.add(key)
+            vouch(request.scope)
+            if len(self._keys) < MOST_KEYS:
+                self._keys.add(key)
         if call == "get-fab" and self._apps is not None and answer.is_success:
             found = app_digest(GetFabResponse.FromString(answer.content).fab.content)
             if found not in self._apps:
@@ -218,6 +220,7 @@ class Gate:
             if answer.is_error:
                 raise HTTPException(502, "the SuperLink did not register the key; its log says why")
             self._keys.add(_header(known))
+        vouch(request.scope)
         return JSONResponse({})
 
     @contextlib.contextmanager

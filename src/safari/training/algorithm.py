@@ -62,7 +62,8 @@ class LocalRound:
     state: each client's own tensors.
     down: the vectors that came with the broadcast, one for all or a row a client.
     known: what the clients know of their own data.
-    step, steps: the local steps done, and those of the round in all.
+    step, steps: the local steps done, and those of the round in all. `steps` is a tensor of one number where the steps
+        of this package's own algorithms are recorded for replay.
     lr: the learning rate.
     gradient: `gradient(at)`, the gradient of the current mini-batch's loss at other models; it costs as much as
         a step.
@@ -75,7 +76,7 @@ class LocalRound:
     down: State
     known: Known
     step: int
-    steps: int
+    steps: int | Tensor
     lr: float | Tensor
     gradient: Callable[[Tensor], Tensor]
 

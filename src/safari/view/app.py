@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 
 from safari.errors import RunError, SafariError
+from safari.view.limits import vouch
 from safari.view.monitor import Cursors, Monitor
 from safari.view.page import FILES, HEADERS, live_page, read_file
 
@@ -89,10 +90,14 @@ class Access:
         # A name that leads here by way of somebody else's DNS must not read the runs (rebinding).
         if self._hosts is not None and host_of(request.headers.get("host", "")) not in self._hosts:
             return PlainTextResponse("this page answers to its own address only\n", 403)
-        if self._token is None or _same(request.cookies.get(COOKIE, ""), self._cookie):
+        if self._token is None:
+            return None
+        if _same(request.cookies.get(COOKIE, ""), self._cookie):
+            vouch(request.scope)
             return None
         if not _same(request.query_params.get("token", ""), self._token):
             return PlainTextResponse("a token is needed: use the address that safari view printed\n", 403)
+        vouch(request.scope)
         # Out of the address, so that it is not copied along with a link or left in a history.
         response = RedirectResponse("/", 303)
         response.set_cookie(COOKIE, self._cookie, httponly=True, samesite="strict")

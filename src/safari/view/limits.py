@@ -2,11 +2,16 @@
 
 uvicorn waits for ever for the rest of a request, and accepts connections until the process has no file
 descriptors left. Here a connection that has not sent a whole request within some seconds is closed; when too
-many are pending, the oldest is closed, so that whoever sends a request at once is always served.
+many are pending, the oldest one of the address that has most of them is closed. A flood from one machine displaces its
+own connections and nobody else's, and whoever sends a request at once is always served.
 
 With TLS, asyncio announces a connection only after its handshake. Connections that never get that far are therefore
-counted where they are accepted (`ListeningSocket`): when there are too many, the oldest one of the address that has
-most of them is closed. A flood from one machine displaces its own connections and nobody else's.
+counted where they are accepted (`ListeningSocket`), under the same rule.
+
+A flood from many addresses has few connections at each. So addresses from which a request came that the application
+vouches for (`vouch`) give way last, a few connections each: whoever takes part already is not displaced by strangers,
+however many. TCP has shown that the addresses are real, as a stateless cookie (QUIC's Retry) shows it for datagrams;
+what newcomers are left with is that a quick handshake ends before the oldest is closed.
 """
 
 from __future__ import annotations
@@ -17,8 +22,9 @@ import ipaddress
 import socket
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 Message = MutableMapping[str, Any]
@@ -29,6 +35,10 @@ Peer = tuple[Any, ...]
 
 SWEEP_EVERY = 1.0
 REPORT_EVERY = 60.0
+# Addresses that are remembered because they were vouched for, and the waiting connections of each that give way last:
+# behind one address there may be several clients, and somebody else.
+MOST_KNOWN, KNOWN_EACH = 65_536, 8
+_VOUCH = "safari.vouch"
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,7 @@ class Limits:
 
     silent: connections that have not finished their TLS handshake; beyond this number the oldest one of the address
         with most of them is closed.
-    pending: connections without a whole request; beyond this number the oldest one is closed.
+    pending: connections without a whole request; beyond this number likewise.
     active: requests that are being answered; beyond this number the answer is 503.
     request_seconds: how long a client may take to send a request.
     send_seconds: how long a client may take to make room for more of an answer.
@@ -90,6 +100,8 @@ class ConnectionLimiter:
         self._silent: dict[Peer, socket.socket] = {}
         self._pending: dict[Peer, tuple[asyncio.Transport, float]] = {}
         self._active: set[Peer] = set()
+        # Addresses that were vouched for, the latest last.
+        self._known: dict[str, None] = {}
 
     def protocol(self) -> type[asyncio.Protocol]:
         """uvicorn's HTTP protocol, which tells this limiter when connections open and close.
@@ -119,10 +131,9 @@ class ConnectionLimiter:
         # Of those that failed asyncio has closed the socket.
         self._silent = {peer: found for peer, found in self._silent.items() if found.fileno() >= 0}
         if len(self._silent) > self._limits.silent:
-            counts = Counter(map(_network, self._silent))
-            most = max(counts, key=counts.__getitem__)
-            oldest = self._silent.pop(next(peer for peer in self._silent if _network(peer) == most))
-            self._report("silent", f"too many connections say nothing: closing those from {most}")
+            peer = self._gives_way(self._silent)
+            oldest = self._silent.pop(peer)
+            self._report("silent", f"too many connections say nothing: closing those from {_network(peer)}")
             # asyncio has the socket, and closes it when it reads the end.
             with contextlib.suppress(OSError):
                 oldest.shutdown(socket.SHUT_RDWR)
@@ -132,7 +143,7 @@ class ConnectionLimiter:
         self._silent.pop(_peer(transport), None)
         self._wait(_peer(transport), transport)
         if len(self._pending) > self._limits.pending:
-            oldest, _ = self._pending.pop(next(iter(self._pending)))
+            oldest, _ = self._pending.pop(self._gives_way(self._pending))
             oldest.abort()
 
     def closed(self, transport: asyncio.Transport) -> None:
@@ -140,6 +151,22 @@ class ConnectionLimiter:
         peer = _peer(transport)
         if self._pending.get(peer, (None,))[0] is transport:
             del self._pending[peer]
+
+    def vouched(self, peer: Peer) -> None:
+        """The application has found that whoever asks from there may."""
+        network = _network(peer)
+        self._known.pop(network, None)
+        self._known[network] = None
+        if len(self._known) > MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+
+    def _gives_way(self, waiting: Iterable[Peer]) -> Peer:
+        """The oldest one of the address with most; a few of each address that was vouched for only after all others."""
+        networks = {peer: _network(peer) for peer in waiting}
+        counts = Counter(networks.values())
+        strangers = {n: c for n, c in counts.items() if n not in self._known or c > KNOWN_EACH} or counts
+        most = max(strangers, key=strangers.__getitem__)
+        return next(peer for peer, network in networks.items() if network == most)
 
     async def sweep(self) -> None:
         """Close what has waited too long, again and again."""
@@ -163,6 +190,7 @@ class ConnectionLimiter:
             self._wait(peer, transport)
             return
         self._active.add(peer)
+        scope[_VOUCH] = partial(self.vouched, peer)
         try:
             await self._app(scope, receive, self._timed(send, transport))
         except Exception as error:
@@ -192,15 +220,27 @@ def _peer(transport: asyncio.BaseTransport) -> Peer:
     return tuple((transport.get_extra_info("peername") or ())[:2])
 
 
+def vouch(scope: MutableMapping[str, Any]) -> None:
+    """Say that whoever sent this request may: its address gives way last when connections are too many."""
+    found = scope.get(_VOUCH)
+    if found is not None:
+        found()
+
+
 def _network(peer: Peer) -> str:
     """What one machine can have any number of addresses in: an IPv4 address, or 64 bits of an IPv6 one.
 
     >>> _network(("10.0.0.7", 4711)), _network(("2001:db8::1:2", 4711)), _network(("::ffff:10.0.0.7", 4711))
     ('10.0.0.7', '2001:db8::/64', '10.0.0.7')
     """
+    return _network_of(str(peer[0])) if peer else ""
+
+
+@lru_cache(maxsize=65_536)
+def _network_of(host: str) -> str:
     try:
-        address = ipaddress.ip_address(str(peer[0]).partition("%")[0])
-    except (IndexError, ValueError):
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
         return ""
     if address.version == 4:
         return str(address)

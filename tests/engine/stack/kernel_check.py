@@ -56,6 +56,126 @@ WIDE_CASES = {
 }
 
 
+@dataclass(frozen=True)
+class PoolCase:
+    inner: int
+    outer: int
+    height: int
+    width: int
+    bias: bool = True
+    clients: int = 2
+    n: int = 2
+
+
+POOL_CASES = {
+    "first layer, 3 channels": PoolCase(3, 32, 8, 8, clients=3),
+    "one channel, without bias": PoolCase(1, 16, 6, 4, bias=False),
+    "the next layer": PoolCase(32, 32, 4, 4),
+    "odd height and width": PoolCase(16, 16, 5, 7),
+    "odd width": PoolCase(5, 16, 4, 3),
+    "smallest picture": PoolCase(3, 16, 2, 2),
+    "a line that no window reaches": PoolCase(4, 16, 3, 2, bias=False),
+    "widest": PoolCase(32, 64, 3, 5, clients=1),
+    "many pixels, so that the weights' gradient is split": PoolCase(3, 16, 16, 16, n=9),
+    "one client of one picture": PoolCase(8, 16, 6, 6, clients=1, n=1),
+}
+
+
+def conv_pool_results(
+    case: PoolCase, device: str, dtype: torch.dtype, whole: bool
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Output and gradients of the step, and of torch in float64 from the same numbers.
+
+    `whole`: everything is a small whole number, so that no sum is rounded, and windows are full of ties and zeros.
+    """
+    from safari.engine.stack.fused import ConvPool
+
+    draw = torch.Generator().manual_seed(4)
+
+    def numbers(*shape: int) -> Tensor:
+        if whole:
+            return torch.randint(-1, 2, shape, generator=draw).float()
+        return torch.randn(shape, generator=draw)
+
+    k, n, (h, w) = case.clients, case.n, (case.height, case.width)
+    x = numbers(k * n, case.inner, h, w)
+    weight = numbers(k, case.outer, case.inner, 3, 3)
+    inputs = {"x": x, "weight": weight if whole else weight / (3 * case.inner**0.5)}
+    inputs |= {"bias": numbers(k, case.outer)} if case.bias else {}
+    # Rounded first, so that both sides begin with the same numbers.
+    inputs = {name: value.to(dtype).float() for name, value in inputs.items()}
+    theirs = {name: value.double().requires_grad_() for name, value in inputs.items()}
+    own = zip(theirs["x"].chunk(k), theirs["weight"], theirs.get("bias", [None] * k), strict=True)
+    before = torch.cat([F.conv2d(*each, padding=1) for each in own])
+    oracle = F.max_pool2d(F.relu(before), 2)
+    probe = numbers(*oracle.shape)
+    if not whole:
+        # Where two pixels, or a pixel and 0, are near, rounding decides about the whole gradient: left out.
+        windows = F.unfold(before.detach(), 2, stride=2).view(k * n, case.outer, 4, *oracle.shape[2:])
+        first, second = windows.topk(2, dim=2).values.unbind(2)
+        probe = (probe * ((first - second > 0.05) & (first.abs() > 0.05))).to(dtype).float()
+    oracle.backward(probe.double())
+
+    ours = {name: value.to(device).requires_grad_() for name, value in inputs.items()}
+    out = ConvPool.apply(ours["x"].permute(0, 2, 3, 1), ours["weight"], ours.get("bias"), dtype)
+    out = out.permute(0, 3, 1, 2)
+    out.backward(probe.to(device, dtype))
+    expected = {"out": oracle.detach()} | {f"d{name}": value.grad for name, value in theirs.items()}
+    found = {"out": out.detach()} | {f"d{name}": value.grad for name, value in ours.items()}
+    return {name: value.cpu().double() for name, value in found.items()}, expected
+
+
+def check_conv_pool(device: str, dtype: torch.dtype, tolerance: float) -> None:
+    """Whole numbers to the last bit, others up to rounding, and what is no number as torch has it."""
+    from safari.engine.stack import pool_kernels
+
+    for name, case in POOL_CASES.items():
+        found, expected = conv_pool_results(case, device, dtype, whole=True)
+        for what, value in expected.items():
+            assert torch.equal(found[what], value), f"{name}: {what} is wrong"
+        found, expected = conv_pool_results(case, device, dtype, whole=False)
+        for what, value in expected.items():
+            error = _error(found[what], value)
+            assert error < tolerance, f"{name}: {what} is off by {error:.2g}"
+    x, weight = torch.ones(2, 3, 6, 6), -torch.ones(1, 16, 3, 3, 3)
+    x[0, 0, 2, 3] = torch.nan
+    expected = F.max_pool2d(F.relu(F.conv2d(x, weight[0], padding=1)), 2)
+    ours = pool_kernels.packed(x.permute(0, 2, 3, 1).to(device), 4, dtype)
+    w = pool_kernels.weights_for(weight.to(device), 4, dtype)
+    found, _ = pool_kernels.conv_pool(ours, w, None, 16, 1)
+    found = found.permute(0, 3, 1, 2).float().cpu()
+    assert bool(found.isnan().any())
+    assert torch.equal(found.nan_to_num(7.5), expected.nan_to_num(7.5))
+
+
+def check_fused_net(device: str) -> tuple[float, float]:
+    """How far outputs and gradients of a whole net through the fused steps are from those without."""
+    from safari.engine.stack.forward import by_layers
+    from safari.engine.stack.trial import distances
+    from safari.models import Layout, fedawe_cnn
+
+    shape = (3, 32, 32) if device == "cuda" else (3, 9, 8)
+    torch.manual_seed(0)
+    module = fedawe_cnn(shape, 10).to(device)
+    example = torch.randn(8 if device == "cuda" else 4, *shape, generator=torch.Generator().manual_seed(5))
+    ways = (by_layers(module, True, fuse=fuse) for fuse in (True, False))
+    return distances(*ways, module, Layout.of(module), example.to(device))
+
+
+def sgd_error(device: str, size: int, rate: float | Tensor) -> float:
+    """How far a masked step is from torch's; masked numbers must stay, whatever their gradient is."""
+    from safari.engine.stack.fused import sgd_
+
+    draw = torch.Generator().manual_seed(6)
+    start, gradient = torch.randn(2, size, generator=draw)
+    kept = torch.rand(size, generator=draw) < 0.6
+    kept[0], gradient[0] = False, torch.nan
+    p = start.clone().to(device)
+    sgd_(p, gradient.to(device), kept.to(device), rate.to(device) if isinstance(rate, Tensor) else rate)
+    assert torch.equal(p.cpu()[~kept], start[~kept])
+    return _error(p, start.double() - gradient.masked_fill(~kept, 0.0).double() * float(rate))
+
+
 def conv_norm_errors(case: Case, device: str, dtype: torch.dtype) -> dict[str, float]:
     """How far each result is from float64, relative to its size."""
     from safari.engine.stack.fused import ConvNorm
@@ -206,11 +326,20 @@ def _error(found: Tensor, expected: Tensor) -> float:
 
 
 def main() -> None:
+    from safari.engine.stack import fusion
+
     for name, case in (CASES | WIDE_CASES).items():
         for what, error in conv_norm_errors(case, "cpu", torch.float32).items():
             assert error < 1e-5, f"{name}: {what} is off by {error:.2g}"
     for what, error in tile_errors("cpu", torch.float32).items():
         assert error < 1e-5, f"{what} is off by {error:.2g}"
+    check_conv_pool("cpu", torch.float32, 1e-5)
+    # The interpreter knows no products of bfloat16; these are rounded, too.
+    check_conv_pool("cpu", torch.float16, 3e-3)
+    fusion.DTYPE = torch.float32
+    assert max(check_fused_net("cpu")) < 1e-5
+    for size, rate in ((3000, 0.1), (3001, 0.1), (3000, torch.tensor(0.1))):
+        assert sgd_error("cpu", size, rate) < 1e-6
     for name, case in CASES.items():
         for what, error in shared_conv_errors(case, "cpu", torch.float32).items():
             assert error < 1e-5, f"{name}, shared: {what} is off by {error:.2g}"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from safari.engine.stack.fusion import find_fusions, pool_first
-from safari.models import resnet18
+from safari.engine.stack.fusion import PoolFusion, find_fusions, pool_first
+from safari.models import cnn, fedawe_cnn, pfl_cnn, resnet18
 
 
 class Net(nn.Module):
@@ -104,3 +106,113 @@ def test_every_convolution_of_a_resnet18_becomes_a_step_and_each_sum_belongs_to_
     sums = [f for f in found.values() if f.residual is not None]
     assert [f.conv_name for f in sums] == [f"blocks.{i}.conv2" for i in range(8)]
     assert all(f.relu for f in sums)
+
+
+class Pooled(nn.Module):
+    """A convolution, then the functions given, one after the other."""
+
+    def __init__(self, *then: Callable[[Tensor], Tensor], conv: nn.Conv2d | None = None):
+        super().__init__()
+        self.conv = conv or nn.Conv2d(3, 16, 3, padding=1)
+        self.then = then
+        for i, step in enumerate(then):
+            if isinstance(step, nn.Module):
+                self.add_module(f"step{i}", step)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        for step in self.then:
+            x = step(x)
+        return x * 2
+
+
+class ReadBetween(Pooled):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        z = F.relu(y)
+        return F.max_pool2d(z, 2).sum() + (z if self.then else y)
+
+
+def pooled(module: nn.Module) -> list[PoolFusion]:
+    found = find_fusions(fx.Tracer().trace(module), dict(module.named_modules()))
+    return [fusion for fusion in found.values() if isinstance(fusion, PoolFusion)]
+
+
+HALVINGS = [
+    nn.MaxPool2d(2),
+    nn.MaxPool2d((2, 2), stride=(2, 2)),
+    lambda x: F.max_pool2d(x, 2),
+    lambda x: F.max_pool2d(x, (2, 2), 2, 0, 1),
+    lambda x: torch.max_pool2d(x, kernel_size=[2]),
+]
+RELUS = [nn.ReLU(), nn.ReLU(inplace=True), F.relu, torch.relu]
+
+
+@pytest.mark.parametrize("pool", HALVINGS)
+@pytest.mark.parametrize("relu", RELUS)
+@pytest.mark.parametrize("bias", [True, False])
+def test_convolution_relu_and_pooling_become_one_step_in_either_order(pool, relu, bias):
+    conv = nn.Conv2d(3, 16, 3, padding=1, bias=bias)
+    for then in ((relu, pool), (pool, relu)):
+        module = Pooled(*then, conv=conv)
+        (fusion,) = pooled(module)
+        assert fusion.conv is conv
+        assert fusion.conv_name == "conv"
+        assert fusion.source.op == "placeholder"
+        assert fusion.inner[0].target == "conv"
+        assert len(fusion.inner) == 2
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        nn.MaxPool2d(3),
+        nn.MaxPool2d(2, stride=1),
+        nn.MaxPool2d((2, 1)),
+        nn.MaxPool2d(2, padding=1),
+        nn.MaxPool2d(2, dilation=2),
+        nn.MaxPool2d(2, ceil_mode=True),
+        nn.AvgPool2d(2),
+        lambda x: F.max_pool2d(x, 2, 1),
+        lambda x: F.max_pool2d(x, 2, ceil_mode=True),
+        lambda x: F.max_pool2d(x, 2, return_indices=True)[0],
+        lambda x: F.avg_pool2d(x, 2),
+        torch.tanh,
+    ],
+)
+def test_other_pooling_is_left_alone(pool):
+    assert not pooled(Pooled(nn.ReLU(), pool))
+    assert not pooled(Pooled(pool, nn.ReLU()))
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        nn.Conv2d(3, 16, 3),
+        nn.Conv2d(3, 16, 3, padding=1, stride=2),
+        nn.Conv2d(3, 16, 3, padding=2, dilation=2),
+        nn.Conv2d(3, 16, 1),
+        nn.Conv2d(3, 16, 5, padding=2),
+        nn.Conv2d(4, 16, 3, padding=1, groups=2),
+        nn.Conv2d(3, 16, 3, padding=1, padding_mode="circular"),
+        nn.Conv2d(3, 24, 3, padding=1),
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.Conv2d(64, 64, 3, padding=1),
+    ],
+)
+def test_convolutions_without_a_kernel_for_pooling_are_left_alone(conv):
+    assert not pooled(Pooled(nn.ReLU(), nn.MaxPool2d(2), conv=conv))
+
+
+def test_what_another_layer_reads_is_not_fused():
+    assert not pooled(ReadBetween())
+    assert not pooled(ReadBetween(F.relu))
+    assert not pooled(Pooled(F.relu, F.relu))
+    assert not pooled(Pooled(nn.MaxPool2d(2)))
+
+
+def test_which_layers_of_the_small_nets_are_fused_with_pooling():
+    assert [f.conv_name for f in pooled(fedawe_cnn((3, 32, 32), 10))] == ["0", "3"]
+    assert [f.conv_name for f in pooled(cnn((1, 8, 8), 10))] == ["2"]
+    # Its convolutions have no padding.
+    assert not pooled(pfl_cnn((3, 32, 32), 10))

@@ -41,13 +41,16 @@ def test_adam_is_torchs_own_to_the_last_bits(seed, steps, scale, lr):
     gradients = [scale * torch.randn(40, generator=draw) for _ in range(steps)]
     kept = torch.rand(40, generator=draw) < 0.6
     p, first, second = start.clone(), torch.zeros(40), torch.zeros(40)
+    counted, moments = start.clone(), (torch.zeros(40), torch.zeros(40))
     alone = start.clone()
     step_kept = MaskedStep(alone, kept.nonzero().squeeze(1), optimiser="adam", lr=lr, steps=steps)
     for step, g in enumerate(gradients, 1):
         adam_(p, g.clone(), first, second, kept, step, lr)
+        # As a recording has it, in which the same kernels count on.
+        adam_(counted, g.clone(), *moments, kept, torch.tensor(float(step), dtype=torch.float64), lr)
         step_kept(g)
     expected = steps_of_torch(start, gradients, kept, lr)
-    for found in (p, alone):
+    for found in (p, counted, alone):
         # Eight units in the last place of numbers around 1.
         torch.testing.assert_close(found, expected, rtol=0, atol=8 * 2**-23)
         assert torch.equal(found[~kept], start[~kept])

@@ -28,6 +28,7 @@ def fedavgm(*, momentum: float = 0.9, lr: float = 1.0, nesterov: bool = False) -
 
     def apply(state: State, step: Tensor, round: Round) -> tuple[Tensor, State]:
         v = torch.where(round.kept, beta * state["velocity"] + step, 0.0)
+        v = round.where_heard(v, state["velocity"])
         return rate * (beta * v + step if nesterov else v), {"velocity": v}
 
     return ServerStep(lambda model: {"velocity": torch.zeros_like(model)}, apply)

@@ -65,6 +65,7 @@ def _adaptive(second: Callable[[Tensor, Tensor], Tensor], lr: float, beta1: floa
         m = torch.where(round.kept, beta * state["m"] + (1 - beta) * step, 0.0)
         v = torch.where(round.kept, second(state["v"], square), tau**2)
         v = v.clamp(max=torch.finfo(step.dtype).max / 2)
+        m, v = round.where_heard(m, state["m"]), round.where_heard(v, state["v"])
         return rate * m / (v.sqrt() + tau), {"m": m, "v": v}
 
     return ServerStep(init, apply)

@@ -43,6 +43,6 @@ def ghbm(*, tau: int = 10, momentum: float = 0.9) -> ServerStep:
             return state
         past = torch.cat([state["past"][1:], round.global_model[None]])
         # What was cut has no past: if it comes back, it starts anew.
-        return {"past": torch.where(round.kept, past, model)}
+        return {"past": round.where_heard(torch.where(round.kept, past, model), state["past"])}
 
     return ServerStep(lambda model: {"past": model.repeat(rounds, 1)}, apply, observe)

@@ -11,7 +11,8 @@ What holds for every step, whatever it returns:
   of the arrivals. The step is 0 there, and a step that keeps a memory forgets it there (`Round.kept`), so
   that a weight that comes back starts anew.
 - A round without an update (nobody arrived, nothing was recalled) does not reach `apply`: the model and the
-  state stay as they are. Where models arrive in part, a number that came from nobody stays, too.
+  state stay as they are. Where models arrive in part, that holds for a number that came from nobody: it is as
+  the weighted sum has it, its step is 0, and a step that keeps a memory keeps it there (`Round.where_heard`).
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ def chain(*links: ServerStep) -> ServerStep:
     def apply(state: State, step: Tensor, round: Round) -> tuple[Tensor, State]:
         after = []
         for k, link in enumerate(links):
-            step, own = _applied(link, _part(state, k), step, round)
+            found, own = _applied(link, _part(state, k), step, round)
+            # The next link must not take what this one remembers for news of a number that did not come.
+            step = found if found is step else round.where_heard(found, 0.0)
             after.append(own)
         return step, _joined(after)
 
@@ -88,7 +91,7 @@ def advance(
         inside = round.kept.clone()
         inside[round.parameters :] = False
         if round.came is not None:
-            inside &= round.came.any(0)
+            inside &= round.heard
         given = torch.where(inside, combined - round.global_model, 0.0)
         found, state = step.apply(state, given, round)
         # A chain that leaves the step alone leaves the sum as it is, without the rounding of x + (sum - x).

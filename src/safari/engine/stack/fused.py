@@ -1,4 +1,5 @@
-"""Convolution, batch norm, shortcut and ReLU as one differentiable step over many clients (CUDA)."""
+"""Differentiable steps over many clients, each a few kernels (CUDA): convolution, batch norm, shortcut and ReLU; and
+convolution, ReLU and max pooling."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from safari.engine.stack import kernels as k
-from safari.engine.stack.served import padded
+from safari.engine.stack import pool_kernels as pk
+from safari.engine.stack.served import padded, pool_padded
 
 
 class ConvNorm(torch.autograd.Function):
@@ -83,6 +85,39 @@ class ConvNorm(torch.autograd.Function):
         return dx, dw, sums[1], sums[0], dresidual, *[None] * 6
 
 
+class ConvPool(torch.autograd.Function):
+    """`max_pool2d(relu(conv(x) + bias), 2)` with each client's own weights, for 3x3 convolutions with padding 1.
+
+    x is `[clients · n, h, w, channels]` of any strides and floating type; the weight `[clients, out, in, 3, 3]` and
+    the bias `[clients, out]`, if any, in float32. The result is by pixel, in `dtype`; in bfloat16 it is what torch
+    gives, and the gradient goes where torch sends it: to the first of the largest pixels, and nowhere if that is 0.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """The step; what the backward pass needs is saved."""
+        clients, cout, inner = weight.shape[:3]
+        x = pk.packed(x, pool_padded(inner), dtype)
+        w = pk.weights_for(weight, x.shape[-1], dtype)
+        out, winner = pk.conv_pool(x, w, bias, cout, clients)
+        ctx.save_for_backward(x, weight, winner)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients with respect to x, weight and bias."""
+        x, weight, winner = ctx.saved_tensors
+        clients, _, inner = weight.shape[:3]
+        grad, dx = grad.contiguous(), None
+        if ctx.needs_input_grad[0]:
+            h, wd, cin = x.shape[1:]
+            turned = pk.weights_for(weight, cin, x.dtype, turned=True)
+            dx = pk.input_gradient(grad, winner, turned, cin, clients, h, wd)[..., :inner]
+        dw, db = pk.weight_gradient(x, grad, winner, inner, clients)
+        return dx, dw, db if ctx.needs_input_grad[2] else None, None
+
+
 def adam_(
     parameters: Tensor, gradient: Tensor, first: Tensor, second: Tensor, mask: Tensor, step: int, lr: float,
     beta1: float, beta2: float, eps: float,
@@ -91,4 +126,13 @@ def adam_(
     size = parameters.numel()
     k._adam_kernel[triton.cdiv(size, k.BLOCK),](parameters, gradient, first, second, mask, size,
         lr / (1 - beta1**step), (1 - beta2**step) ** 0.5, eps, 1 - beta1, beta2, 1 - beta2, BLOCK=k.BLOCK,
+    )  # fmt: skip
+
+
+def sgd_(parameters: Tensor, gradient: Tensor, mask: Tensor, rate: float | Tensor) -> None:
+    """`parameters -= rate · gradient` where the mask is true, in place, in one pass over memory."""
+    size = parameters.numel()
+    unit = 4 if size % 4 == 0 else 1
+    k._sgd_kernel[triton.cdiv(size, k.BLOCK),](parameters, gradient, mask, rate, size // unit,
+        UNIT=unit, TENSOR=isinstance(rate, Tensor), BLOCK=k.BLOCK,
     )  # fmt: skip

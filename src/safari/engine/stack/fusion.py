@@ -1,20 +1,25 @@
-"""Which nodes of a graph become one step: convolution, batch norm, and perhaps a shortcut and a ReLU."""
+"""Which nodes of a graph become one step: convolution, batch norm, and perhaps a shortcut and a ReLU; or convolution,
+ReLU and max pooling."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
 from safari.engine.stack.ops import Tensors, Value
-from safari.engine.stack.served import serves
+from safari.engine.stack.served import serves, serves_pool
 
 _ADDITIONS = {operator.add, operator.iadd, torch.add}
 _RELUS = {F.relu, torch.relu}
+_POOLS = {F.max_pool2d, torch.max_pool2d}
+# What the fused steps compute in; interpreted on a CPU they know float32 alone.
+DTYPE = torch.bfloat16
 
 
 @dataclass(frozen=True)
@@ -37,9 +42,9 @@ class Fusion:
         x = values[self.source]
         residual = None
         if self.residual is not None:
-            residual = values[self.residual].batch().permute(0, 2, 3, 1).to(torch.bfloat16)
+            residual = values[self.residual].batch().permute(0, 2, 3, 1).to(DTYPE)
         out = ConvNorm.apply(  # type: ignore[no-untyped-call]
-            x.batch().permute(0, 2, 3, 1).to(torch.bfloat16),
+            x.batch().permute(0, 2, 3, 1).to(DTYPE),
             tensors[f"{self.conv_name}.weight"],
             tensors[f"{self.norm_name}.weight"],
             tensors[f"{self.norm_name}.bias"],
@@ -54,21 +59,90 @@ class Fusion:
         return Value(out.permute(0, 3, 1, 2), x.clients)
 
 
-def find_fusions(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> dict[fx.Node, Fusion]:
+@dataclass(frozen=True)
+class PoolFusion:
+    """A 3x3 convolution, ReLU and 2x2 max pooling as one step; the last two in either order, which gives the same."""
+
+    conv: nn.Conv2d
+    conv_name: str
+    source: fx.Node
+    inner: tuple[fx.Node, ...]
+
+    def run(self, values: Mapping[fx.Node, Value], tensors: Tensors) -> Value:
+        """The step for all clients."""
+        from safari.engine.stack.fused import ConvPool
+
+        x = values[self.source]
+        bias = None if self.conv.bias is None else tensors[f"{self.conv_name}.bias"]
+        out = ConvPool.apply(  # type: ignore[no-untyped-call]
+            x.batch().permute(0, 2, 3, 1), tensors[f"{self.conv_name}.weight"], bias, DTYPE
+        )
+        return Value(out.permute(0, 3, 1, 2), x.clients)
+
+
+def find_fusions(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> dict[fx.Node, Fusion | PoolFusion]:
     """The fusions of a graph, each under the node that its result replaces."""
-    found: dict[fx.Node, Fusion] = {}
+    found: dict[fx.Node, Fusion | PoolFusion] = {}
     for node in graph.nodes:
-        fusion = _fusion_at(node, modules, found)
+        fusion = _fusion_at(node, modules, found) or _pool_fusion_at(node, modules)
         if fusion is not None:
             found[fusion[0]] = fusion[1]
     return found
 
 
+def _pool_fusion_at(node: fx.Node, modules: Mapping[str, nn.Module]) -> tuple[fx.Node, PoolFusion] | None:
+    conv = modules.get(str(node.target)) if node.op == "call_module" else None
+    if type(conv) is not nn.Conv2d or not _plain(conv) or (conv.kernel_size, conv.stride) != ((3, 3), (1, 1)):
+        return None
+    after = _only_user(node)
+    last = None if after is None else _only_user(after)
+    if after is None or last is None or not serves_pool(conv.in_channels, conv.out_channels):
+        return None
+    either = (_is_relu(after, modules) and _is_halving(last, modules)) or (
+        _is_halving(after, modules) and _is_relu(last, modules)
+    )
+    chained = after.args[:1] == (node,) and last.args[:1] == (after,)
+    source = node.args[0] if node.args else None
+    if not either or not chained or not isinstance(source, fx.Node):
+        return None
+    return last, PoolFusion(conv, str(node.target), source, (node, after))
+
+
+def _is_halving(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
+    """Max pooling of 2x2 pixels without overlap, padding or anything else?"""
+    layer = modules.get(str(node.target)) if node.op == "call_module" else None
+    names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+    plain: dict[str, Any] = {
+        "stride": None,
+        "padding": 0,
+        "dilation": 1,
+        "ceil_mode": False,
+        "return_indices": False,
+    }
+    if type(layer) is nn.MaxPool2d:
+        given = {name: getattr(layer, name) for name in names}
+    elif node.op == "call_function" and node.target in _POOLS:
+        given = plain | dict(zip(names, node.args[1:], strict=False)) | node.kwargs
+    else:
+        return False
+    size, stride = _pair(given["kernel_size"]), _pair(given["stride"] or given["kernel_size"])
+    alone = not given["ceil_mode"] and not given["return_indices"]
+    spread = (_pair(given["padding"]), _pair(given["dilation"])) == ((0, 0), (1, 1))
+    return size == stride == (2, 2) and spread and alone
+
+
+def _pair(value: Any) -> tuple[Any, ...]:
+    """Both sides of what torch takes as one number or as two."""
+    if not isinstance(value, tuple | list):
+        return (value, value)
+    return tuple(value) * 2 if len(value) == 1 else tuple(value)
+
+
 def _fusion_at(
-    node: fx.Node, modules: Mapping[str, nn.Module], found: Mapping[fx.Node, Fusion]
+    node: fx.Node, modules: Mapping[str, nn.Module], found: Mapping[fx.Node, Fusion | PoolFusion]
 ) -> tuple[fx.Node, Fusion] | None:
     conv = modules.get(str(node.target)) if node.op == "call_module" else None
-    if type(conv) is not nn.Conv2d or not _plain(conv):
+    if type(conv) is not nn.Conv2d or not _plain(conv) or conv.bias is not None:
         return None
     if not serves(conv.in_channels, conv.out_channels, conv.kernel_size[0]):
         return None
@@ -137,7 +211,6 @@ def _plain(conv: nn.Conv2d) -> bool:
         and conv.dilation == (1, 1)
         and conv.stride in ((1, 1), (2, 2))
         and conv.groups == 1
-        and conv.bias is None
         and conv.padding_mode == "zeros"
     )
 

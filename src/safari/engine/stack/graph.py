@@ -1,13 +1,17 @@
-"""A round's training as one CUDA graph: recorded once for each number of clients, then replayed.
+"""A round's training as CUDA graphs, recorded once and then replayed.
 
 A small net's kernels are shorter than the time Python needs to start them. Replaying a recording takes
 that time away; it wants all inputs at fixed places, which are filled before each replay.
+
+Where all clients make equally many steps, a round is one recording for each number of clients. Where they do not,
+that would be one for each number of steps, too, and recording takes as long as several rounds: then steps are
+recorded one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -53,8 +57,62 @@ class Recorded:
         return self._graph.pool()
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The work on these inputs."""
+        """The work on these inputs; those with fewer rows than at first fill the first rows."""
         for place, tensor in zip(self._inputs, inputs, strict=True):
-            place.copy_(tensor, non_blocking=True)
+            part = place if place.shape == tensor.shape else place[: len(tensor)]
+            part.copy_(tensor, non_blocking=True)
+        return self.replay()
+
+    def replay(self) -> tuple[Tensor, ...]:
+        """The work on what lies in the places of the inputs."""
         self._graph.replay()
         return self._outputs
+
+
+class Repeated(Protocol):
+    """Work that has begun: what can be done again any number of times, and what ends it. Whatever passes from one
+    to the next stays in its place in memory."""
+
+    def again(self) -> None:
+        """Once more."""
+
+    def end(self) -> tuple[Tensor, ...]:
+        """The outputs."""
+
+
+class RecordedSteps:
+    """`begin(*inputs)`, then `again()` any number of times, then `end()`, each recorded; see `Recorded`."""
+
+    def __init__(
+        self,
+        begin: Callable[..., Repeated],
+        inputs: Sequence[Tensor],
+        pool: Any = None,
+        generators: Sequence[torch.Generator] = (),
+    ):
+        def start(*places: Tensor) -> tuple[Tensor, ...]:
+            # Called twice: what stays is what was recorded.
+            self._begun = begin(*places)
+            return ()
+
+        def again() -> tuple[Tensor, ...]:
+            self._begun.again()
+            return ()
+
+        self._start = Recorded(start, inputs, pool, generators)
+        # Recording runs nothing, and the rest works on what the start leaves behind.
+        self._start.replay()
+        self._again = Recorded(again, (), self.pool, generators)
+        self._end = Recorded(lambda: self._begun.end(), (), self.pool)
+
+    @property
+    def pool(self) -> Any:
+        """See `Recorded.pool`."""
+        return self._start.pool
+
+    def __call__(self, times: int, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The beginning with these inputs, `times` repetitions, and the end."""
+        self._start(*inputs)
+        for _ in range(times):
+            self._again.replay()
+        return self._end.replay()

@@ -295,6 +295,18 @@ def _adam_kernel(
     tl.store(p + at, value, mask=inside)
 
 
+@triton.jit
+def _sgd_kernel(p, g, mask, rate, units, UNIT: tl.constexpr, TENSOR: tl.constexpr, BLOCK: tl.constexpr):
+    # `rate` is a number, or where it is. There are units of UNIT numbers: those of a unit are loaded at one go.
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at // UNIT < units
+    kept = tl.load(mask + at, mask=inside, other=0) != 0
+    grad = tl.where(kept, tl.load(g + at, mask=inside, other=0.0), 0.0)
+    if TENSOR:
+        rate = tl.load(rate)
+    tl.store(p + at, tl.load(p + at, mask=inside, other=0.0) - rate * grad, mask=inside)
+
+
 def weights_for(weight: Tensor, cin: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """float32 `[clients, out, in, side, side]` in the orders for both passes, `in` padded to `cin` with zeros."""
     clients, cout, inner, side, _ = weight.shape

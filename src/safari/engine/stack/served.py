@@ -6,6 +6,8 @@ from __future__ import annotations
 NARROWEST = 16
 # The norm's kernels hold all channels of a pixel in one program.
 WIDEST = 1024
+# The kernels with pooling hold a layer's sums for the weights' gradient in one program: so many fit its registers.
+MOST_POOLED = 32 * 64
 
 
 def padded(channels: int) -> int:
@@ -31,3 +33,22 @@ def is_wide(cin: int, cout: int, side: int) -> bool:
     if side == 1:
         return min(cin, cout) >= 64
     return cin * cout > 64 * 64 or max(cin, cout) > 128
+
+
+def pool_padded(channels: int) -> int:
+    """With how many channels the kernels with pooling read an input: a power of two, at least 4.
+
+    >>> pool_padded(1), pool_padded(3), pool_padded(20), pool_padded(32)
+    (4, 4, 32, 32)
+    """
+    return max(4, 1 << (channels - 1).bit_length())
+
+
+def serves_pool(inner: int, outer: int) -> bool:
+    """Is there a kernel for a 3x3 convolution with so many channels in and out, ReLU and 2x2 max pooling?
+
+    >>> serves_pool(3, 32), serves_pool(32, 32), serves_pool(64, 64), serves_pool(3, 24)
+    (True, True, False, False)
+    """
+    fits = NARROWEST <= outer <= 64 and outer & (outer - 1) == 0
+    return fits and pool_padded(inner) <= 64 and pool_padded(inner) * outer <= MOST_POOLED

@@ -50,34 +50,83 @@ def train_stacked(
     frozen: Collection[str] = (),
     compiled: bool = False,
 ) -> StackedTraining:
-    """From `start ⊙ mask`, a step a batch; inputs are `[clients · n, ...]`.
+    """From `start ⊙ mask`, a step a batch; the arguments are those of `LocalSteps`."""
+    local = LocalSteps(
+        forward, flat, start, masks, steps, optimiser=optimiser, lr=lr, random_state=random_state, task=task,
+        algorithm=algorithm, side=side, frozen=frozen, compiled=compiled,
+    )  # fmt: skip
+    losses = [local.step(x, y) for x, y in batches]
+    return local.finish(torch.stack(losses).mean(0))
+
+
+class LocalSteps:
+    """Stacked clients in the middle of a round; inputs of a step are `[clients · n, ...]`.
 
     `start` is one model or a row a client, `masks` are `bool[clients, size]`, or one row for all. Parameters
-    named in `frozen` stay as they are; `compiled` takes a step of Adam in one kernel (CUDA). A learning rate
-    that changes from round to round is a tensor, so that a recorded round can be replayed with another. `task` is
-    classification and `algorithm` plain FedAvg by default.
+    named in `frozen` stay as they are; `compiled` takes a step of the optimiser in one kernel (CUDA). `task` is
+    classification and `algorithm` plain FedAvg by default. A learning rate that changes from round to round is a
+    tensor, so that a recorded round can be replayed with another; so is `steps`, the number of steps in all, where
+    steps are recorded one by one.
     """
-    task, algorithm = task or classification(), algorithm or ClientAlgorithm()
-    side = side or ClientSide({}, {}, Known(start.new_zeros(flat.clients, 0), start.new_zeros(flat.clients)))
-    start = side.begin(algorithm, start, flat.layout.parameters)
-    # Filled, not multiplied, here and below: 0 · inf is NaN, and 0 · -1 is -0.
-    begin = flat.from_rows(start.masked_fill(~masks, 0.0).expand(flat.clients, -1))
-    # Apart, because a pass writes to the buffers while the parameters wait for their gradients.
-    parameters, buffers = begin[: flat.parameters], begin[flat.parameters :].clone()
-    step_ = _optimiser(flat, parameters, masks, optimiser, lr, steps, compiled)
-    tensors, wanted = _leaves(flat, parameters, buffers, frozen)
-    loss = _stacked_loss(flat, task, algorithm, side.known)
-    local = _Local(
-        forward, flat, parameters, buffers, masks, algorithm, side, loss, random_state, steps, lr, frozen
-    )
-    losses = []
-    for x, y in batches:
-        gradient, mean = _gradients(forward, flat, tensors, wanted, x, y, random_state, loss)
-        losses.append(mean)
-        step_(local.redirect(gradient, x, y))
-    begin[flat.parameters :] = buffers
-    state, up = local.finish()
-    return StackedTraining(begin, torch.stack(losses).mean(0), state, up)
+
+    def __init__(
+        self,
+        forward: Forward,
+        flat: Flat,
+        start: Tensor,
+        masks: Tensor,
+        steps: int | Tensor,
+        *,
+        optimiser: str,
+        lr: float | Tensor,
+        random_state: RandomState,
+        task: Task | None = None,
+        algorithm: ClientAlgorithm | None = None,
+        side: ClientSide | None = None,
+        frozen: Collection[str] = (),
+        compiled: bool = False,
+    ):
+        task, algorithm = task or classification(), algorithm or ClientAlgorithm()
+        nothing = Known(start.new_zeros(flat.clients, 0), start.new_zeros(flat.clients))
+        side = side or ClientSide({}, {}, nothing)
+        start = side.begin(algorithm, start, flat.layout.parameters)
+        # Filled, not multiplied, here and below: 0 · inf is NaN, and 0 · -1 is -0.
+        self._models = flat.from_rows(start.masked_fill(~masks, 0.0).expand(flat.clients, -1))
+        # Apart, because a pass writes to the buffers while the parameters wait for their gradients.
+        parameters, self._buffers = self._models[: flat.parameters], self._models[flat.parameters :].clone()
+        self._forward, self._flat, self._random_state = forward, flat, random_state
+        self._descend = _optimiser(flat, parameters, masks, optimiser, lr, steps, compiled)
+        self._tensors, self._wanted = _leaves(flat, parameters, self._buffers, frozen)
+        self._loss = _stacked_loss(flat, task, algorithm, side.known)
+        self._local = _Local(
+            forward, flat, parameters, self._buffers, masks, algorithm, side, self._loss, random_state, steps, lr,
+            frozen,
+        )  # fmt: skip
+
+    def step(self, x: Tensor, y: Tensor) -> Tensor:
+        """A step on a batch; the mean loss of each client before it."""
+        gradient, mean = _gradients(
+            self._forward, self._flat, self._tensors, self._wanted, x, y, self._random_state, self._loss
+        )
+        self._descend(self._local.redirect(gradient, x, y))
+        return mean
+
+    def step_in_place(self, x: Tensor, y: Tensor) -> Tensor:
+        """A step that can be replayed: the second or a later one, with all state in the places where the first step
+        left it. Client algorithms of this package tell the first step from the others, and no more."""
+        places = self._local.state
+        mean = self.step(x, y)
+        for name, tensor in self._local.state.items():
+            if tensor is not places[name]:
+                places[name].copy_(tensor)
+        self._local.state = places
+        return mean
+
+    def finish(self, losses: Tensor) -> StackedTraining:
+        """The end of the round, with the clients' mean losses."""
+        self._models[self._flat.parameters :] = self._buffers
+        state, up = self._local.finish()
+        return StackedTraining(self._models, losses, state, up)
 
 
 def _optimiser(
@@ -86,25 +135,32 @@ def _optimiser(
     masks: Tensor,
     optimiser: str,
     lr: float | Tensor,
-    steps: int,
+    steps: int | Tensor,
     compiled: bool,
 ) -> Callable[[Tensor], None]:
     """What takes a step in place, from the gradient of all parameters; masked weights stay."""
     if parameters.device.type == "cpu":
-        return MaskedStep(parameters, flat.places(masks), optimiser=optimiser, lr=float(lr), steps=steps)
+        return MaskedStep(parameters, flat.places(masks), optimiser=optimiser, lr=float(lr), steps=int(steps))
     kept = flat.from_rows(masks.expand(flat.clients, -1))[: flat.parameters]
     if optimiser == "sgd":
 
         def descend(gradient: Tensor) -> None:
+            size = lr / steps
+            if compiled:
+                from safari.engine.stack import fused
+
+                fused.sgd_(parameters, gradient, kept, size)
+                return
             gradient = gradient.masked_fill(~kept, 0.0)
-            if isinstance(lr, Tensor):
-                parameters.sub_(gradient * (lr / steps))
+            if isinstance(size, Tensor):
+                parameters.sub_(gradient * size)
             else:
-                parameters.add_(gradient, alpha=-lr / steps)
+                parameters.add_(gradient, alpha=-size)
 
         return descend
     moments = (torch.zeros_like(parameters), torch.zeros_like(parameters))
-    count = 0
+    # On the device where steps are replayed: the recording counts on. In float64, as a number would be.
+    count: int | Tensor = parameters.new_zeros((), dtype=torch.float64) if isinstance(steps, Tensor) else 0
 
     def adam(gradient: Tensor) -> None:
         nonlocal count
@@ -128,14 +184,14 @@ class _Local:
         side: ClientSide,
         loss: StackedLoss,
         random_state: RandomState,
-        steps: int,
+        steps: int | Tensor,
         lr: float | Tensor,
         frozen: Collection[str],
     ):
         self._forward, self._flat, self._loss = forward, flat, loss
         self._random_state, self._frozen = random_state, frozen
         self._parameters, self._buffers, self._algorithm = parameters, buffers, algorithm
-        self._side, self._state, self._steps, self._lr, self._done = side, side.state, steps, lr, 0
+        self._side, self.state, self._steps, self._lr, self._done = side, side.state, steps, lr, 0
         self._mask = masks[:, : flat.layout.parameters]
         used = algorithm.direction or algorithm.finish or algorithm.send
         self._start = self._rows(parameters).clone() if used else parameters
@@ -144,9 +200,7 @@ class _Local:
         """What the algorithm makes of the gradient; the gradient itself where it does nothing."""
         if self._algorithm.direction is not None:
             rows = self._rows(gradient).masked_fill(~self._mask, 0.0)
-            found, self._state = self._algorithm.direction(
-                rows, self._round(partial(self._gradient_at, x, y))
-            )
+            found, self.state = self._algorithm.direction(rows, self._round(partial(self._gradient_at, x, y)))
             gradient = self._flat.from_parameter_rows(found)
         self._done += 1
         return gradient
@@ -156,7 +210,7 @@ class _Local:
         local = None
         if self._algorithm.finish or self._algorithm.send:
             local = self._round(no_gradient)
-        state: State = self._state
+        state: State = self.state
         up: State = {}
         if local is not None and self._algorithm.finish is not None:
             state, up = self._algorithm.finish(local)
@@ -171,7 +225,7 @@ class _Local:
     def _round(self, gradient: Callable[[Tensor], Tensor]) -> LocalRound:
         side = self._side
         return LocalRound(
-            self._rows(self._parameters.detach()), self._start, self._mask, self._state, side.down, side.known,
+            self._rows(self._parameters.detach()), self._start, self._mask, self.state, side.down, side.known,
             self._done, self._steps, self._lr, gradient,
         )  # fmt: skip
 
@@ -256,15 +310,15 @@ def adam_(
     first: Tensor,
     second: Tensor,
     kept: Tensor,
-    step: int,
+    step: int | Tensor,
     lr: float | Tensor,
     compiled: bool = False,
 ) -> None:
     """One step of Adam in place, as torch.optim.Adam does it, with the gradient masked.
 
-    The compiled kernel takes a learning rate that is a number; one that is a tensor takes the plain way.
+    The compiled kernel takes a step and a learning rate that are numbers; tensors take the plain way.
     """
-    if compiled and not isinstance(lr, Tensor):
+    if compiled and not isinstance(lr, Tensor) and not isinstance(step, Tensor):
         from safari.engine.stack import fused
 
         fused.adam_(parameters, gradient, first, second, kept, step, lr, BETA1, BETA2, EPS)
@@ -273,7 +327,9 @@ def adam_(
     first.lerp_(gradient, 1 - BETA1)
     second.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
     size = lr / (1 - BETA1**step)
-    denominator = (second.sqrt() / math.sqrt(1 - BETA2**step)).add_(EPS)
+    correction = 1 - BETA2**step
+    root = correction.sqrt() if isinstance(correction, Tensor) else math.sqrt(correction)
+    denominator = (second.sqrt() / root).add_(EPS)
     if isinstance(size, Tensor):
         parameters.sub_(first / denominator * size)
     else:

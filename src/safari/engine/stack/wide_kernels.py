@@ -23,7 +23,7 @@ from torch import Tensor
 class Tile:
     """What a program computes: rows x columns, summing over `depth` numbers in a step of its loop.
 
-    `rate` is how much a full device gets done with this tile, compared with the best one.
+    `rate` is how much a full device should get done with this tile, compared with the best one: an estimate.
     """
 
     rows: int
@@ -34,8 +34,8 @@ class Tile:
     rate: float
 
 
-# Rows are pixels, columns output channels. Chosen by registers, shared memory and bytes per operation for an H200;
-# benchmarks/kernels.py measures them.
+# Rows are pixels, columns output channels. Estimated from registers, shared memory and bytes per operation of an H200,
+# not measured yet (benchmarks/kernels.py --resnet18 --parts tiles).
 CONV_TILES = (
     Tile(128, 256, 64, 8, 3, 1.0),
     Tile(256, 128, 64, 8, 3, 1.0),

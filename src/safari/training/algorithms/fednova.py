@@ -24,7 +24,7 @@ def fednova() -> ClientAlgorithm:
     """
 
     def finish(local: LocalRound) -> tuple[State, State]:
-        steps = local.model.new_full((len(local.model), 1), float(local.steps))
+        steps = local.model.new_ones(len(local.model), 1) * local.steps
         return local.state, {"steps": steps}
 
     def start(clients: int, parameters: int, device: torch.device) -> State:

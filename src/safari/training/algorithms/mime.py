@@ -79,11 +79,9 @@ def mime(
             "momentum": mixed,
             "second": second * state["second"] + (1 - second) * gradient.square(),
         }
-        if round.came is not None:
-            # Of what nobody's packets brought there is no step to read: its moments stay, as in a lost round.
-            heard = round.came.any(0)[: len(step)]
-            following = {name: torch.where(heard, new, state[name]) for name, new in following.items()}
-        return step, {**following, "rounds": state["rounds"] + 1}
+        # Of what nobody's packets brought there is no step to read: its moments stay, as in a lost round.
+        heard = {name: round.where_heard(new, state[name]) for name, new in following.items()}
+        return step, {**heard, "rounds": state["rounds"] + 1}
 
     return ClientAlgorithm(
         loss=loss.loss,

@@ -1,0 +1,57 @@
+"""Convolution, ReLU and max pooling as one step, on a GPU. `test_kernels` runs them interpreted, with the others."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from engine.kit import world_of
+from engine.stack.test_kernels import CONFIG, apart, resnet
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed"),
+]
+
+
+def test_conv_pool_in_bfloat16():
+    """Whole numbers to the last bit, ties and zeros included; others up to the rounding of bfloat16."""
+    from engine.stack.kernel_check import check_conv_pool
+
+    check_conv_pool("cuda", torch.bfloat16, 0.02)
+
+
+def test_a_whole_net_through_the_fused_steps():
+    from engine.stack.kernel_check import check_fused_net
+
+    with torch.autocast("cuda", torch.bfloat16):
+        output, gradient = check_fused_net("cuda")
+    # Ties and ReLUs near 0 send gradients elsewhere in either way.
+    assert output < 0.02
+    assert gradient < 0.2
+
+
+def test_sgd():
+    from engine.stack.kernel_check import sgd_error
+
+    for size, rate in ((3000, 0.1), (3001, 0.1), (3000, torch.tensor(0.1))):
+        assert sgd_error("cuda", size, rate) < 1e-6
+
+
+@pytest.mark.parametrize("graph", [True, False])
+@pytest.mark.parametrize("schedule", ["constant", "inverse-sqrt"])
+def test_the_engines_agree(tmp_path, graph, schedule):
+    """With a schedule the learning rate of a recorded round is a tensor, which the kernel reads."""
+    config = resnet(tmp_path)
+    config |= {"model": {"name": "fedawe_cnn"}, "local": {**config["local"], "schedule": schedule}}
+    from safari.engine.vectorised import Vectorised
+
+    engine = Vectorised(
+        world_of({**config, "engine": {**CONFIG["engine"], "precision": "bfloat16", "graph": graph}})
+    )
+    assert engine.note == ""
+    errors = apart(config, precision="bfloat16", graph=graph)
+    assert max(errors) < 0.05
+    assert min(errors) > 1e-6, "that was not bfloat16"

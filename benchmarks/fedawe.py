@@ -181,7 +181,7 @@ def pieces(setting: Setting, layers: list[Layer]) -> list[dict]:
     size = Layout.of(fedawe_cnn((3, side, side), 10)).parameters * setting.clients
     p, g = torch.randn(2, size, device=device)
     kept = torch.ones(size, dtype=torch.bool, device=device)
-    pictures = first.raw.permute(0, 3, 1, 2)
+    pictures, order = first.raw.permute(0, 3, 1, 2), torch.randperm(total, device=device)
     shift = torch.randint(0, 9, (total, 2), device=device)
     flip = torch.rand(total, device=device) < 0.5
     features = 32 * (side // 4) ** 2
@@ -190,7 +190,11 @@ def pieces(setting: Setting, layers: list[Layer]) -> list[dict]:
     hidden = torch.randn(setting.clients, 256, setting.batch, device=device).to(dtype)
     small = weight.to(dtype)
     works: dict[str, tuple[Callable[[], object], int]] = {
-        "crops and flips": (lambda: crop_and_flip(pictures, shift, flip, 4), 2 * bytes_of(pictures)),
+        "crops and flips": (lambda: crop_and_flip(pictures[order], shift, flip, 4), 2 * bytes_of(pictures)),
+        "crops and flips, one kernel": (
+            lambda: fused.crops(pictures, order, shift, flip, 4),
+            2 * bytes_of(pictures),
+        ),
         "pictures by pixel": (lambda: pk.packed(first.raw, first.cin, dtype), bytes_of(first.raw, first.x)),
         **{
             f"{layer} {name}": (work, bytes_of(*moved))

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from safari.data.augment import padding
+from safari.engine.stack.compile_policy import crops_run, kernels_run
 from safari.engine.stack.flat import Flat
 from safari.engine.stack.forward import Stack
 from safari.engine.stack.random_state import RandomState
@@ -80,7 +82,10 @@ class GroupSteps:
     """Algorithm 2 for groups of a world's clients. `compiled`: with kernels of its own (CUDA)."""
 
     def __init__(self, world: World, stack: Stack, compiled: bool):
-        self.world, self.stack, self._compiled = world, stack, compiled
+        self.world, self.stack = world, stack
+        self._compiled = compiled and kernels_run(world.device)
+        data, cropped = world.data.train_x, world.config.local.augment == "crop-flip"
+        self._crops = self._compiled and cropped and data.device == world.device and crops_run(data)
         self._frozen = {name for name, p in world.module.named_parameters() if not p.requires_grad}
         self._up_names: list[str] = []
 
@@ -109,8 +114,16 @@ class GroupSteps:
 
     def batch(self, given: Inputs, *samples: Tensor) -> Batch:
         """What a step trains on: samples in hand, or picked by their numbers."""
-        get = self.world.gather if len(given.picked) == 1 else self.world.augmented
-        return get(*samples)
+        if len(given.picked) > 1:
+            return self.world.augmented(*samples)
+        if self._crops:
+            from safari.engine.stack import fused
+
+            data, (index, shift, flip) = self.world.data, samples
+            return fused.crops(data.train_x, index, shift, flip, padding(data.input_shape)), data.train_y[
+                index
+            ]
+        return self.world.gather(*samples)
 
     def options(self, given: Inputs, draws: RandomState) -> dict[str, Any]:
         """What the config and the inputs say about every step."""

@@ -162,16 +162,45 @@ def check_fused_net(device: str) -> tuple[float, float]:
     return distances(*ways, module, Layout.of(module), example.to(device))
 
 
+def check_crops(device: str) -> None:
+    """Every shift, both ways round, to the last bit; samples more than once, and in another order."""
+    from safari.data.augment import crop_and_flip, padding
+    from safari.engine.stack.compile_policy import crops_run, kernels_run
+    from safari.engine.stack.fused import crops
+
+    assert kernels_run(torch.device(device))
+    for shape in ((3, 8, 8), (1, 5, 9), (3, 24, 16)):
+        draw = torch.Generator().manual_seed(7)
+        data, pad = torch.randn(6, *shape, generator=draw), padding(shape)
+        every = torch.cartesian_prod(torch.arange(2 * pad + 1), torch.arange(2 * pad + 1))
+        shift, flip = every.repeat(2, 1), torch.arange(2 * len(every)) >= len(every)
+        index = torch.randint(6, (len(shift),), generator=draw)
+        expected = crop_and_flip(data[index], shift, flip, pad)
+        found = crops(data.to(device), index.to(device), shift.to(device), flip.to(device), pad)
+        assert torch.equal(found.cpu(), expected)
+        assert crops_run(data.to(device))
+    assert not crops_run(torch.zeros(6, 3, 8, 8, device=device).transpose(2, 3))
+    assert not crops_run(torch.zeros(6, 4, device=device))
+
+
 def sgd_error(device: str, size: int, rate: float | Tensor) -> float:
     """How far a masked step is from torch's; masked numbers must stay, whatever their gradient is."""
-    from safari.engine.stack.fused import sgd_
+    from safari.engine.stack import fused
 
     draw = torch.Generator().manual_seed(6)
     start, gradient = torch.randn(2, size, generator=draw)
     kept = torch.rand(size, generator=draw) < 0.6
     kept[0], gradient[0] = False, torch.nan
     p = start.clone().to(device)
-    sgd_(p, gradient.to(device), kept.to(device), rate.to(device) if isinstance(rate, Tensor) else rate)
+    size_of_step = rate.to(device) if isinstance(rate, Tensor) else rate
+    fused.sgd_(p, gradient.to(device), kept.to(device), size_of_step)
+    # In parts, of which some are large: the same.
+    before, fused.LARGE = fused.LARGE, 500
+    for sizes in ([size], [7, 500, 600, 3, 4, size - 1114], [600, 20, size - 620], [20, size - 20]):
+        again = start.clone().to(device)
+        fused.sgd_in_parts_(again, gradient.to(device).split(sizes), kept.to(device), size_of_step)
+        assert torch.equal(again, p)
+    fused.LARGE = before
     assert torch.equal(p.cpu()[~kept], start[~kept])
     return _error(p, start.double() - gradient.masked_fill(~kept, 0.0).double() * float(rate))
 
@@ -340,6 +369,7 @@ def main() -> None:
     assert max(check_fused_net("cpu")) < 1e-5
     for size, rate in ((3000, 0.1), (3001, 0.1), (3000, torch.tensor(0.1))):
         assert sgd_error("cpu", size, rate) < 1e-6
+    check_crops("cpu")
     for name, case in CASES.items():
         for what, error in shared_conv_errors(case, "cpu", torch.float32).items():
             assert error < 1e-5, f"{name}, shared: {what} is off by {error:.2g}"

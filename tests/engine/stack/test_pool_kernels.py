@@ -1,4 +1,7 @@
-"""Convolution, ReLU and max pooling as one step, on a GPU. `test_kernels` runs them interpreted, with the others."""
+"""Convolution, ReLU and max pooling as one step, SGD and augmentation, on a GPU.
+
+`test_kernels` runs them interpreted, with the others.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,12 @@ def test_sgd():
 
     for size, rate in ((3000, 0.1), (3001, 0.1), (3000, torch.tensor(0.1))):
         assert sgd_error("cuda", size, rate) < 1e-6
+
+
+def test_crops_and_flips():
+    from engine.stack.kernel_check import check_crops
+
+    check_crops("cuda")
 
 
 @pytest.mark.parametrize("graph", [True, False])

@@ -3,6 +3,8 @@ convolution, ReLU and max pooling."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -133,6 +135,31 @@ def sgd_(parameters: Tensor, gradient: Tensor, mask: Tensor, rate: float | Tenso
     """`parameters -= rate · gradient` where the mask is true, in place, in one pass over memory."""
     size = parameters.numel()
     unit = 4 if size % 4 == 0 else 1
-    k._sgd_kernel[triton.cdiv(size, k.BLOCK),](parameters, gradient, mask, rate, size // unit,
+    k._sgd_kernel[triton.cdiv(size, k.BLOCK),](parameters, gradient.contiguous(), mask, rate, size // unit,
         UNIT=unit, TENSOR=isinstance(rate, Tensor), BLOCK=k.BLOCK,
     )  # fmt: skip
+
+
+# A gradient of so many numbers is worth a kernel of its own: copying it would take longer.
+LARGE = 1 << 20
+
+
+def sgd_in_parts_(parameters: Tensor, parts: Sequence[Tensor], mask: Tensor, rate: float | Tensor) -> None:
+    """`sgd_` with the gradient in parts, one after the other; only small ones are copied together."""
+    start = 0
+    for large, group in groupby(parts, lambda part: part.numel() >= LARGE):
+        found = list(group)
+        for gradient in found if large else [torch.cat(found)]:
+            end = start + gradient.numel()
+            sgd_(parameters[start:end], gradient, mask[start:end], rate)
+            start = end
+
+
+def crops(data: Tensor, index: Tensor, shift: Tensor, flip: Tensor, pad: int) -> Tensor:
+    """`crop_and_flip(data[index], shift, flip, pad)`, to the last bit, in one pass over memory; data are contiguous."""
+    _, channels, height, width = data.shape
+    out = data.new_empty((len(index), channels, height, width))
+    k._crops_kernel[len(index), triton.cdiv(channels * height * width, k.BLOCK)](data, index.contiguous(),
+        shift.contiguous(), flip.contiguous(), out, C=channels, H=height, W=width, PAD=pad, BLOCK=k.BLOCK,
+    )  # fmt: skip
+    return out

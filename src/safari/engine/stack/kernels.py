@@ -307,6 +307,25 @@ def _sgd_kernel(p, g, mask, rate, units, UNIT: tl.constexpr, TENSOR: tl.constexp
     tl.store(p + at, tl.load(p + at, mask=inside, other=0.0) - rate * grad, mask=inside)
 
 
+@triton.jit
+def _crops_kernel(
+    data, index, shift, flip, out, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    picture = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < C * H * W
+    j, i, c = at % W, (at // W) % H, at // (W * H)
+    source = tl.load(index + picture)
+    down, right = tl.load(shift + 2 * picture), tl.load(shift + 2 * picture + 1)
+    turned = tl.load(flip + picture) != 0
+    i = i + down - PAD
+    j = tl.where(turned, W - 1 - j, j) + right - PAD
+    valid = inside & (i >= 0) & (i < H) & (j >= 0) & (j < W)
+    value = tl.load(data + source * (C * H * W) + (c * H + i) * W + j, mask=valid, other=0.0)
+    tl.store(out + picture * (C * H * W) + at, value, mask=inside)
+
+
 def weights_for(weight: Tensor, cin: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """float32 `[clients, out, in, side, side]` in the orders for both passes, `in` padded to `cin` with zeros."""
     clients, cout, inner, side, _ = weight.shape

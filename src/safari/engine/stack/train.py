@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
@@ -105,10 +105,10 @@ class LocalSteps:
 
     def step(self, x: Tensor, y: Tensor) -> Tensor:
         """A step on a batch; the mean loss of each client before it."""
-        gradient, mean = _gradients(
+        parts, mean = _gradient_parts(
             self._forward, self._flat, self._tensors, self._wanted, x, y, self._random_state, self._loss
         )
-        self._descend(self._local.redirect(gradient, x, y))
+        self._descend(self._local.redirect(parts, x, y))
         return mean
 
     def step_in_place(self, x: Tensor, y: Tensor) -> Tensor:
@@ -137,21 +137,22 @@ def _optimiser(
     lr: float | Tensor,
     steps: int | Tensor,
     compiled: bool,
-) -> Callable[[Tensor], None]:
-    """What takes a step in place, from the gradient of all parameters; masked weights stay."""
+) -> Callable[[Sequence[Tensor]], None]:
+    """What takes a step in place, from the gradient of all parameters, in parts; masked weights stay."""
     if parameters.device.type == "cpu":
-        return MaskedStep(parameters, flat.places(masks), optimiser=optimiser, lr=float(lr), steps=int(steps))
+        step = MaskedStep(parameters, flat.places(masks), optimiser=optimiser, lr=float(lr), steps=int(steps))
+        return lambda parts: step(_whole(parts))
     kept = flat.from_rows(masks.expand(flat.clients, -1))[: flat.parameters]
     if optimiser == "sgd":
 
-        def descend(gradient: Tensor) -> None:
+        def descend(parts: Sequence[Tensor]) -> None:
             size = lr / steps
             if compiled:
                 from safari.engine.stack import fused
 
-                fused.sgd_(parameters, gradient, kept, size)
+                fused.sgd_in_parts_(parameters, parts, kept, size)
                 return
-            gradient = gradient.masked_fill(~kept, 0.0)
+            gradient = _whole(parts).masked_fill(~kept, 0.0)
             if isinstance(size, Tensor):
                 parameters.sub_(gradient * size)
             else:
@@ -162,10 +163,10 @@ def _optimiser(
     # On the device where steps are replayed: the recording counts on. In float64, as a number would be.
     count: int | Tensor = parameters.new_zeros((), dtype=torch.float64) if isinstance(steps, Tensor) else 0
 
-    def adam(gradient: Tensor) -> None:
+    def adam(parts: Sequence[Tensor]) -> None:
         nonlocal count
         count += 1
-        adam_(parameters, gradient, *moments, kept, count, lr, compiled)
+        adam_(parameters, _whole(parts), *moments, kept, count, lr, compiled)
 
     return adam
 
@@ -196,14 +197,14 @@ class _Local:
         used = algorithm.direction or algorithm.finish or algorithm.send
         self._start = self._rows(parameters).clone() if used else parameters
 
-    def redirect(self, gradient: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """What the algorithm makes of the gradient; the gradient itself where it does nothing."""
+    def redirect(self, parts: Sequence[Tensor], x: Tensor, y: Tensor) -> Sequence[Tensor]:
+        """What the algorithm makes of the gradient, in parts; the gradient itself where it does nothing."""
         if self._algorithm.direction is not None:
-            rows = self._rows(gradient).masked_fill(~self._mask, 0.0)
+            rows = self._rows(_whole(parts)).masked_fill(~self._mask, 0.0)
             found, self.state = self._algorithm.direction(rows, self._round(partial(self._gradient_at, x, y)))
-            gradient = self._flat.from_parameter_rows(found)
+            parts = [self._flat.from_parameter_rows(found)]
         self._done += 1
-        return gradient
+        return parts
 
     def finish(self) -> tuple[State, State]:
         """The state that stays, and what travels beside the model; what is sent as the model is in place."""
@@ -290,6 +291,26 @@ def _gradients(
     random_state: RandomState,
     loss: StackedLoss,
 ) -> tuple[Tensor, Tensor]:
+    parts, mean = _gradient_parts(forward, flat, tensors, wanted, x, y, random_state, loss)
+    return _whole(parts), mean
+
+
+def _whole(parts: Sequence[Tensor]) -> Tensor:
+    """The gradient of all parameters from its parts."""
+    return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
+
+
+def _gradient_parts(
+    forward: Forward,
+    flat: Flat,
+    tensors: Mapping[str, Tensor],
+    wanted: Mapping[str, Tensor],
+    x: Tensor,
+    y: Tensor,
+    random_state: RandomState,
+    loss: StackedLoss,
+) -> tuple[list[Tensor], Tensor]:
+    """Every client's gradient, tensor by tensor in the order of `flat`, and the losses."""
     with torch.enable_grad():
         each = loss(forward(tensors, x, random_state).float(), y)
     # The gradient of each client's mean.
@@ -301,7 +322,7 @@ def _gradients(
         if e.kind != "buffer":
             gradient = known.get(e.name)
             parts.append((torch.zeros_like(tensors[e.name]) if gradient is None else gradient).reshape(-1))
-    return torch.cat(parts), each.detach().view(flat.clients, -1).mean(1)
+    return parts, each.detach().view(flat.clients, -1).mean(1)
 
 
 def adam_(

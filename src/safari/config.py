@@ -311,9 +311,10 @@ class Config:
     """
 
     name: str = _f("demo", "a name for the run's folder and report")
-    seed: int = _f(0, "the first seed; everything random follows from it", least=0)
-    seeds: int = _f(1, "how many seeds: seed, seed + 1, ...", least=1)
-    rounds: int = _f(150, "rounds T", least=1)
+    # Larger ones are slips of the keyboard. Seeds are in names of folders, which are read back with 19 digits at most.
+    seed: int = _f(0, "the first seed; everything random follows from it", least=0, most=10**18)
+    seeds: int = _f(1, "how many seeds: seed, seed + 1, ...", least=1, most=100_000)
+    rounds: int = _f(150, "rounds T", least=1, most=10**9)
     clients: int = _f(10, "clients m", least=1)
     cohort: int = _f(
         0, "clients asked in a round, sampled anew each time (`sampling`); 0: as many as there are", least=0

@@ -16,7 +16,7 @@ from safari.cli import cli
 from safari.cli.options import read_config
 from safari.config import Config, parse
 from safari.engine import KINDS, check, run
-from safari.errors import SafariError
+from safari.errors import RunError, SafariError
 from safari.toml import to_toml
 
 
@@ -28,6 +28,7 @@ def here(tmp_path, monkeypatch) -> Path:
 
 # Where figures are looked at. Elsewhere they are not drawn, because that takes seconds.
 DRAWN = {
+    "test_a_run_that_can_only_be_read_is_shown_and_its_report_goes_elsewhere",
     "test_run_from_a_config_with_changes",
     "test_the_average_is_in_the_table_where_there_is_one",
     "test_show_one_elsewhere",
@@ -263,6 +264,18 @@ def test_show_one_elsewhere(here, finished):
     assert sorted(finished.rglob("*")) == before
 
 
+def test_a_run_that_can_only_be_read_is_shown_and_its_report_goes_elsewhere(here, finished):
+    shutil.copytree(finished, "copy")
+    # Whoever runs the tests may write everywhere: so something is in the way.
+    shutil.rmtree("copy/figures", ignore_errors=True)
+    Path("copy/figures").touch()
+    shown = safari("show", "copy")
+    assert [line.split()[0] for line in shown.stdout.splitlines()[2:4]] == ["drop", "safari"]
+    assert isinstance(shown.exception, RunError)
+    assert str(shown.exception).startswith("cannot write copy/figures: File exists")
+    assert str(shown.exception).endswith("; --out names another place for the report")
+
+
 def test_show_several_overlaid(here, finished):
     for name in ("a", "b"):
         shutil.copytree(finished, here / name)
@@ -362,6 +375,11 @@ def test_init_writes_a_config_that_is_the_demo_with_every_field_explained(here):
     fields = [line for line in text.splitlines() if " = " in line and not line.startswith("#")]
     assert len(fields) > 30
     assert output("validate", "safari.toml").startswith("safari.toml: fine; 4 arms × 1 seeds × 150 rounds")
+
+
+def test_init_to_the_output(here):
+    assert parse(tomllib.loads(output("init", "-", "--set", "clients=20"))).clients == 20
+    assert list(here.iterdir()) == []
 
 
 def test_init_with_changes_and_never_over_a_file(here):

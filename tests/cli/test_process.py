@@ -239,6 +239,17 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+def test_an_output_that_is_full_is_one_line_and_so_is_an_error_that_nobody_hears():
+    with Path("/dev/full").open("w") as full:
+        command, told = [sys.executable, "-m", "safari"], {"env": environment(), "timeout": 60}
+        done = subprocess.run([*command, "list"], stdout=full, stderr=subprocess.PIPE, text=True, **told)
+        assert done.returncode == 2
+        assert done.stderr == "error: cannot write the output: No space left on device\n"
+        for wrong in (["run", "nothing.toml"], ["frobnicate"]):
+            assert subprocess.run([*command, *wrong], stderr=full, **told).returncode == 2
+
+
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
     path = tmp_path_factory.mktemp("reference") / "run"

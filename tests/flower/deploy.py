@@ -15,13 +15,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from safari.lab.processes import family
 
@@ -53,11 +58,17 @@ def free_ports(count: int) -> list[int]:
         return [s.getsockname()[1] for s in sockets]
 
 
-def seconds_to_import() -> float:
-    """How long a client's process takes on this machine, now, before it does anything."""
+def seconds_to_import(clients: int) -> float:
+    """How long the processes of so many clients take on this machine, now, before they do anything."""
     begin = time.monotonic()
     environment = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", "import safari.flower"], env=environment, check=True, timeout=300)
+    command = [sys.executable, "-c", "import safari.flower"]
+    processes = [subprocess.Popen(command, env=environment) for _ in range(clients)]
+    try:
+        assert [process.wait(300) for process in processes] == [0] * clients
+    finally:
+        for process in processes:
+            process.kill()
     return time.monotonic() - begin
 
 
@@ -128,7 +139,7 @@ class Federation:
         wait_until("SuperLink listens", lambda: self._listens(self.control_port), 90)
 
     def start_gate(self) -> None:
-        """What nodes reach of the SuperLink; it may be there before, and outlive it."""
+        """What nodes reach of the SuperLink; it may be there before, and outlive it. Nodes wait for it."""
         self._start(
             "gate",
             sys.executable,
@@ -137,18 +148,20 @@ class Federation:
             *("--authority", self.folder / "ca.crt", "--certificate", self.folder / "server.crt"),
             *("--key", self.folder / "server.key", "--devices", self.count),
         )
-        wait_until("the gate listens", lambda: self._listens(self.port), 90)
 
     def register(self) -> None:
         """Make every node a key and tell the SuperLink."""
-        for i in range(self.count):
-            private = ec.generate_private_key(ec.SECP384R1())
-            self._write_key(self.folder / f"node-{i}.key", private)
-            public = private.public_key().public_bytes(
-                serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-            )
-            (self.folder / f"node-{i}.pub").write_bytes(public)
-            self.flwr("supernode", "register", self.folder / f"node-{i}.pub", "here")
+        with ThreadPoolExecutor(self.count) as pool:
+            list(pool.map(self._register, range(self.count)))
+
+    def _register(self, i: int) -> None:
+        private = ec.generate_private_key(ec.SECP384R1())
+        self._write_key(self.folder / f"node-{i}.key", private)
+        public = private.public_key().public_bytes(
+            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        )
+        (self.folder / f"node-{i}.pub").write_bytes(public)
+        self.flwr("supernode", "register", self.folder / f"node-{i}.pub", "here")
 
     def start_node(self, i: int) -> None:
         """A SuperNode with its key; it goes on trying until the SuperLink is there."""
@@ -160,6 +173,22 @@ class Federation:
             *("--port", self.node_ports[i]),
             *("--node-config", f"partition-id={i} num-partitions={self.count}"),
         )
+
+    def sign_off(self, i: int, node_id: int) -> None:
+        """Say with a node's key that it has gone, as a SuperNode does at its end and a killed one does not.
+
+        Otherwise the SuperLink counts it as connected until it has missed two heartbeats, for a minute.
+        """
+        private = serialization.load_ssh_private_key((self.folder / f"node-{i}.key").read_bytes(), None)
+        assert isinstance(private, ec.EllipticCurvePrivateKey)
+        signed = [NodeAuthHttpInterceptor(private, private.public_key())]
+        server, authority = f"127.0.0.1:{self.port}", str(self.folder / "ca.crt")
+        with (
+            FleetHttpClient.from_server_address(server, False, authority, signed) as client,
+            # After that minute the SuperLink has found out by itself, and says so.
+            contextlib.suppress(httpx.HTTPStatusError),
+        ):
+            client.DeactivateNode(DeactivateNodeRequest(node_id=node_id))
 
     def look_after_nodes(self) -> None:
         """Start SuperNodes again that have ended by themselves, as systemd would.
@@ -183,12 +212,20 @@ class Federation:
         assert found.returncode == 0, found.stdout + found.stderr
         return found.stdout
 
-    def submit(self, **config: Any) -> None:
-        """`flwr run` the example with these values of its run config."""
+    def submit(self, **config: Any) -> int:
+        """`flwr run` the example with these values of its run config; returns the run's id."""
         text = " ".join(f"{name.replace('_', '-')}={json.dumps(value)}" for name, value in config.items())
         size = f"num-supernodes={self.count} client-resources-num-cpus=1 init-args-num-cpus=2"
         simulated = ("--federation-config", size) if "RAY_TMPDIR" in self.environment else ()
-        self.flwr("run", EXAMPLE, "here", "--run-config", text, *simulated)
+        told = self.flwr("run", EXAMPLE, "here", "--run-config", text, "--format", "json", *simulated)
+        return int(json.loads(told)["run-id"])
+
+    def stop(self, run: int) -> None:
+        """`flwr stop` a run.
+
+        One whose ServerApp was killed counts as running for another minute, and nodes work off what it has asked for.
+        """
+        self.flwr("stop", run, "here")
 
     def kill(self, name: str) -> None:
         """kill -9 a process and all that it started."""

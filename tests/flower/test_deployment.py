@@ -39,14 +39,14 @@ def test_training_goes_on_through_kills_delays_and_a_restart(tmp_path):
     run, everybody = tmp_path / "run", list(range(NODES))
     # Each message starts a process that imports torch, three of them at once; how long that takes depends on
     # what else the machine does. A round in which a client is missing lasts as long as its deadline.
-    deadline = max(15.0, round(10 * seconds_to_import()))
+    deadline = max(15.0, round(5 * seconds_to_import(NODES)))
     # After the restart SuperNodes first work off what the dead run had asked for. They are behind then, by up
     # to a deadline, and catch up in each round by no more than what is left of it when they are done.
     story = Story(run, patience=12 * deadline)
     with Federation(tmp_path, NODES) as federation, federation.explained():
         wait_for = partial(story.wait_for, federation=federation)
-        federation.start_superlink()
         federation.start_gate()
+        federation.start_superlink()
         federation.register()
         for i in everybody:
             federation.start_node(i)
@@ -54,7 +54,7 @@ def test_training_goes_on_through_kills_delays_and_a_restart(tmp_path):
             "run": str(run), "clients": NODES, "num_server_rounds": 1000, "deadline": deadline,
             "success": 1.0, "model": "mlp",
         }  # fmt: skip
-        federation.submit(**settings)
+        dead = federation.submit(**settings)
         calm = wait_for("all three arrive", lambda line: line["arrived"] == everybody)
         nodes = calm["nodes"]
 
@@ -79,6 +79,8 @@ def test_training_goes_on_through_kills_delays_and_a_restart(tmp_path):
 
         # All come back, as what they were.
         federation.start_superlink()
+        federation.stop(dead)
+        federation.sign_off(2, int(nodes["2"]))
         federation.start_node(2)
         federation.submit(**settings)
         on = wait_for("a round after the restart", lambda line: line["resumed"])

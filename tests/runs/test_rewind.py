@@ -167,6 +167,13 @@ def test_a_stop_at_any_step_of_the_way_back_loses_nothing(run, finished, monkeyp
             assert text.endswith(kept.read_bytes())
 
 
+def test_a_round_that_the_run_never_has_is_refused(run):
+    rounds, before = RunFolder.open(run).config.rounds, everything(run)
+    with pytest.raises(RunError, match=f"has {rounds} rounds: it cannot go back to round {rounds + 1}$"):
+        safari.resume(run, from_round=rounds + 1)
+    assert everything(run) == before
+
+
 def test_the_run_of_a_federation_goes_back_but_not_on(run, finished, trial):
     """Only the federation can go on with it."""
     environment = json.loads((run / "environment.json").read_text())

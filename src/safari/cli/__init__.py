@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import sys
 from types import FrameType
@@ -63,7 +65,8 @@ def main() -> None:
         # Click returns a command's exit code instead of leaving with it when it does not stand alone.
         sys.exit(cli.main(prog_name="safari", standalone_mode=False))
     except click.ClickException as error:
-        error.show()
+        with contextlib.suppress(OSError, AttributeError):  # nobody can be told
+            error.show()
         sys.exit(error.exit_code)
     except SafariError as error:
         _say(str(error))
@@ -72,6 +75,12 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("stopped", err=True)
         sys.exit(130)
+    except OSError as error:
+        # Files of ours have words of their own: this is the output, on a full disk, or a device that fails.
+        what = f"cannot read or write {error.filename}" if error.filename else "cannot write the output"
+        _say(f"{what}: {error.strerror or error}")
+        _drop_output()
+        sys.exit(2)
     except (MemoryError, RuntimeError) as error:
         if not _out_of_memory(error):
             raise
@@ -81,10 +90,17 @@ def main() -> None:
 
 
 def _say(text: str) -> None:
-    for line in text.splitlines():
-        click.secho("error: ", fg="red", nl=False, err=True)
-        # A file's name, or what a file or a client says, may hold what a terminal would act on.
-        click.echo(visible(line, _LONGEST), err=True)
+    with contextlib.suppress(OSError, AttributeError):  # where it cannot be said, the exit code still tells
+        for line in text.splitlines():
+            click.secho("error: ", fg="red", nl=False, err=True)
+            # A file's name, or what a file or a client says, may hold what a terminal would act on.
+            click.echo(visible(line, _LONGEST), err=True)
+
+
+def _drop_output() -> None:
+    """Leave what is still to be written, which Python would try again, and complain of, at its end."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _out_of_memory(error: Exception) -> bool:

@@ -16,13 +16,16 @@ from safari.toml import to_toml
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False), default="safari.toml")
 @set_option
 def init(file: Path, settings: tuple[str, ...]) -> None:
-    """Write a config to begin with: the demo's, every field with its explanation.
+    """Write a config to begin with: the demo's, every field with its explanation. FILE -: to the output.
 
     \b
     Example:
       safari init mine.toml --set clients=20 --set pruning.pruner=snip
     """
     text = to_toml(read_config(None, settings), comments=True)
+    if str(file) == "-":
+        click.echo(text, nl=False)
+        return
     try:
         with file.open("x", encoding="utf-8") as handle:
             handle.write(text)

@@ -9,6 +9,7 @@ import click
 
 from safari.cli.offers import complete_run
 from safari.cli.options import json_option
+from safari.errors import RunError
 
 
 @click.command(short_help="Show runs again, or several laid over each other.")
@@ -39,7 +40,11 @@ def show(folders: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({str(run.path): summary_of(run) for run in runs}, indent=2))
         return
-    with making(out or (folders[0] if len(runs) == 1 else Path("runs/overlay"))) as place:
-        page = draw(runs, place)
+    # First: somebody else's folder can be read and not written.
     print_table(runs)
+    try:
+        with making(out or (folders[0] if len(runs) == 1 else Path("runs/overlay"))) as place:
+            page = draw(runs, place)
+    except RunError as error:
+        raise error if out else RunError(f"{error}; --out names another place for the report") from error
     click.echo(f"report: {page}", err=True)

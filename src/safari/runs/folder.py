@@ -375,9 +375,13 @@ class RunFolder:
         """Go back to the state after a round, in all trials; returns where what is later is kept.
 
         The caller holds the folder (`writing`). RunError, with nothing changed, when a trial that is beyond
-        the round has no checkpoint of it.
+        the round has no checkpoint of it, or when no trial ever gets there.
         """
         trials = self.trials()
+        # A federation may have gone further than the config that it began with.
+        last = max([self.config.rounds, *(trial.done() for trial in trials)])
+        if round > last:
+            raise RunError(f"{self.path} has {last} rounds: it cannot go back to round {round}")
         for trial in trials:
             trial.can_rewind(round)
         # What it says is of rounds that are about to go.

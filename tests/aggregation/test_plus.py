@@ -12,7 +12,7 @@ from torch import Tensor
 from aggregation.samples import sparse_step
 from safari.aggregation import RULES, Server
 from safari.aggregation.blend import blend
-from safari.aggregation.plus import Options, _fading, _signal
+from safari.aggregation.plus import Options, _alike, _fading, _shifts, _signal
 from safari.errors import ConfigError
 
 SIZE = 400
@@ -184,6 +184,42 @@ def test_how_calm_updates_are_is_learned_where_nobody_is_asked_twice_in_a_row() 
     assert _signal(steady) > 0.9
     options = Options(True, True, True, 0.7, 0.6, False, 3.0, 0.98, 10)
     assert _fading(steady, options)[:3].tolist() == [1, 1, 1]
+
+
+def test_what_clients_have_in_common_may_change_faster_than_what_is_their_own() -> None:
+    """Three of twenty arrive. A third of an update is what all want in this round, a third the client's own, always.
+
+    So fresh updates of two clients have a cosine of 1/3, as a client's own at any age, and a fresh one has none with
+    another client's old one.
+    """
+    draw = torch.Generator().manual_seed(0)
+    own = torch.randn(20, SIZE, generator=draw)
+    server = Server.start(torch.ones(SIZE), 20, RULES["safari+"]())
+    for number in range(80):
+        x, common = server.model, torch.randn(SIZE, generator=draw)
+        cohort = sorted(torch.randperm(20, generator=draw)[:6].tolist())
+        sent = {
+            i: x + 0.01 * (common + own[i] + torch.randn(SIZE, generator=draw))
+            for i in cohort[number % 2 :: 2]
+        }
+        server, _ = server.step(sent, cohort=cohort)
+    state = server.state
+    signal, shifts = _signal(state["steady"]), _shifts(state["shift"])
+    alike = _alike(state, signal)[~torch.eye(20, dtype=torch.bool)].mean()
+    faded = alike * _fading(state["steady"], Options(True, True, True, 0.7, 0.7, False, 3.0, 0.98, 10))
+    assert signal == pytest.approx(1 / 3, abs=0.05)
+    assert float(alike + shifts[0]) == pytest.approx(1 / 3, abs=0.05)
+    for age in range(4):
+        assert float(faded[age] + shifts[age + 1]) == pytest.approx(0, abs=0.05)
+    # The missing are predicted from arrivals: their own memory is no nearer, and has nothing that all want now.
+    fresh = torch.stack([sent[i] - x for i in sent]).mean(0)
+    assert float(torch.nn.functional.cosine_similarity(server.model - x, fresh, dim=0)) > 0.97
+
+
+def test_a_shift_counts_as_far_as_it_is_beyond_doubt() -> None:
+    # With the pseudo-observation of 0 there are 6: the mean is 0.5, the squared error 1.8 / 36, of which four count.
+    seen = torch.tensor([[3.0, 5.0, 1.8], [3.0, 5.0, 3.0], [-3.0, 5.0, 1.8], [0.0, 0.0, 0.0]]).double()
+    assert _shifts(seen).tolist() == pytest.approx([0.1, 0.0, -0.1, 0.0])
 
 
 def test_before_anybody_was_heard_again_updates_count_as_calm() -> None:

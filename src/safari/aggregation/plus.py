@@ -12,6 +12,15 @@ missing client, the mixture of all latest updates that minimises the expected er
 - Old updates are discounted by the decay that was observed. Least squares alone would then shrink the prediction;
   but the component that all updates share, the progress, is a small part of each, and a model that takes 90% of
   every step falls behind by 10%. Hence the constraint Σ c = 1.
+- What clients have in common may change faster than what is a client's own: where few of many are asked, updates are
+  many rounds old, and what all of them asked for then has been done since. Judged by the decay of their own updates
+  alone, clients would be taken for less alike than they are, and memory for better. So the cosine of a pair at age a
+  (0: both fresh) is
+
+      alike · fading(a) + shift(a)
+
+  where the shift is the mean of what the product leaves unexplained at that age. It counts only as far as it is beyond
+  two standard errors; where nothing is beyond, as with ten clients that are all asked, the rule is as without it.
 - Early on, every client that was ever heard contributes, so that the few with a good link do not train the model on
   their data alone. Once updates are mostly noise, fresh ones take precedence: a client with a sufficiently similar
   arrival is predicted from arrivals only. By its cosine an old update looks nearly as good, and would average out
@@ -55,6 +64,8 @@ _LEAST_SIGNAL = 0.02
 _MOST_FRIENDS = 32
 # Numbers of mixtures computed at once: 32 MB in float64.
 _AT_ONCE = 4_000_000
+# Standard errors within which a shift may be chance.
+_DOUBT = 2.0
 # In rounds; longer than any run.
 _LONGEST_WAIT = 1_000_000
 # Pair matrices and the temporaries of a round then take about 1 GB.
@@ -139,7 +150,13 @@ def safari_plus(
 def _nothing_known(clients: int) -> State:
     """What is learned about clients, as decayed sums with their counts; small, so it stays on the host."""
     pairs = torch.zeros(clients, clients, dtype=torch.float64)
-    return {"alike": pairs, "met": pairs.clone(), "steady": torch.zeros(_BUCKETS, 2, dtype=torch.float64)}
+    return {
+        "alike": pairs,
+        "met": pairs.clone(),
+        "steady": torch.zeros(_BUCKETS, 2, dtype=torch.float64),
+        # Of fresh pairs, then by the age of the older update: sum, count, sum of squares.
+        "shift": torch.zeros(_BUCKETS + 1, 3, dtype=torch.float64),
+    }
 
 
 def _cosines(held: State, round: Round) -> Tensor:
@@ -191,6 +208,13 @@ def _learn(known: State, cosines: Tensor, ids: Tensor, age: Tensor, options: Opt
     fading[:, ids] = 1.0
     fading[torch.arange(count), ids] = 0.0
     fading, value = fading.masked_fill(value.isnan(), 0.0), value.nan_to_num(nan=0.0)
+    pairs = fading > 0
+    bins = _shift_bin(torch.where(heard, age + 1, 0).index_fill(0, ids, 0)).expand(count, -1)
+    rest = (value - fading * _alike(known, _signal(steady))[ids])[pairs]
+    # An arrival's pairs have its noise in common: together they count as many as the others, not as all pairs.
+    seen = torch.stack([rest, torch.ones_like(rest), rest.square()], 1) / count
+    shift = (options.keep * known["shift"]).index_add(0, bins[pairs], seen)
+    value = torch.where(pairs, value - _shifts(shift)[bins], 0.0)
     top, bottom = torch.zeros_like(known["alike"]), torch.zeros_like(known["met"])
     top[ids] = value * fading
     bottom[ids] = fading * fading
@@ -203,6 +227,7 @@ def _learn(known: State, cosines: Tensor, ids: Tensor, age: Tensor, options: Opt
         "alike": decay * known["alike"] + top,
         "met": decay * known["met"] + bottom,
         "steady": steady,
+        "shift": shift,
     }
 
 
@@ -266,11 +291,13 @@ def _mixture(
     ages = old.expand(len(missing), -1) if of is None else old[of]
     fading, signal = _fading(known["steady"], options), _signal(known["steady"])
     alike = _alike(known, signal)
+    own = torch.nn.functional.one_hot(missing, clients).bool()
     to = alike[missing] * torch.where(ages > 0, fading[_bucket(ages)], 1.0)
+    to = torch.where(own, to, (to + _shifts(known["shift"])[_shift_bin(ages)]).clamp(max=signal))
     fresh = ages == 0
     allowed = ages >= 0 if options.memory else fresh
     if not options.friends:
-        allowed = allowed & torch.nn.functional.one_hot(missing, clients).bool()
+        allowed = allowed & own
     # Updates with a negative cosine are excluded, even where they would cancel noise. Of a client never heard
     # nothing is known, so all are allowed.
     allowed = allowed & ((to > 0) | (ages.gather(1, missing[:, None]) < 0))
@@ -309,6 +336,19 @@ def _alike(known: State, signal: float) -> Tensor:
     pairs = (sums + _PRIOR * mean) / (met + _PRIOR)
     # No pair is more similar than a client is to itself.
     return pairs.clamp(max=signal).diagonal_scatter(torch.full((len(met),), signal).double())
+
+
+def _shift_bin(ages: Tensor) -> Tensor:
+    """The bin of pairs whose older update has this age: 0 for fresh ones."""
+    return torch.where(ages > 0, _bucket(ages) + 1, 0)
+
+
+def _shifts(shift: Tensor) -> Tensor:
+    """What is added to the cosines of pairs, by bin: the mean residual, as far as it is not within doubt."""
+    total, count, squares = shift.unbind(1)
+    count = count + _PRIOR
+    mean, error = total / count, squares / count / count
+    return mean * (1 - _DOUBT**2 * error / mean.square().clamp(min=1e-30)).clamp(min=0.0)
 
 
 def _seen(steady: Tensor) -> int | None:

@@ -630,6 +630,36 @@ def test_a_flood_of_half_open_connections_passes(served):
 
 
 @pytest.mark.slow
+def test_a_real_gate_lets_a_client_that_has_joined_in_through_a_flood_from_many_addresses(served):
+    """From the address of the client a handshake that takes long; 700 strangers come before it is done."""
+    _, public = generate_key_pairs()
+    served.join(2, public_key_to_bytes(public))
+    context = ssl.create_default_context(cafile=served.lab.certificates.authority)
+    strangers = []
+
+    def is_closed(end: socket.socket) -> bool:
+        try:
+            return end.recv(1) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    with contextlib.ExitStack() as stack:
+        slow = stack.enter_context(socket.create_connection(("127.0.0.1", served.lab.port), 30))
+        for i in range(700):
+            found = stack.enter_context(socket.socket())
+            found.bind((f"127.3.{i // 200}.{1 + i % 200}", 0))
+            found.setblocking(False)
+            found.connect_ex(("127.0.0.1", served.lab.port))
+            strangers.append(found)
+        wait_until("strangers give way", lambda: is_closed(strangers[400]), 30)
+        channel = stack.enter_context(context.wrap_socket(slow, server_hostname="127.0.0.1"))
+        channel.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert channel.recv(100).startswith(b"HTTP/1.1 404")
+
+
+@pytest.mark.slow
 def test_those_who_have_joined_are_known_after_a_restart(tmp_path):
     private, public = generate_key_pairs()
     key = public_key_to_bytes(public)

@@ -381,13 +381,12 @@ def test_data_is_read_once_for_a_run(tmp_path):
     (tmp_path / "once.py").write_text(
         "from safari.data import digits\ncalls = []\n"
         "def data():\n    calls.append(1)\n    return digits()\n"
-        "def count(shape, classes):\n    raise SystemExit(len(calls))\n"
+        "def count(shape, classes):\n    raise ValueError(f'read {len(calls)} times')\n"
     )
     config = parse({**SMALL, "rounds": 1, "seeds": 2, "data": {"name": f"{tmp_path}/once.py:data"}})
     safari.run(config, tmp_path / "run")
-    with pytest.raises(SystemExit) as calls:
+    with pytest.raises(ConfigError, match="read 1 times"):
         assemble(parse({**SMALL, "model": {"name": f"{tmp_path}/once.py:count"}}), 0, load_data(parse({})))
-    assert calls.value.code == 1
 
 
 @pytest.mark.parametrize("gate", ["off", "norm"])

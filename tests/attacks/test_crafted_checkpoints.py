@@ -74,6 +74,10 @@ def goes_on(world: World, saved: Saved, arm: str) -> State:
     return engine_of(world.config)(world)(state)[0]
 
 
+# What checkpoints of the first version do not hold: without it a run goes on.
+LATER = {"rule.shift"}
+
+
 def attack(world: World, saved: Saved, arm: str, prefix: str) -> int:
     """Every change of every tensor of a part; how many tensors there were."""
     goes_on(world, saved, arm)
@@ -82,6 +86,11 @@ def attack(world: World, saved: Saved, arm: str, prefix: str) -> int:
         good = saved.tensors[name]
         for wrong in form_changes(good):
             tensors = {n: t for n, t in {**saved.tensors, name: wrong}.items() if t is not None}
+            if wrong is None and name in LATER:
+                assert bool(
+                    goes_on(world, replace(saved, tensors=tensors), arm).server.model.isfinite().all()
+                )
+                continue
             with pytest.raises(RunError, match=rf"^trial/checkpoint.* is damaged: {name} must be .*, got "):
                 goes_on(world, replace(saved, tensors=tensors), arm)
         for wrong in value_changes(good):

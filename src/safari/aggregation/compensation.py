@@ -233,6 +233,9 @@ class Compensation:
     the set. A weight may depend on the set, not on the coordinates; `round` is the whole round, or a range of
     its coordinates with these columns of the state, and its `came` says of which set each coordinate is. None:
     this round has to be answered block by block.
+
+    `added` names tensors of the state that the rule did not have at first: a checkpoint without them can be resumed,
+    and they begin as `init` gives them.
     """
 
     init: Callable[[int, int, torch.device], State]
@@ -244,6 +247,7 @@ class Compensation:
     respond: Callable[[State, Round], tuple[Decision, State]] | None = None
     needs_arrival: bool = False
     weigh: Callable[[State, Round, Tensor], BlockWeights | None] | None = None
+    added: tuple[str, ...] = ()
 
 
 def learning(

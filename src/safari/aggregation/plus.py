@@ -33,7 +33,7 @@ The rule uses no link probabilities, groups or labels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -144,7 +144,8 @@ def safari_plus(
             decision, left = hold_back(decision, held, round, left)
         return decision, held | known | {"wait": torch.tensor([left])}
 
-    return learning(init, learn, respond, COLUMNS, partial(_weigh, options=options))
+    rule = learning(init, learn, respond, COLUMNS, partial(_weigh, options=options))
+    return replace(rule, added=("shift",))
 
 
 def _nothing_known(clients: int) -> State:
@@ -211,7 +212,7 @@ def _learn(known: State, cosines: Tensor, ids: Tensor, age: Tensor, options: Opt
     pairs = fading > 0
     bins = _shift_bin(torch.where(heard, age + 1, 0).index_fill(0, ids, 0)).expand(count, -1)
     rest = (value - fading * _alike(known, _signal(steady))[ids])[pairs]
-    # An arrival's pairs have its noise in common: together they count as many as the others, not as all pairs.
+    # All pairs of an arrival share its noise: a round counts as one observation of each other client, not of each pair.
     seen = torch.stack([rest, torch.ones_like(rest), rest.square()], 1) / count
     shift = (options.keep * known["shift"]).index_add(0, bins[pairs], seen)
     value = torch.where(pairs, value - _shifts(shift)[bins], 0.0)

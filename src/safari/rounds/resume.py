@@ -81,10 +81,6 @@ def fitting(trial: Trial, name: str, found: Tensor | None, like: Tensor, *, long
     return found.to(like.device)
 
 
-# State that rules did not have at first: a checkpoint without it goes on as if nothing were known of it.
-_LATER = {"safari+": ("shift",)}
-
-
 def checked_rule_state(server: Server, first: Server, config: Config, trial: Trial) -> Server:
     """The server, when the state of its rule has the form of the first one; a user's own rule may change its form.
 
@@ -93,9 +89,7 @@ def checked_rule_state(server: Server, first: Server, config: Config, trial: Tri
     rule = next(arm.rule for arm in config.arms if arm.name == trial.arm)
     if rule.name not in RULES:
         return server
-    held = {
-        name: first.state[name] for name in _LATER.get(rule.name, ()) if name in first.state
-    } | server.state
+    held = {name: first.state[name] for name in first.rule.added} | server.state
     state = {name: fitting(trial, f"rule.{name}", held.get(name), like) for name, like in first.state.items()}
     for name, tensor in state.items():
         # Nothing that is averaged is infinite, so neither is what is remembered of it; NaN is how some rules say

@@ -234,10 +234,10 @@ class _Local:
         elsewhere = self._flat.from_parameter_rows(at)
         # A pass writes to the buffers: this one to a copy, for it is no step.
         tensors, wanted = _leaves(self._flat, elsewhere, self._buffers.clone(), self._frozen)
-        found, _ = _gradients(
+        parts, _ = _gradient_parts(
             self._forward, self._flat, tensors, wanted, x, y, self._random_state, self._loss
         )
-        return self._rows(found).masked_fill(~self._mask, 0.0)
+        return self._rows(_whole(parts)).masked_fill(~self._mask, 0.0)
 
 
 def _stacked_loss(flat: Flat, task: Task, algorithm: ClientAlgorithm, known: Known) -> StackedLoss:
@@ -268,8 +268,9 @@ def gradients(
 
     The gradient of what is frozen, or does not matter to the loss, is 0. `loss` is cross-entropy by default.
     """
-    found = loss or classification().loss
-    return _gradients(forward, flat, *_leaves(flat, parameters, buffers, frozen), x, y, random_state, found)
+    leaves = _leaves(flat, parameters, buffers, frozen)
+    parts, mean = _gradient_parts(forward, flat, *leaves, x, y, random_state, loss or classification().loss)
+    return _whole(parts), mean
 
 
 def _leaves(
@@ -279,20 +280,6 @@ def _leaves(
     tensors = flat.views(parameters.detach(), buffers)
     names = [e.name for e in flat.layout.entries if e.kind != "buffer" and e.name not in frozen]
     return tensors, {name: tensors[name].requires_grad_() for name in names}
-
-
-def _gradients(
-    forward: Forward,
-    flat: Flat,
-    tensors: Mapping[str, Tensor],
-    wanted: Mapping[str, Tensor],
-    x: Tensor,
-    y: Tensor,
-    random_state: RandomState,
-    loss: StackedLoss,
-) -> tuple[Tensor, Tensor]:
-    parts, mean = _gradient_parts(forward, flat, tensors, wanted, x, y, random_state, loss)
-    return _whole(parts), mean
 
 
 def _whole(parts: Sequence[Tensor]) -> Tensor:

@@ -113,7 +113,7 @@ class ConvPool(torch.autograd.Function):
         clients, _, inner = weight.shape[:3]
         grad, dx = grad.contiguous(), None
         if ctx.needs_input_grad[0]:
-            h, wd, cin = x.shape[1:]
+            _, h, wd, cin = pk.unframed(x)
             turned = pk.weights_for(weight, cin, x.dtype, turned=True)
             dx = pk.input_gradient(grad, winner, turned, cin, clients, h, wd)[..., :inner]
         dw, db = pk.weight_gradient(x, grad, winner, inner, clients)

@@ -11,12 +11,20 @@ recorded one by one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 Work = Callable[..., tuple[Tensor, ...]]
+
+
+@cache
+def _side_stream() -> torch.cuda.Stream:
+    """One stream for the trial runs of all recordings. torch keeps the memory that a stream has freed for that stream
+    alone: with a stream for each recording the working memory of a round would be held many times over."""
+    return torch.cuda.Stream()
 
 
 class Recorded:
@@ -33,7 +41,7 @@ class Recorded:
         generators: Sequence[torch.Generator] = (),
     ):
         self._inputs = [tensor.clone() for tensor in inputs]
-        side = torch.cuda.Stream()
+        side = _side_stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             # Kernels are compiled and libraries pick their algorithms here, outside the recording.

@@ -2,9 +2,10 @@
 
 A program works on windows: the 2x2 pixels that become one pooled pixel. Their convolution reads a patch of 4x4 pixels.
 By pixel, a line of a patch lies together in memory, 4 · in numbers, so that a line is one load and one matrix product
-with weights in which the two columns of a window stand side by side, with zeros where a column does not reach. What
-the convolution gives before pooling is never stored: a byte for each pooled number says which pixel of its window won,
-and both gradients read the pooled gradient and that byte.
+with weights in which the two columns of a window stand side by side, with zeros where a column does not reach. Of
+pictures with few channels the whole patch is one product (`whole_patch`): lines of 16 numbers would keep a matrix unit
+waiting. What the convolution gives before pooling is never stored: a byte for each pooled number says which pixel of
+its window won, and both gradients read the pooled gradient and that byte.
 
 Activations are `[clients · n, h, w, channels]` in bfloat16; sums are float32. Windows are cut off as torch does: of an
 odd number of lines the last is pooled nowhere. NaN spreads as in torch; next to an infinite number there may be more
@@ -19,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from safari.engine.stack.kernels import BLOCK, Tile
+from safari.engine.stack.served import whole_patch
 
 # In `winner`: the ReLU cut this one, and no pixel gets its gradient.
 CUT = tl.constexpr(4)
@@ -26,6 +28,8 @@ CUT = tl.constexpr(4)
 CONV_TILE = Tile(64, 4, 1)
 INPUT_TILE = Tile(64, 4, 1)
 WEIGHT_TILE = Tile(32, 8, 3)
+PATCH_CONV_TILE = Tile(64, 4, 1)
+PATCH_WEIGHT_TILE = Tile(64, 4, 2)
 # So many programs fill a device with the weights' gradient; each writes sums of its own.
 PROGRAMS = 528
 
@@ -33,14 +37,16 @@ PROGRAMS = 528
 @triton.jit
 def _pack_kernel(
     x, out, size, image, line, column, channel, inner,
-    H: tl.constexpr, W: tl.constexpr, CIN: tl.constexpr, BLOCK: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, CIN: tl.constexpr, FRAME: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    # Pictures of any strides and type -> by pixel, with zeros for the channels that are missing.
+    # Pictures of any strides and type -> by pixel, with zeros for the channels that are missing and in a frame.
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     c, pixel = at % CIN, at // CIN
-    j, i, which = pixel % W, (pixel // W) % H, pixel // (W * H)
+    j, i = pixel % (W + 2 * FRAME) - FRAME, (pixel // (W + 2 * FRAME)) % (H + 2 * FRAME) - FRAME
+    which = pixel // ((W + 2 * FRAME) * (H + 2 * FRAME))
     place = x + which * image + i * line + j * column + c * channel
-    value = tl.load(place, mask=(at < size) & (c < inner), other=0.0)
+    real = (at < size) & (c < inner) & (i >= 0) & (i < H) & (j >= 0) & (j < W)
+    value = tl.load(place, mask=real, other=0.0)
     tl.store(out + at, value.to(out.dtype.element_ty), mask=at < size)
 
 
@@ -71,37 +77,77 @@ def _weights_kernel(
 
 
 @triton.jit
+def _patch_weights_kernel(weight, w, inner, CIN: tl.constexpr, COUT: tl.constexpr, BLOCK: tl.constexpr):
+    # float32 [clients, out, inner, 3, 3] -> [clients, 2, 16 · in, 2 · out]: from a whole patch (line, pixel, channel)
+    # to the upper pixels of a window, and to the lower ones; columns as above.
+    client = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < 2 * 16 * CIN * 2 * COUT
+    end, row, half = at % (2 * COUT), (at // (2 * COUT)) % (16 * CIN), at // (2 * COUT * 16 * CIN)
+    ci, co = row % CIN, end // 2
+    kh, kw = row // (4 * CIN) - half, (row // CIN) % 4 - end % 2
+    real = inside & (kh >= 0) & (kh < 3) & (kw >= 0) & (kw < 3) & (ci < inner)
+    value = tl.load(weight + ((client * COUT + co) * inner + ci) * 9 + kh * 3 + kw, mask=real, other=0.0)
+    tl.store(w + client * 2 * 16 * CIN * 2 * COUT + at, value.to(w.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _patches(
+    x, column, line, image, inside,
+    H: tl.constexpr, W: tl.constexpr, CIN: tl.constexpr,
+):  # fmt: skip
+    # The whole patches of some windows, [windows, 16 · in], from pictures with a frame: no pixel is outside.
+    k = tl.arange(0, 16 * CIN)
+    corner = ((image * (H + 2) + 2 * line) * (W + 2) + 2 * column) * CIN
+    place = x + corner[:, None] + ((k // (4 * CIN)) * ((W + 2) * CIN) + k % (4 * CIN))[None, :]
+    return tl.load(place, mask=inside[:, None], other=0.0)
+
+
+@triton.jit
+def _unpooled(values, code, FIRST: tl.constexpr, ROWS: tl.constexpr, COUT: tl.constexpr):
+    # The gradients of two pixels of a window, FIRST and the one right of it, side by side: [ROWS, 2 · out].
+    zero = tl.zeros_like(values)
+    left, right = tl.where(code == FIRST, values, zero), tl.where(code == FIRST + 1, values, zero)
+    return tl.reshape(tl.join(left, right), [ROWS, 2 * COUT])
+
+
+@triton.jit
 def _conv_pool_kernel(
     x, w, bias, out, winner, n,
     H: tl.constexpr, W: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr,
-    BIAS: tl.constexpr, ROWS: tl.constexpr,
+    BIAS: tl.constexpr, PATCH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     block, client = tl.program_id(0), tl.program_id(1)
     PH: tl.constexpr = H // 2
     PW: tl.constexpr = W // 2
-    DEPTH: tl.constexpr = 4 * CIN
+    DEPTH: tl.constexpr = 16 * CIN if PATCH else 4 * CIN
     windows = n * PH * PW
     rows = block * ROWS + tl.arange(0, ROWS)
     inside = rows < windows
     column, line, image = rows % PW, (rows // PW) % PH, rows // (PW * PH)
     k, both = tl.arange(0, DEPTH), tl.arange(0, 2 * COUT)
-    x += client.to(tl.int64) * n * H * W * CIN
-    w += client.to(tl.int64) * 3 * DEPTH * 2 * COUT
-    j = (2 * column - 1)[:, None] + (k // CIN)[None, :]
-    across = inside[:, None] & (j >= 0) & (j < W)
-    place = x + ((image * H + 2 * line - 1) * W + 2 * column - 1)[:, None] * CIN + k[None, :]
+    x += client.to(tl.int64) * n * ((H + 2) * (W + 2) if PATCH else H * W) * CIN
+    w += client.to(tl.int64) * (2 if PATCH else 3) * DEPTH * 2 * COUT
     upper = tl.zeros([ROWS, 2 * COUT], tl.float32)
     lower = tl.zeros([ROWS, 2 * COUT], tl.float32)
     weights = tl.load(w + k[:, None] * (2 * COUT) + both[None, :])
-    for p in tl.static_range(4):
-        i = 2 * line + p - 1
-        values = tl.load(place + p * W * CIN, mask=across & ((i >= 0) & (i < H))[:, None], other=0.0)
-        # A patch's line p is line p of the 3x3 for the upper pixels of a window, and line p - 1 for the lower ones.
-        if p > 0:
-            lower = tl.dot(values, weights, lower)
-        if p < 3:
-            weights = tl.load(w + (p * DEPTH + k[:, None]) * (2 * COUT) + both[None, :])
-            upper = tl.dot(values, weights, upper)
+    if PATCH:
+        values = _patches(x, column, line, image, inside, H, W, CIN)
+        upper = tl.dot(values, weights, upper)
+        lower = tl.dot(values, tl.load(w + (DEPTH + k[:, None]) * (2 * COUT) + both[None, :]), lower)
+    else:
+        j = (2 * column - 1)[:, None] + (k // CIN)[None, :]
+        across = inside[:, None] & (j >= 0) & (j < W)
+        place = x + ((image * H + 2 * line - 1) * W + 2 * column - 1)[:, None] * CIN + k[None, :]
+        for p in tl.static_range(4):
+            i = 2 * line + p - 1
+            values = tl.load(place + p * W * CIN, mask=across & ((i >= 0) & (i < H))[:, None], other=0.0)
+            # A patch's line p is line p of the 3x3 for the upper pixels of a window, and line p - 1 for the lower ones.
+            if p > 0:
+                lower = tl.dot(values, weights, lower)
+            if p < 3:
+                weights = tl.load(w + (p * DEPTH + k[:, None]) * (2 * COUT) + both[None, :])
+                upper = tl.dot(values, weights, upper)
     y0, y1 = tl.split(tl.reshape(upper, [ROWS, COUT, 2]))
     y2, y3 = tl.split(tl.reshape(lower, [ROWS, COUT, 2]))
     co = tl.arange(0, COUT)
@@ -182,31 +228,30 @@ def _weight_gradient_kernel(
     x, grad, winner, partial, sums, n, clients, per_split,
     H: tl.constexpr, W: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    # For each line of the 3x3: patch lines (pixel, in) times both columns of the windows (column, out).
+    # For each line of the 3x3: patch lines (pixel, in) times both columns of the windows (out, column).
     split, client = tl.program_id(0), tl.program_id(1)
     PH: tl.constexpr = H // 2
     PW: tl.constexpr = W // 2
     DEPTH: tl.constexpr = 4 * CIN
     windows = n * PH * PW
-    k, both = tl.arange(0, DEPTH), tl.arange(0, 2 * COUT)
-    right = (both // COUT)[None, :]
+    k, both, co = tl.arange(0, DEPTH), tl.arange(0, 2 * COUT), tl.arange(0, COUT)
     x += client.to(tl.int64) * n * H * W * CIN
     grad += client.to(tl.int64) * windows * COUT
     winner += client.to(tl.int64) * windows * COUT
     first = tl.zeros([DEPTH, 2 * COUT], tl.float32)
     second = tl.zeros([DEPTH, 2 * COUT], tl.float32)
     third = tl.zeros([DEPTH, 2 * COUT], tl.float32)
-    total = tl.zeros([ROWS, 2 * COUT], tl.float32)
+    total = tl.zeros([ROWS, COUT], tl.float32)
     for start in range(split * per_split, (split + 1) * per_split, ROWS):
         rows = start + tl.arange(0, ROWS)
         inside = rows < windows
         column, line, image = rows % PW, (rows // PW) % PH, rows // (PW * PH)
-        at = rows[:, None] * COUT + (both % COUT)[None, :]
+        at = rows[:, None] * COUT + co[None, :]
         values = tl.load(grad + at, mask=inside[:, None], other=0.0)
         code = tl.load(winner + at, mask=inside[:, None], other=CUT)
-        upper = tl.where(code == right, values, 0.0).to(grad.dtype.element_ty)
-        lower = tl.where(code == 2 + right, values, 0.0).to(grad.dtype.element_ty)
-        total += upper.to(tl.float32) + lower.to(tl.float32)
+        upper = _unpooled(values, code, 0, ROWS, COUT)
+        lower = _unpooled(values, code, 2, ROWS, COUT)
+        total += tl.where(code == CUT, 0.0, values.to(tl.float32))
         j = (2 * column - 1)[:, None] + (k // CIN)[None, :]
         across = inside[:, None] & (j >= 0) & (j < W)
         place = x + ((image * H + 2 * line - 1) * W + 2 * column - 1)[:, None] * CIN + k[None, :]
@@ -227,44 +272,102 @@ def _weight_gradient_kernel(
     tl.store(spot, first)
     tl.store(spot + DEPTH * 2 * COUT, second)
     tl.store(spot + 2 * DEPTH * 2 * COUT, third)
-    tl.store(sums + own * 2 * COUT + both, tl.sum(total, 0))
+    tl.store(sums + own * COUT + co, tl.sum(total, 0))
+
+
+@triton.jit
+def _patch_weight_gradient_kernel(
+    x, grad, winner, partial, sums, n, clients, per_split,
+    H: tl.constexpr, W: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    # Whole patches (line, pixel, in) times both columns of the windows (out, column): upper pixels, then lower ones.
+    split, client = tl.program_id(0), tl.program_id(1)
+    PH: tl.constexpr = H // 2
+    PW: tl.constexpr = W // 2
+    DEPTH: tl.constexpr = 16 * CIN
+    windows = n * PH * PW
+    k, both, co = tl.arange(0, DEPTH), tl.arange(0, 2 * COUT), tl.arange(0, COUT)
+    x += client.to(tl.int64) * n * (H + 2) * (W + 2) * CIN
+    grad += client.to(tl.int64) * windows * COUT
+    winner += client.to(tl.int64) * windows * COUT
+    first = tl.zeros([DEPTH, 2 * COUT], tl.float32)
+    second = tl.zeros([DEPTH, 2 * COUT], tl.float32)
+    total = tl.zeros([ROWS, COUT], tl.float32)
+    for start in range(split * per_split, (split + 1) * per_split, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        inside = rows < windows
+        column, line, image = rows % PW, (rows // PW) % PH, rows // (PW * PH)
+        at = rows[:, None] * COUT + co[None, :]
+        values = tl.load(grad + at, mask=inside[:, None], other=0.0)
+        code = tl.load(winner + at, mask=inside[:, None], other=CUT)
+        upper = _unpooled(values, code, 0, ROWS, COUT)
+        lower = _unpooled(values, code, 2, ROWS, COUT)
+        total += tl.where(code == CUT, 0.0, values.to(tl.float32))
+        patch = tl.trans(_patches(x, column, line, image, inside, H, W, CIN))
+        first = tl.dot(patch, upper, first)
+        second = tl.dot(patch, lower, second)
+    own = split.to(tl.int64) * clients + client
+    spot = partial + own * 2 * DEPTH * 2 * COUT + k[:, None] * (2 * COUT) + both[None, :]
+    tl.store(spot, first)
+    tl.store(spot + DEPTH * 2 * COUT, second)
+    tl.store(sums + own * COUT + co, tl.sum(total, 0))
 
 
 @triton.jit
 def _weight_gradient_total_kernel(
-    partial, out, splits, inner, clients, CIN: tl.constexpr, COUT: tl.constexpr, BLOCK: tl.constexpr
-):
-    # The sum over splits and both columns, in the weight's own order [clients, out, inner, 3, 3].
+    partial, out, splits, inner, clients,
+    CIN: tl.constexpr, COUT: tl.constexpr, PATCH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    # The sum over splits and the pixels of a window, in the weight's own order [clients, out, inner, 3, 3].
     client = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < 9 * inner * COUT
     co, ci, tap = at % COUT, (at // COUT) % inner, at // (COUT * inner)
     kh, kw = tap // 3, tap % 3
-    SIZE: tl.constexpr = 3 * 4 * CIN * 2 * COUT
-    place = partial + ((kh * 4 + kw) * CIN + ci) * (2 * COUT) + co
+    SIZE: tl.constexpr = (2 * 16 if PATCH else 3 * 4) * CIN * 2 * COUT
+    # By whole patches, the lower pixels of a window have sums of their own, and meet this weight a line further on.
+    LOWER: tl.constexpr = (16 + 4) * CIN * 2 * COUT
+    place = partial + ((kh * 4 + kw) * CIN + ci) * (2 * COUT) + 2 * co
     total = tl.zeros([BLOCK], tl.float32)
     for split in range(splits):
         spot = place + (split * clients + client) * SIZE
         total += tl.load(spot, mask=inside, other=0.0)
         # The second column of a window meets this weight a pixel further on.
-        total += tl.load(spot + CIN * 2 * COUT + COUT, mask=inside, other=0.0)
+        total += tl.load(spot + CIN * 2 * COUT + 1, mask=inside, other=0.0)
+        if PATCH:
+            total += tl.load(spot + LOWER, mask=inside, other=0.0)
+            total += tl.load(spot + LOWER + CIN * 2 * COUT + 1, mask=inside, other=0.0)
     tl.store(out + ((client * COUT + co) * inner + ci) * 9 + tap, total, mask=inside)
 
 
 def packed(x: Tensor, cin: int, dtype: torch.dtype) -> Tensor:
-    """`[total, h, w, channels]` of any strides and type, contiguous in `dtype`, padded to `cin` channels with zeros."""
+    """`[total, h, w, channels]` of any strides and type, contiguous in `dtype`, padded to `cin` channels with zeros;
+    with a frame of zeros, a pixel wide, where whole patches are read."""
     total, h, wd, inner = x.shape
-    if inner == cin and x.dtype == dtype:
+    frame = int(whole_patch(cin))
+    if inner == cin and x.dtype == dtype and not frame:
         return x.contiguous()
-    out = torch.empty((total, h, wd, cin), dtype=dtype, device=x.device)
+    out = torch.empty((total, h + 2 * frame, wd + 2 * frame, cin), dtype=dtype, device=x.device)
     grid = (triton.cdiv(out.numel(), BLOCK),)
-    _pack_kernel[grid](x, out, out.numel(), *x.stride(), inner, H=h, W=wd, CIN=cin, BLOCK=BLOCK)
+    _pack_kernel[grid](x, out, out.numel(), *x.stride(), inner, H=h, W=wd, CIN=cin, FRAME=frame, BLOCK=BLOCK)
     return out
+
+
+def unframed(x: Tensor) -> tuple[int, int, int, int]:
+    """The shape of what `packed` gave, without the frame."""
+    total, h, wd, cin = x.shape
+    frame = 2 * whole_patch(cin)
+    return total, h - frame, wd - frame, cin
 
 
 def weights_for(weight: Tensor, cin: int, dtype: torch.dtype, turned: bool = False) -> Tensor:
     """float32 `[clients, out, in, 3, 3]` as `conv_pool` reads it, or `turned`, as `input_gradient` does."""
     clients, cout, inner, _, _ = weight.shape
+    if whole_patch(cin) and not turned:
+        w = torch.empty((clients, 64 * cin * cout), dtype=dtype, device=weight.device)
+        grid = (triton.cdiv(64 * cin * cout, BLOCK), clients)
+        _patch_weights_kernel[grid](weight.contiguous(), w, inner, CIN=cin, COUT=cout, BLOCK=BLOCK)
+        return w
     w = torch.empty((clients, 24 * cin * cout), dtype=dtype, device=weight.device)
     grid = (triton.cdiv(24 * cin * cout, BLOCK), clients)
     _weights_kernel[grid](weight.contiguous(), w, inner, CIN=cin, COUT=cout, TURNED=turned, BLOCK=BLOCK)
@@ -275,14 +378,15 @@ def conv_pool(
     x: Tensor, w: Tensor, bias: Tensor | None, cout: int, clients: int, tile: Tile | None = None
 ) -> tuple[Tensor, Tensor]:
     """`max_pool2d(relu(conv2d(x, w, bias, padding=1)), 2)`, and which pixel of each window won (0 to 3, or `CUT`)."""
-    total, h, wd, cin = x.shape
-    tile = tile or CONV_TILE
+    total, h, wd, cin = unframed(x)
+    patch = whole_patch(cin)
+    tile = tile or (PATCH_CONV_TILE if patch else CONV_TILE)
     out = torch.empty((total, h // 2, wd // 2, cout), dtype=x.dtype, device=x.device)
     winner = torch.empty(out.shape, dtype=torch.uint8, device=x.device)
     n = total // clients
     _conv_pool_kernel[triton.cdiv(n * (h // 2) * (wd // 2), tile.rows), clients](
         x, w, w if bias is None else bias.contiguous(), out, winner, n,
-        H=h, W=wd, CIN=cin, COUT=cout, BIAS=bias is not None, ROWS=tile.rows,
+        H=h, W=wd, CIN=cin, COUT=cout, BIAS=bias is not None, PATCH=patch, ROWS=tile.rows,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out, winner
@@ -322,19 +426,21 @@ def weight_gradient(
 
     They are `[clients, out, in, 3, 3]` and `[clients, out]`.
     """
-    total, h, wd, cin = x.shape
-    cout, tile, n = grad.shape[-1], tile or WEIGHT_TILE, total // clients
+    total, h, wd, cin = unframed(x)
+    cout, n, patch = grad.shape[-1], total // clients, whole_patch(cin)
+    tile = tile or (PATCH_WEIGHT_TILE if patch else WEIGHT_TILE)
     windows = n * (h // 2) * (wd // 2)
     splits = max(1, min(windows // (4 * tile.rows), programs // clients))
     per_split = triton.cdiv(triton.cdiv(windows, splits), tile.rows) * tile.rows
-    partial = torch.empty((splits, clients, 24 * cin * cout), device=x.device)
-    sums = torch.empty((splits, clients, 2, cout), device=x.device)
-    _weight_gradient_kernel[splits, clients](
+    partial = torch.empty((splits, clients, (64 if patch else 24) * cin * cout), device=x.device)
+    sums = torch.empty((splits, clients, cout), device=x.device)
+    kernel = _patch_weight_gradient_kernel if patch else _weight_gradient_kernel
+    kernel[splits, clients](
         x, grad, winner, partial, sums, n, clients, per_split, H=h, W=wd, CIN=cin, COUT=cout, ROWS=tile.rows,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     out = torch.empty((clients, cout, inner, 3, 3), device=x.device)
     _weight_gradient_total_kernel[triton.cdiv(9 * inner * cout, 256), clients](
-        partial, out, splits, inner, clients, CIN=cin, COUT=cout, BLOCK=256
+        partial, out, splits, inner, clients, CIN=cin, COUT=cout, PATCH=patch, BLOCK=256
     )
-    return out, sums.sum((0, 2))
+    return out, sums.sum(0)

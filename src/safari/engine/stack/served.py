@@ -44,6 +44,14 @@ def pool_padded(channels: int) -> int:
     return max(4, 1 << (channels - 1).bit_length())
 
 
+def whole_patch(channels: int) -> bool:
+    """Do the kernels with pooling take a whole patch of 4x4 pixels as one product?
+
+    That is 7/16 more work than line by line, but a line of few channels does not fill a matrix unit.
+    """
+    return channels == 4
+
+
 def serves_pool(inner: int, outer: int) -> bool:
     """Is there a kernel for a 3x3 convolution with so many channels in and out, ReLU and 2x2 max pooling?
 

@@ -37,22 +37,22 @@ from safari.models import Layout, fedawe_cnn
 PARTS = ("step", "round", "kernels", "tiles")
 # Bytes that pass through an H200's memory in a millisecond.
 BYTES = 4.8e9
-CONV_TILES = [Tile(r, w, 1) for r, w in ((64, 4), (64, 8), (128, 4), (128, 8), (32, 4), (256, 8))]
+CONV_TILES = [Tile(r, w, 1) for r, w in ((64, 4), (64, 8), (128, 4), (128, 8), (256, 8))]
 WEIGHT_TILES = [
     Tile(r, w, s)
     for r, w, s in (
         (32, 4, 2),
-        (32, 4, 3),
         (32, 8, 2),
         (32, 8, 3),
-        (32, 8, 4),
+        (64, 4, 1),
         (64, 4, 2),
+        (64, 8, 1),
         (64, 8, 2),
         (64, 8, 3),
-        (16, 4, 3),
+        (128, 8, 2),
     )
 ]
-PROGRAMS = (132, 264, 528, 1056)
+PROGRAMS = (264, 528, 1056)
 
 
 def add_arguments(group: argparse._ArgumentGroup) -> None:

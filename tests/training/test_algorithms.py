@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -247,6 +247,51 @@ def test_mime_is_adam_with_the_servers_moments(problem: Problem) -> None:
         torch.testing.assert_close(held["second"], v, rtol=1e-4, atol=1e-6)
 
 
+@compares("mime", LINEAR, REGRESSION)
+def test_mime_scaled_by_the_clients_own_gradients(problem: Problem) -> None:
+    """Two clients, some rounds, against a loop that is told the gradients of both."""
+    beta, second, eps = 0.8, 0.9, 0.1
+    options = {"momentum": beta, "second": second, "eps": eps, "clip": 1e6, "scale": "clients"}
+    server = CLIENTS["mime"](**options).server
+    held = server.init(2, problem.size, CPU)
+    m, v = torch.zeros(problem.size), torch.zeros(problem.size)
+    for t in range(1, 4):
+        down = server.down(held)
+        scale = (v / (1 - second ** max(t - 1, 1))).sqrt() + eps
+        models, means = [], []
+        for client in (0, 1):
+            start, found = trained(problem, "mime", down=down, seed=client, **options)
+            w, gradients = start, []
+            for x, y in problem.batches(client):
+                gradients.append(problem.gradient(w, x, y))
+                w = w - LR * ((1 - beta) * gradients[-1] + beta * m) / scale
+            torch.testing.assert_close(found.model, w)
+            models.append(w)
+            means.append(torch.stack(gradients).mean(0))
+        m = (1 - beta) * (means[0] + means[1]) / 2 + beta * m
+        v = second * v + (1 - second) * (means[0] ** 2 + means[1] ** 2) / 2
+        round = arrivals([0, 1], problem.size, lr=LR * STEPS)
+        rows = torch.stack(models)
+        round = replace(round, global_model=start, models=rows, masks=torch.ones_like(rows, dtype=torch.bool))
+        _, held = server.apply(held, rows.mean(0) - start, {}, round)
+        torch.testing.assert_close(held["momentum"], m, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(held["second"], v, rtol=1e-4, atol=1e-6)
+
+
+def test_mime_takes_the_scale_of_clients_from_what_they_kept_and_what_came() -> None:
+    """Steps of 0.1 · 2 and 0.1 · 4 at a scale of 1: gradients of 2 and 4, squares of 4 and 16."""
+    server = CLIENTS["mime"](momentum=0.0, second=0.5, eps=1.0, scale="clients").server
+    held = server.init(2, 4, CPU)
+    models = torch.tensor([[0.8, 0.8, 0.8, 0.0], [0.6, 0.0, 0.0, 0.0]])
+    came = torch.tensor([[True, True, True, True], [True, True, False, True]])
+    masks = torch.tensor([[True, True, True, False], [True, False, True, False]])
+    round = replace(
+        arrivals([0, 1], 4, lr=0.1), global_model=torch.ones(4), models=models, masks=masks, came=came
+    )
+    _, held = server.apply(held, torch.zeros(4), {}, round)
+    torch.testing.assert_close(held["second"], torch.tensor([5.0, 2.0, 2.0, 0.0]))
+
+
 def test_mime_bounds_each_number_of_a_step() -> None:
     zeros = torch.zeros(LINEAR.size)
     start, found = trained(LINEAR, "mime", down={"momentum": zeros, "second": zeros}, clip=0.5)
@@ -366,6 +411,11 @@ def test_a_task_without_classes_is_refused_with_a_reason(name: str) -> None:
         ("dane", {"mu": float("nan")}, "mu must be at least 0, got nan"),
         ("mime", {"momentum": 1.0}, "momentum must be at least 0 and below 1, got 1.0"),
         ("mime", {"clip": 0.0}, "clip must be above 0, got 0.0"),
+        (
+            "mime",
+            {"scale": "client"},
+            "scale must be one of clients, mean; got 'client' (did you mean 'clients'?)",
+        ),
         ("scaffold", {"memory": "none"}, "memory must be one of arrived, last, stand-in; got 'none'"),
         ("fedawe", {"lr": 0.0}, "lr must be a finite number above 0, got 0.0"),
     ],

@@ -31,6 +31,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in READ_OFF),
     ("scaffold", {"memory": "stand-in"}),
     ("scaffold", {"memory": "arrived"}),
+    ("mime", {"scale": "clients"}),
 ]
 
 

@@ -12,17 +12,28 @@ that the weighted sum gave, which is linear in the gradients, so that nothing tr
 A clipped number is read as a smaller gradient, and a weight that some clients cut and others keep moves towards 0
 without one, which is read as a gradient, too. A weight that all arrivals cut has a step of 0, and its momentum is 0
 after the round; one of which nothing arrived keeps its moments.
+
+The scale is read off steps that it has scaled itself. Where clients differ, so that the mean gradient is much smaller
+than theirs, many of their numbers are cut, the mean of what is left is read as a still smaller gradient, and the second
+moments stay far too small: a number of a client's step is then a vote of one size, and steps do not get smaller as the
+training data are fitted. A larger `eps` helps. So does `scale = "clients"`: v has the mean of the arrivals' own squared
+gradients in the place of ḡ², read off their models in the same way. Clients' steps are then about as long as the scale
+says, hardly anything is cut, and steps get smaller as what clients have in common does.
 """
 
 from __future__ import annotations
+
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from safari.aggregation import Round
-from safari.errors import ConfigError
+from safari.errors import ConfigError, one_of
 from safari.training.algorithm import ClientAlgorithm, LocalRound, ServerHalf, State
 from safari.training.algorithms.fedlc import calibrated
+
+Scale = Literal["mean", "clients"]
 
 # Beyond this a gradient would have an infinite square, and what is infinite stays so.
 _LARGEST = 1e18
@@ -36,6 +47,7 @@ def mime(
     clip: float = 5.0,
     strength: float = 0.0,
     smoothing: float = 0.001,
+    scale: Scale = "mean",
 ) -> ClientAlgorithm:
     """MimeLite: local steps of SGD with the server's momentum and the scale of its second moments.
 
@@ -47,14 +59,11 @@ def mime(
     `momentum`: β, the weight of the server's momentum in a step. `second`: β₂, what the second moments keep of the
     past. `eps`: smallest scale. `clip`: bound of each number of a step's direction, because the gradient of a single
     batch may be large where the mean gradient, and so the scale, is small. `strength` and `smoothing`: of the
-    `calibrated` loss; with a strength of 0 the loss is the task's own.
+    `calibrated` loss; with a strength of 0 the loss is the task's own. `scale`: whose gradients the second moments are
+    of: the `mean` over clients, as in the paper, or the `clients`' own, with which steps are smaller at the same `lr`,
+    the more so the less clients agree.
     """
-    for name, value in (("momentum", momentum), ("second", second)):
-        if not 0 <= value < 1:
-            raise ConfigError(f"{name} must be at least 0 and below 1, got {value}")
-    for name, value in (("eps", eps), ("clip", clip)):
-        if not 0 < value < float("inf"):
-            raise ConfigError(f"{name} must be above 0, got {value}")
+    _check({"momentum": momentum, "second": second}, {"eps": eps, "clip": clip}, scale)
     loss = calibrated(strength=strength, smoothing=smoothing) if strength else ClientAlgorithm()
 
     def init(clients: int, parameters: int, device: torch.device) -> State:
@@ -73,11 +82,21 @@ def mime(
     def apply(state: State, step: Tensor, up: State, round: Round) -> tuple[Tensor, State]:
         if round.lr <= 0:
             raise ConfigError(f"the client algorithm mime needs a learning rate above 0, got {round.lr}")
-        mixed = _bounded(-step / round.lr * (down(state)["second"].sqrt() + eps))
-        gradient = _bounded((mixed - momentum * state["momentum"]) / (1 - momentum))
+        size = down(state)["second"].sqrt() + eps
+
+        def read(moved: Tensor) -> tuple[Tensor, Tensor]:
+            mixed = _bounded(-moved / round.lr * size)
+            return mixed, _bounded((mixed - momentum * state["momentum"]) / (1 - momentum))
+
+        mixed, gradient = read(step)
+        if scale == "mean":
+            squares = gradient.square()
+        else:
+            moved, there = _moved(round)
+            squares = _mean_square(read(moved)[1], there, state["second"])
         following = {
             "momentum": mixed,
-            "second": second * state["second"] + (1 - second) * gradient.square(),
+            "second": second * state["second"] + (1 - second) * squares,
         }
         # Of what nobody's packets brought there is no step to read: its moments stay, as in a lost round.
         heard = {name: round.where_heard(new, state[name]) for name, new in following.items()}
@@ -91,6 +110,31 @@ def mime(
         counts_labels=loss.counts_labels,
         plain_steps=True,
     )
+
+
+def _check(parts: dict[str, float], sizes: dict[str, float], scale: str) -> None:
+    for name, value in parts.items():
+        if not 0 <= value < 1:
+            raise ConfigError(f"{name} must be at least 0 and below 1, got {value}")
+    for name, value in sizes.items():
+        if not 0 < value < float("inf"):
+            raise ConfigError(f"{name} must be above 0, got {value}")
+    if scale not in get_args(Scale):
+        raise ConfigError(one_of("scale", scale, get_args(Scale)))
+
+
+def _moved(round: Round) -> tuple[Tensor, Tensor]:
+    """How far each arrival moved each parameter, and of which that is known: what it kept, and what came of it."""
+    there = round.masks if round.came is None else round.masks & round.came
+    return (round.models - round.global_model)[:, : round.parameters], there[:, : round.parameters]
+
+
+def _mean_square(numbers: Tensor, there: Tensor, otherwise: Tensor) -> Tensor:
+    """Down the columns, over what is there; `otherwise` where nothing is."""
+    count = there.sum(0)
+    # Divided first: a sum of many squares may be infinite where their mean is not.
+    mean = (numbers.square() / count.clamp(min=1)).masked_fill(~there, 0.0).sum(0)
+    return torch.where(count > 0, mean, otherwise)
 
 
 def _bounded(numbers: Tensor) -> Tensor:

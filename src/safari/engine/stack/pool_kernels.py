@@ -24,14 +24,14 @@ from safari.engine.stack.served import whole_patch
 
 # In `winner`: the ReLU cut this one, and no pixel gets its gradient.
 CUT = tl.constexpr(4)
-# By the kernel: estimated from registers and shared memory of an H200 (benchmarks/kernels.py --fedawe measures others).
-CONV_TILE = Tile(64, 4, 1)
+# The fastest of those that benchmarks/kernels.py --fedawe tried for its CNN on an H200 (results/engine).
+CONV_TILE = Tile(128, 4, 1)
 INPUT_TILE = Tile(64, 4, 1)
-WEIGHT_TILE = Tile(32, 8, 3)
-PATCH_CONV_TILE = Tile(64, 4, 1)
-PATCH_WEIGHT_TILE = Tile(64, 4, 2)
-# So many programs fill a device with the weights' gradient; each writes sums of its own.
-PROGRAMS = 528
+WEIGHT_TILE = Tile(64, 8, 3)
+PATCH_CONV_TILE = Tile(128, 4, 1)
+PATCH_WEIGHT_TILE = Tile(64, 4, 1)
+# So many programs for the weights' gradient, from the same search: each writes sums of its own.
+PROGRAMS = 264
 
 
 @triton.jit

@@ -229,13 +229,16 @@ def test_a_rule_whose_default_has_changed_is_not_the_same(
 
 
 def test_the_time_is_up_and_the_same_call_goes_on(tmp_path: Path) -> None:
-    experiment, out = tiny(tmp_path, seeds=1), tmp_path / "out"
+    """Also where no checkpoint is due: what has been done when the time is up is saved."""
+    experiment, out = tiny(tmp_path, seeds=1, **{"checkpoint.every": 100}), tmp_path / "out"
     ticks = iter(range(10**6))
-    # One look at the clock a round: after seven of them the time is up.
-    ending = execute(todo(experiment, out), out, Listener(), within=8, clock=lambda: next(ticks))
+    # A look at the clock at the start, before each case and before each round.
+    ending = execute(todo(experiment, out), out, Listener(), within=10, clock=lambda: next(ticks))
     assert ending == Outcome({}, True)
     left = todo(experiment, out)
-    assert sum(unit.rounds for unit in left) < 24
+    assert [(unit.label, dict(unit.done)) for unit in left] == [
+        ("tiny/rand seed 0", {"perfect": 2, "drop": 2, "safari": 2})
+    ]
     assert execute(left, out, Listener()) == Outcome({}, False)
     straight = tmp_path / "straight"
     execute(todo(experiment, straight), straight, Listener())

@@ -264,11 +264,13 @@ def run_seed(
     *,
     parts: Sequence[Parts] | None = None,
     worlds: Sequence[World] | None = None,
-) -> None:
+    stop: Callable[[], bool] | None = None,
+) -> bool:
     """All rounds of one seed that are not done, into a folder that the caller holds (`RunFolder.writing`).
 
     Seeds share nothing, nor do arms: several processes may each do one of a run, or some arms of one. `parts`
-    and `worlds` are those of the config's groups of arms, where they have been made before.
+    and `worlds` are those of the config's groups of arms, where they have been made before. Once `stop` says so,
+    every arm is saved where it stands; False when that was before the end.
     """
     if worlds is None:
         built = parts or [parts_of(group) for group in run.config.arm_groups()]
@@ -283,7 +285,7 @@ def run_seed(
         told = [getattr(engine, "note", "") for engine in engines]
         for note in _distinct([*told, *(note for world in worlds for note in notes_of(world))]):
             _tell(watchers, note)
-    _run_arms(run, list(zip(worlds, engines, strict=True)), watchers)
+    return _run_arms(run, list(zip(worlds, engines, strict=True)), watchers, stop)
 
 
 def _descriptions(config: Config) -> dict[str, str]:
@@ -315,13 +317,21 @@ def _tell(watchers: Sequence[Watcher], text: str) -> None:
 
 
 def _run_arms(
-    run: RunFolder, groups: Sequence[tuple[World, RoundFunction]], watchers: Sequence[Watcher]
-) -> None:
-    """All arms side by side, a round of each in turn."""
+    run: RunFolder,
+    groups: Sequence[tuple[World, RoundFunction]],
+    watchers: Sequence[Watcher],
+    stop: Callable[[], bool] | None,
+) -> bool:
+    """All arms side by side, a round of each in turn; False when stopped before the end."""
     tracks = [_Track(run, world, engine, watchers) for world, engine in groups]
-    going = tracks
-    while going:
-        going = [track for track in going if track.round()]
+    while going := [track for track in tracks if not track.done]:
+        if stop is not None and stop():
+            for track in going:
+                track.save()
+            return False
+        for track in going:
+            track.round()
+    return True
 
 
 class _Track:
@@ -346,8 +356,19 @@ class _Track:
                 note_version(trial, state.round + 1)
             self._arms.append((trial, state))
 
-    def round(self) -> bool:
-        """One round of each arm that is not done; False where all are."""
+    @property
+    def done(self) -> bool:
+        """Are all rounds of every arm done?"""
+        return all(state.round >= self._config.rounds for _, state in self._arms)
+
+    def save(self) -> None:
+        """Save every arm where it stands, unless it is saved there already."""
+        for trial, state in self._arms:
+            if state.round > trial.done():
+                trial.save(to_saved(state, self._world, trial), self._config.checkpoint.keep)
+
+    def round(self) -> None:
+        """One round of each arm that is not done."""
         rounds, checkpoint = self._config.rounds, self._config.checkpoint
         arms = [(trial, state) for trial, state in self._arms if state.round < rounds]
         following = []
@@ -362,7 +383,6 @@ class _Track:
                     watcher.round(trial, record)
                 following.append((trial, state))
         self._arms = following
-        return bool(arms)
 
     def _keep_best(self, trial: Trial, state: State, record: RoundRecord) -> None:
         """Save the model where its score is better than all before it; an equal one does not replace it."""

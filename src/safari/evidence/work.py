@@ -94,10 +94,6 @@ class Outcome:
     stopped: bool
 
 
-class Stopped(Exception):  # noqa: N818 - a request, not an error
-    """The time is up; what was done up to the last checkpoint stays."""
-
-
 def open_folder(case: Case, out: Path) -> RunFolder:
     """The run folder of a case: a new one, or the existing one with the arms and seeds now asked for."""
     path = out / case.experiment / case.folder
@@ -202,10 +198,10 @@ class _Deadline:
 
 
 class _Progress:
-    """A watcher of one unit that reports progress now and then, and ends the unit when it is to stop."""
+    """A watcher of one unit that reports progress now and then."""
 
-    def __init__(self, unit: Unit, report: Callable[[int, str], None], stop: Callable[[], bool]):
-        self._unit, self._report, self._stop = unit, report, stop
+    def __init__(self, unit: Unit, report: Callable[[int, str], None]):
+        self._unit, self._report = unit, report
         self._rounds, self._last, self._score = 0, 0.0, ""
         self._metrics: RunMetrics | None = None
 
@@ -223,8 +219,6 @@ class _Progress:
         if now - self._last >= _REPORT_EVERY or self._rounds == self._unit.rounds:
             self._last = now
             self._report(self._rounds, f"{trial.arm}  round {record['round']}  {self._score}".rstrip())
-        if self._stop():
-            raise Stopped
 
     def stop(self) -> None:
         """Nothing to close."""
@@ -242,11 +236,9 @@ class _Worker:
         pending = dataclasses.replace(config, arms=tuple(a for a in config.arms if a.name in unit.done))
         try:
             run = RunFolder(unit.folder, pending)
-            run_seed(run, unit.seed, self._data(unit), [_Progress(unit, report, stop)])
-            for arm in pending.arms:
+            finished = run_seed(run, unit.seed, self._data(unit), [_Progress(unit, report)], stop=stop)
+            for arm in pending.arms if finished else ():
                 write_numbers(run.trial(arm.name, unit.seed), pending)
-        except Stopped:
-            return ""
         except SafariError as error:
             return str(error)
         except Exception:

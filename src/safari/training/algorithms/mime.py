@@ -13,12 +13,12 @@ A clipped number is read as a smaller gradient, and a weight that some clients c
 without one, which is read as a gradient, too. A weight that all arrivals cut has a step of 0, and its momentum is 0
 after the round; one of which nothing arrived keeps its moments.
 
-The scale is read off steps that it has scaled itself. Where clients differ, so that the mean gradient is much smaller
-than theirs, many of their numbers are cut, the mean of what is left is read as a still smaller gradient, and the second
-moments stay far too small: a number of a client's step is then a vote of one size, and steps do not get smaller as the
-training data are fitted. A larger `eps` helps. So does `scale = "clients"`: v has the mean of the arrivals' own squared
-gradients in the place of ḡ², read off their models in the same way. Clients' steps are then about as long as the scale
-says, hardly anything is cut, and steps get smaller as what clients have in common does.
+The server reads the scale off steps that were themselves divided by it. Where clients disagree, the mean gradient is
+much smaller than their own: many numbers of their steps are clipped, the mean of those is read as a still smaller
+gradient, and the second moments stay far too small. Most numbers of a client's step then have the same size, and steps
+do not shrink as the training data are fitted; long runs may fall apart (docs/evidence.md, FedAWE's table). A larger
+`eps` helps. So does `scale = "clients"`, which takes the mean of the arrivals' own squared gradients in the place of
+ḡ², read off their models in the same way: hardly anything is clipped then, and steps shrink with the gradients.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def mime(
     past. `eps`: smallest scale. `clip`: bound of each number of a step's direction, because the gradient of a single
     batch may be large where the mean gradient, and so the scale, is small. `strength` and `smoothing`: of the
     `calibrated` loss; with a strength of 0 the loss is the task's own. `scale`: whose gradients the second moments are
-    of: the `mean` over clients, as in the paper, or the `clients`' own, with which steps are smaller at the same `lr`,
-    the more so the less clients agree.
+    taken of: the `mean` over clients, as in the paper, or the `clients`' own, which is safer in long runs with many
+    unlike clients. Steps are then smaller at the same `lr`, the more so the less clients agree.
     """
     _check({"momentum": momentum, "second": second}, {"eps": eps, "clip": clip}, scale)
     loss = calibrated(strength=strength, smoothing=smoothing) if strength else ClientAlgorithm()

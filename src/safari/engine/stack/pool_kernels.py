@@ -3,9 +3,9 @@
 A program works on windows: the 2x2 pixels that become one pooled pixel. Their convolution reads a patch of 4x4 pixels.
 By pixel, a line of a patch lies together in memory, 4 · in numbers, so that a line is one load and one matrix product
 with weights in which the two columns of a window stand side by side, with zeros where a column does not reach. Of
-pictures with few channels the whole patch is one product (`whole_patch`), read from pictures with a frame of zeros. What
-the convolution gives before pooling is never stored: a byte for each pooled number says which pixel of its window won,
-and both gradients read the pooled gradient and that byte.
+pictures with few channels the whole patch is one product (`whole_patch`), read from pictures with a frame of zeros.
+What the convolution gives before pooling is never stored: a byte for each pooled number says which pixel of its window
+won, and both gradients read the pooled gradient and that byte.
 
 Activations are `[clients · n, h, w, channels]` in bfloat16; sums are float32. Windows are cut off as torch does: of an
 odd number of lines the last is pooled nowhere. NaN spreads as in torch; next to an infinite number there may be more

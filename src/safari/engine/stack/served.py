@@ -47,8 +47,8 @@ def pool_padded(channels: int) -> int:
 def whole_patch(channels: int) -> bool:
     """Do the kernels with pooling take a whole patch of 4x4 pixels as one product?
 
-    That is a third more work than line by line, but a line of few channels does not fill a matrix unit: of FedAWE's first
-    layer the weights' gradient takes less than half of the time so, the forward pass as long as before (H200).
+    That is a third more work than line by line, but a line of few channels does not fill a matrix unit: so the weights'
+    gradient of FedAWE's first layer takes less than half of the time, the forward pass as long as before (H200).
     """
     return channels == 4
 

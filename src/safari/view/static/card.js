@@ -56,8 +56,9 @@ export class Card {
   listen() {
     new ResizeObserver(() => this.refresh()).observe(this.node);
     new IntersectionObserver(
-      ([entry]) => {
-        this.seen = entry.isIntersecting;
+      (entries) => {
+        // A busy page may hear of several changes at once, the newest last.
+        this.seen = entries.at(-1).isIntersecting;
         if (this.seen) this.refresh();
       },
       { rootMargin: "400px" },

@@ -154,6 +154,27 @@ def test_hovering_the_strip_says_who_stood_in(browse, place, small):
     assert f"arrived so far\n{arrived} of 40" in tip
 
 
+# A busy page is told of several changes at once, in their order; here of one more, before each.
+SEVERAL_CHANGES = """
+    const Real = IntersectionObserver;
+    window.IntersectionObserver = class extends Real {
+        constructor(listen, options) {
+            super((entries, self) => listen([{ isIntersecting: false }, ...entries], self), options);
+        }
+    };
+"""
+
+
+def test_a_chart_that_has_come_into_sight_is_drawn_whatever_was_before(chromium, place):
+    context = chromium.new_context()
+    context.add_init_script(SEVERAL_CHANGES)
+    page = context.new_page()
+    page.goto(place)
+    drawn(page, "top1")
+    drawn(page, "loss")
+    context.close()
+
+
 def test_charts_can_be_read_with_the_keyboard(browse, place, small):
     page = browse(place)
     drawn(page, "loss")

@@ -75,3 +75,16 @@ def test_ctrl_c_while_processes_start_is_told_in_words(tmp_path: Path) -> None:
     assert first.returncode == 130, told
     assert "Traceback" not in told
     assert "0 of 12 trials are finished; nothing is lost: the same command goes on" in told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_what_has_been_done_is_saved_where_no_checkpoint_is_due(tmp_path: Path, number: int) -> None:
+    """Also when the parent is killed: its processes save and end when they notice."""
+    folder, out = write(tmp_path / "experiments", tiny=TINY), tmp_path / "out"
+    first = start(folder, out, "--jobs", "2", "--set", "rounds=3000", "--set", "checkpoint.every=3000")
+    wait_for(lambda: sum(path.stat().st_size > 5000 for path in out.rglob("rounds.jsonl")) >= 2)
+    assert not list(out.rglob("checkpoint.safetensors"))
+    first.send_signal(number)
+    first.communicate(timeout=60)
+    wait_for(lambda: len(list(out.rglob("checkpoint.safetensors"))) >= 2)

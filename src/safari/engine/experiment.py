@@ -265,12 +265,12 @@ def run_seed(
     parts: Sequence[Parts] | None = None,
     worlds: Sequence[World] | None = None,
     stop: Callable[[], bool] | None = None,
-) -> bool:
+) -> None:
     """All rounds of one seed that are not done, into a folder that the caller holds (`RunFolder.writing`).
 
     Seeds share nothing, nor do arms: several processes may each do one of a run, or some arms of one. `parts`
     and `worlds` are those of the config's groups of arms, where they have been made before. Once `stop` says so,
-    every arm is saved where it stands; False when that was before the end.
+    every arm is saved where it stands.
     """
     if worlds is None:
         built = parts or [parts_of(group) for group in run.config.arm_groups()]
@@ -285,7 +285,7 @@ def run_seed(
         told = [getattr(engine, "note", "") for engine in engines]
         for note in _distinct([*told, *(note for world in worlds for note in notes_of(world))]):
             _tell(watchers, note)
-    return _run_arms(run, list(zip(worlds, engines, strict=True)), watchers, stop)
+    _run_arms(run, list(zip(worlds, engines, strict=True)), watchers, stop)
 
 
 def _descriptions(config: Config) -> dict[str, str]:
@@ -321,17 +321,16 @@ def _run_arms(
     groups: Sequence[tuple[World, RoundFunction]],
     watchers: Sequence[Watcher],
     stop: Callable[[], bool] | None,
-) -> bool:
-    """All arms side by side, a round of each in turn; False when stopped before the end."""
+) -> None:
+    """All arms side by side, a round of each in turn."""
     tracks = [_Track(run, world, engine, watchers) for world, engine in groups]
     while going := [track for track in tracks if not track.done]:
-        if stop is not None and stop():
-            for track in going:
-                track.save()
-            return False
         for track in going:
+            if stop is not None and stop():
+                for each in tracks:
+                    each.save()
+                return
             track.round()
-    return True
 
 
 class _Track:

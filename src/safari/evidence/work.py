@@ -37,8 +37,8 @@ from safari.toml import to_toml
 
 # Seconds between two progress reports of a process.
 _REPORT_EVERY = 0.25
-# How long a process may take to finish its current round when everything is to stop.
-_STOP_TIMEOUT = 20.0
+# Seconds that a process may take to finish its current round and to save when everything is to stop.
+_STOP_TIMEOUT = 60.0
 
 
 @dataclass(frozen=True)
@@ -236,9 +236,11 @@ class _Worker:
         pending = dataclasses.replace(config, arms=tuple(a for a in config.arms if a.name in unit.done))
         try:
             run = RunFolder(unit.folder, pending)
-            finished = run_seed(run, unit.seed, self._data(unit), [_Progress(unit, report)], stop=stop)
-            for arm in pending.arms if finished else ():
-                write_numbers(run.trial(arm.name, unit.seed), pending)
+            run_seed(run, unit.seed, self._data(unit), [_Progress(unit, report)], stop=stop)
+            trials = [run.trial(arm.name, unit.seed) for arm in pending.arms]
+            for trial in trials:
+                if trial.done() >= pending.rounds:
+                    write_numbers(trial, pending)
         except SafariError as error:
             return str(error)
         except Exception:
@@ -365,11 +367,20 @@ def _process(pipe: Connection, stop: Any, threads: int) -> None:
     # Where signals cannot be blocked before the start.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
-    worker = _Worker()
+    worker, alone = _Worker(), False
+
+    def report(rounds: int, text: str) -> None:
+        nonlocal alone
+        try:
+            pipe.send(("at", rounds, text))
+        except OSError:
+            # The parent has gone, or no longer listens after Ctrl-C: save what has been done, and end.
+            alone = True
+
     with contextlib.suppress(BrokenPipeError, EOFError):  # the parent has gone
         pipe.send(("ready", 0, ""))
         while (unit := pipe.recv()) is not None:
-            problem = worker.do(unit, lambda rounds, text: pipe.send(("at", rounds, text)), stop.is_set)
+            problem = worker.do(unit, report, lambda: alone or stop.is_set())
             pipe.send(("end", 0, problem))
     pipe.close()
 

@@ -76,6 +76,7 @@ POOL_CASES = {
     "smallest picture": PoolCase(3, 16, 2, 2),
     "a line that no window reaches": PoolCase(4, 16, 3, 2, bias=False),
     "widest": PoolCase(32, 64, 3, 5, clients=1),
+    "3 channels to widest": PoolCase(3, 64, 4, 6),
     "many pixels, so that the weights' gradient is split": PoolCase(3, 16, 16, 16, n=9),
     "one client of one picture": PoolCase(8, 16, 6, 6, clients=1, n=1),
 }

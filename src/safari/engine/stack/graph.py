@@ -21,10 +21,11 @@ Work = Callable[..., tuple[Tensor, ...]]
 
 
 @cache
-def _side_stream() -> torch.cuda.Stream:
-    """One stream for the trial runs of all recordings. torch keeps the memory that a stream has freed for that stream
-    alone: with a stream for each recording the working memory of a round would be held many times over."""
-    return torch.cuda.Stream()
+def _side_stream(device: int) -> torch.cuda.Stream:
+    """One stream for the trial runs of all recordings on a device. torch keeps the memory that a stream has freed for
+    that stream alone: with a stream for each recording the working memory of a round would be held many times over.
+    """
+    return torch.cuda.Stream(device)
 
 
 class Recorded:
@@ -41,7 +42,7 @@ class Recorded:
         generators: Sequence[torch.Generator] = (),
     ):
         self._inputs = [tensor.clone() for tensor in inputs]
-        side = _side_stream()
+        side = _side_stream(torch.cuda.current_device())
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             # Kernels are compiled and libraries pick their algorithms here, outside the recording.

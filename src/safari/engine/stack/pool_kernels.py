@@ -2,17 +2,19 @@
 
 A program works on windows: the 2x2 pixels that become one pooled pixel. Their convolution reads a patch of 4x4 pixels.
 By pixel, a line of a patch lies together in memory, 4 · in numbers, so that a line is one load and one matrix product
-with weights in which the two columns of a window stand side by side, with zeros where a column does not reach. Of
+with weights in which the two columns of a window stand side by side, with zeros where a column does not reach. For
 pictures with few channels the whole patch is one product (`whole_patch`), read from pictures with a frame of zeros.
 What the convolution gives before pooling is never stored: a byte for each pooled number says which pixel of its window
 won, and both gradients read the pooled gradient and that byte.
 
-Activations are `[clients · n, h, w, channels]` in bfloat16; sums are float32. Windows are cut off as torch does: of an
-odd number of lines the last is pooled nowhere. NaN spreads as in torch; next to an infinite number there may be more
+Activations are `[clients · n, h, w, channels]` in bfloat16; sums are float32. Windows are as in torch: of an odd
+number of lines the last is pooled nowhere. NaN spreads as in torch; next to an infinite number there may be more
 of it, for infinity times one of those zeros is NaN.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 import triton
@@ -22,7 +24,7 @@ from torch import Tensor
 from safari.engine.stack.kernels import BLOCK, Tile
 from safari.engine.stack.served import whole_patch
 
-# In `winner`: the ReLU cut this one, and no pixel gets its gradient.
+# In `winner`: the ReLU made this one 0, and no pixel gets its gradient.
 CUT = tl.constexpr(4)
 # The fastest of those that benchmarks/kernels.py --fedawe tried for its CNN on an H200 (results/engine).
 CONV_TILE = Tile(128, 4, 1)
@@ -30,7 +32,7 @@ INPUT_TILE = Tile(64, 4, 1)
 WEIGHT_TILE = Tile(64, 8, 3)
 PATCH_CONV_TILE = Tile(128, 4, 1)
 PATCH_WEIGHT_TILE = Tile(64, 4, 1)
-# So many programs for the weights' gradient, from the same search: each writes sums of its own.
+# The number of programs for the weights' gradient, from the same search; each writes sums of its own.
 PROGRAMS = 264
 
 
@@ -353,6 +355,11 @@ def packed(x: Tensor, cin: int, dtype: torch.dtype) -> Tensor:
     return out
 
 
+def _fitting(tile: Tile, cout: int) -> Tile:
+    """A tile of the search, which had 32 channels out; with more of them, fewer rows fit the registers."""
+    return tile if cout <= 32 else replace(tile, rows=tile.rows // 2)
+
+
 def unframed(x: Tensor) -> tuple[int, int, int, int]:
     """The shape of what `packed` gave, without the frame."""
     total, h, wd, cin = x.shape
@@ -380,7 +387,7 @@ def conv_pool(
     """`max_pool2d(relu(conv2d(x, w, bias, padding=1)), 2)`, and which pixel of each window won (0 to 3, or `CUT`)."""
     total, h, wd, cin = unframed(x)
     patch = whole_patch(cin)
-    tile = tile or (PATCH_CONV_TILE if patch else CONV_TILE)
+    tile = tile or _fitting(PATCH_CONV_TILE if patch else CONV_TILE, cout)
     out = torch.empty((total, h // 2, wd // 2, cout), dtype=x.dtype, device=x.device)
     winner = torch.empty(out.shape, dtype=torch.uint8, device=x.device)
     n = total // clients
@@ -428,7 +435,7 @@ def weight_gradient(
     """
     total, h, wd, cin = unframed(x)
     cout, n, patch = grad.shape[-1], total // clients, whole_patch(cin)
-    tile = tile or (PATCH_WEIGHT_TILE if patch else WEIGHT_TILE)
+    tile = tile or _fitting(PATCH_WEIGHT_TILE if patch else WEIGHT_TILE, cout)
     windows = n * (h // 2) * (wd // 2)
     splits = max(1, min(windows // (4 * tile.rows), programs // clients))
     per_split = triton.cdiv(triton.cdiv(windows, splits), tile.rows) * tile.rows

@@ -1,7 +1,7 @@
 """MimeLite with Adam's statistics (Karimireddy et al., "Breaking the centralized barrier for cross-device
 federated learning", NeurIPS 2021): clients step with the server's momentum and scale, which stay fixed in a round.
 
-    a step follows   ((1 - β) g + β m) / (√v + ε), each number cut at ±clip
+    a step follows   ((1 - β) g + β m) / (√v + ε), each number clipped at ±clip
     the server       m ← (1 - β) ḡ + β m,   v ← β₂ v + (1 - β₂) ḡ²
 
 ḡ is the mean gradient along the clients' steps. In the paper clients send it; here the server reads it off the step
@@ -17,8 +17,10 @@ The server reads the scale off steps that were themselves divided by it. Where c
 much smaller than their own: many numbers of their steps are clipped, the mean of those is read as a still smaller
 gradient, and the second moments stay far too small. Most numbers of a client's step then have the same size, and steps
 do not shrink as the training data are fitted; long runs may fall apart (docs/evidence.md, FedAWE's table). A larger
-`eps` helps. So does `scale = "clients"`, which takes the mean of the arrivals' own squared gradients in the place of
-ḡ², read off their models in the same way: hardly anything is clipped then, and steps shrink with the gradients.
+`eps` helps. So does `scale = "clients"`, which takes the mean (without weights) of the arrivals' own squared gradients
+in the place of ḡ², read off their models in the same way: hardly anything is clipped then, and steps shrink with the
+gradients. Where uploads are coded lossily (`wire.values`), the noise of the coding is squared, too, and the scale is
+larger; long runs were measured with exact uploads only.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ def mime(
     batch may be large where the mean gradient, and so the scale, is small. `strength` and `smoothing`: of the
     `calibrated` loss; with a strength of 0 the loss is the task's own. `scale`: whose gradients the second moments are
     taken of: the `mean` over clients, as in the paper, or the `clients`' own, which is safer in long runs with many
-    unlike clients. Steps are then smaller at the same `lr`, the more so the less clients agree.
+    clients whose data differ. Steps are then smaller at the same `lr`, the more so the less clients agree.
     """
     _check({"momentum": momentum, "second": second}, {"eps": eps, "clip": clip}, scale)
     loss = calibrated(strength=strength, smoothing=smoothing) if strength else ClientAlgorithm()
@@ -130,7 +132,7 @@ def _moved(round: Round) -> tuple[Tensor, Tensor]:
 
 
 def _mean_square(numbers: Tensor, there: Tensor, otherwise: Tensor) -> Tensor:
-    """Down the columns, over what is there; `otherwise` where nothing is."""
+    """Means of the columns over the entries marked in `there`; `otherwise` where there are none."""
     count = there.sum(0)
     # Divided first: a sum of many squares may be infinite where their mean is not.
     mean = (numbers.square() / count.clamp(min=1)).masked_fill(~there, 0.0).sum(0)

@@ -342,5 +342,5 @@ def test_the_experiments_that_come_with_the_package_are_valid(quick: bool) -> No
         if experiment.name in ("text", "lora", "tuning-text", "tuning-text-small"):
             assert data == {"dialogue"}
         else:
-            on_digits = quick or experiment.name in ("digits", "noise", "tuning-digits")
+            on_digits = quick or experiment.name in ("digits", "noise", "tuning-digits", "tuning-scale")
             assert data == ({"digits"} if on_digits else {"cifar10"})

@@ -106,6 +106,16 @@ def _patches(
 
 
 @triton.jit
+def _unpooled_windows(grad, winner, rows, inside, ROWS: tl.constexpr, COUT: tl.constexpr):
+    # The gradients of the upper pixels of some windows and of the lower ones, and their sums in float32.
+    at = rows[:, None] * COUT + tl.arange(0, COUT)[None, :]
+    values = tl.load(grad + at, mask=inside[:, None], other=0.0)
+    code = tl.load(winner + at, mask=inside[:, None], other=CUT)
+    total = tl.where(code == CUT, 0.0, values.to(tl.float32))
+    return _unpooled(values, code, 0, ROWS, COUT), _unpooled(values, code, 2, ROWS, COUT), total
+
+
+@triton.jit
 def _unpooled(values, code, FIRST: tl.constexpr, ROWS: tl.constexpr, COUT: tl.constexpr):
     # The gradients of two pixels of a window, FIRST and the one right of it, side by side: [ROWS, 2 · out].
     zero = tl.zeros_like(values)
@@ -236,7 +246,7 @@ def _weight_gradient_kernel(
     PW: tl.constexpr = W // 2
     DEPTH: tl.constexpr = 4 * CIN
     windows = n * PH * PW
-    k, both, co = tl.arange(0, DEPTH), tl.arange(0, 2 * COUT), tl.arange(0, COUT)
+    k, both = tl.arange(0, DEPTH), tl.arange(0, 2 * COUT)
     x += client.to(tl.int64) * n * H * W * CIN
     grad += client.to(tl.int64) * windows * COUT
     winner += client.to(tl.int64) * windows * COUT
@@ -248,12 +258,8 @@ def _weight_gradient_kernel(
         rows = start + tl.arange(0, ROWS)
         inside = rows < windows
         column, line, image = rows % PW, (rows // PW) % PH, rows // (PW * PH)
-        at = rows[:, None] * COUT + co[None, :]
-        values = tl.load(grad + at, mask=inside[:, None], other=0.0)
-        code = tl.load(winner + at, mask=inside[:, None], other=CUT)
-        upper = _unpooled(values, code, 0, ROWS, COUT)
-        lower = _unpooled(values, code, 2, ROWS, COUT)
-        total += tl.where(code == CUT, 0.0, values.to(tl.float32))
+        upper, lower, sent = _unpooled_windows(grad, winner, rows, inside, ROWS, COUT)
+        total += sent
         j = (2 * column - 1)[:, None] + (k // CIN)[None, :]
         across = inside[:, None] & (j >= 0) & (j < W)
         place = x + ((image * H + 2 * line - 1) * W + 2 * column - 1)[:, None] * CIN + k[None, :]
@@ -274,7 +280,7 @@ def _weight_gradient_kernel(
     tl.store(spot, first)
     tl.store(spot + DEPTH * 2 * COUT, second)
     tl.store(spot + 2 * DEPTH * 2 * COUT, third)
-    tl.store(sums + own * COUT + co, tl.sum(total, 0))
+    tl.store(sums + own * COUT + tl.arange(0, COUT), tl.sum(total, 0))
 
 
 @triton.jit
@@ -288,7 +294,7 @@ def _patch_weight_gradient_kernel(
     PW: tl.constexpr = W // 2
     DEPTH: tl.constexpr = 16 * CIN
     windows = n * PH * PW
-    k, both, co = tl.arange(0, DEPTH), tl.arange(0, 2 * COUT), tl.arange(0, COUT)
+    k, both = tl.arange(0, DEPTH), tl.arange(0, 2 * COUT)
     x += client.to(tl.int64) * n * (H + 2) * (W + 2) * CIN
     grad += client.to(tl.int64) * windows * COUT
     winner += client.to(tl.int64) * windows * COUT
@@ -299,12 +305,8 @@ def _patch_weight_gradient_kernel(
         rows = start + tl.arange(0, ROWS)
         inside = rows < windows
         column, line, image = rows % PW, (rows // PW) % PH, rows // (PW * PH)
-        at = rows[:, None] * COUT + co[None, :]
-        values = tl.load(grad + at, mask=inside[:, None], other=0.0)
-        code = tl.load(winner + at, mask=inside[:, None], other=CUT)
-        upper = _unpooled(values, code, 0, ROWS, COUT)
-        lower = _unpooled(values, code, 2, ROWS, COUT)
-        total += tl.where(code == CUT, 0.0, values.to(tl.float32))
+        upper, lower, sent = _unpooled_windows(grad, winner, rows, inside, ROWS, COUT)
+        total += sent
         patch = tl.trans(_patches(x, column, line, image, inside, H, W, CIN))
         first = tl.dot(patch, upper, first)
         second = tl.dot(patch, lower, second)
@@ -312,7 +314,7 @@ def _patch_weight_gradient_kernel(
     spot = partial + own * 2 * DEPTH * 2 * COUT + k[:, None] * (2 * COUT) + both[None, :]
     tl.store(spot, first)
     tl.store(spot + DEPTH * 2 * COUT, second)
-    tl.store(sums + own * COUT + co, tl.sum(total, 0))
+    tl.store(sums + own * COUT + tl.arange(0, COUT), tl.sum(total, 0))
 
 
 @triton.jit

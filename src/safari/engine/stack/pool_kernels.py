@@ -258,8 +258,8 @@ def _weight_gradient_kernel(
         rows = start + tl.arange(0, ROWS)
         inside = rows < windows
         column, line, image = rows % PW, (rows // PW) % PH, rows // (PW * PH)
-        upper, lower, sent = _unpooled_windows(grad, winner, rows, inside, ROWS, COUT)
-        total += sent
+        upper, lower, both_rows = _unpooled_windows(grad, winner, rows, inside, ROWS, COUT)
+        total += both_rows
         j = (2 * column - 1)[:, None] + (k // CIN)[None, :]
         across = inside[:, None] & (j >= 0) & (j < W)
         place = x + ((image * H + 2 * line - 1) * W + 2 * column - 1)[:, None] * CIN + k[None, :]
@@ -305,8 +305,8 @@ def _patch_weight_gradient_kernel(
         rows = start + tl.arange(0, ROWS)
         inside = rows < windows
         column, line, image = rows % PW, (rows // PW) % PH, rows // (PW * PH)
-        upper, lower, sent = _unpooled_windows(grad, winner, rows, inside, ROWS, COUT)
-        total += sent
+        upper, lower, both_rows = _unpooled_windows(grad, winner, rows, inside, ROWS, COUT)
+        total += both_rows
         patch = tl.trans(_patches(x, column, line, image, inside, H, W, CIN))
         first = tl.dot(patch, upper, first)
         second = tl.dot(patch, lower, second)

@@ -98,6 +98,27 @@ class ServerHalf:
     apply: Callable[[State, Tensor, State, Round], tuple[Tensor, State]]
 
 
+@dataclass(frozen=True)
+class Scaled:
+    """A direction that looks at each number of the gradient g alone: (weight · g + shift) / scale, clipped at ±limit.
+
+    `shift` and `scale` are `float32[parameters]`, the same for all clients and all steps of a round.
+    """
+
+    weight: float
+    shift: Tensor
+    scale: Tensor
+    limit: float
+
+    def of(self, gradient: Tensor) -> Tensor:
+        """The direction.
+
+        >>> Scaled(0.5, torch.tensor([1.0, -9.0]), torch.tensor([2.0, 1.0]), limit=5.0).of(torch.tensor([[4.0, 4.0]]))
+        tensor([[ 1.5000, -5.0000]])
+        """
+        return ((self.weight * gradient + self.shift) / self.scale).clamp(-self.limit, self.limit)
+
+
 def _nothing(clients: int, parameters: int, device: torch.device) -> State:
     return {}
 
@@ -112,6 +133,8 @@ class ClientAlgorithm:
     loss: `(outputs, labels, known, task) -> losses`; outputs and labels are `[clients, n, ...]`, losses
         `[clients, n]`.
     direction: `(gradient, local) -> (direction, state)`, for every local step.
+    scaled: `(down) -> Scaled`, the same direction in a form that an engine can put into its step, without a pass over
+        memory of its own; given beside `direction`, where that has this form and leaves the state as it is.
     finish: `(local) -> (state, up)`, after the last one. What `direction` put into the state and `finish` does
         not return is gone.
     send: `(local) -> parameters` that go up in place of the trained ones.
@@ -126,6 +149,7 @@ class ClientAlgorithm:
     begin: Callable[[Tensor, State, State], Tensor] | None = None
     loss: Callable[[Tensor, Tensor, Known, Task], Tensor] | None = None
     direction: Callable[[Tensor, LocalRound], tuple[Tensor, State]] | None = None
+    scaled: Callable[[State], Scaled] | None = None
     finish: Callable[[LocalRound], tuple[State, State]] | None = None
     send: Callable[[LocalRound], Tensor] | None = None
     server: ServerHalf | None = None

@@ -206,6 +206,39 @@ def sgd_error(device: str, size: int, rate: float | Tensor) -> float:
     return _error(p, start.double() - gradient.masked_fill(~kept, 0.0).double() * float(rate))
 
 
+def scaled_sgd_error(device: str, rate: float | Tensor) -> float:
+    """The same with a direction that is scaled, number by number, against `Scaled.of` in float64."""
+    from safari.engine.stack import fused
+    from safari.training import Scaled
+
+    draw, clients, sizes = torch.Generator().manual_seed(7), 3, (5, 1500, 1, 2048)
+    each = sum(sizes)
+    start, gradient = torch.randn(2, clients, each, generator=draw)
+    shift, scale = torch.randn(each, generator=draw), 0.1 + torch.rand(each, generator=draw)
+    kept = torch.rand(clients, each, generator=draw) < 0.6
+    kept[0, 0], gradient[0, 0], scale[7] = False, torch.nan, 1e-6
+    wide = Scaled(0.2, shift.double(), scale.double(), 5.0)
+    expected = start.double() - (wide.of(gradient.double()) * float(rate)).masked_fill(~kept, 0.0)
+    assert bool((wide.of(gradient.double()).abs() == 5.0).any())
+
+    def by_tensor(rows: Tensor) -> Tensor:
+        return torch.cat([part.reshape(-1) for part in rows.split(sizes, dim=1)])
+
+    p = by_tensor(start).to(device)
+    parts = [part.reshape(-1).to(device) for part in gradient.split(sizes, dim=1)]
+    size_of_step = rate.to(device) if isinstance(rate, Tensor) else rate
+    there = Scaled(0.2, shift.to(device), scale.to(device), 5.0)
+    fused.scaled_sgd_in_parts_(p, parts, by_tensor(kept).to(device), size_of_step, there, clients)
+    assert torch.equal(p.cpu()[~by_tensor(kept)], by_tensor(start)[~by_tensor(kept)])
+    # What is no number stays none where it is kept.
+    lost = torch.zeros(2, device=device)
+    nothing = Scaled(1.0, torch.zeros(1, device=device), torch.ones(1, device=device), 5.0)
+    broken = [torch.full((2,), torch.nan, device=device)]
+    fused.scaled_sgd_in_parts_(lost, broken, lost == 0, 0.5, nothing, 2)
+    assert bool(lost.isnan().all())
+    return _error(p, by_tensor(expected))
+
+
 def conv_norm_errors(case: Case, device: str, dtype: torch.dtype) -> dict[str, float]:
     """How far each result is from float64, relative to its size."""
     from safari.engine.stack.fused import ConvNorm
@@ -370,6 +403,8 @@ def main() -> None:
     assert max(check_fused_net("cpu")) < 1e-5
     for size, rate in ((3000, 0.1), (3001, 0.1), (3000, torch.tensor(0.1))):
         assert sgd_error("cpu", size, rate) < 1e-6
+    for rate in (0.1, torch.tensor(0.1)):
+        assert scaled_sgd_error("cpu", rate) < 1e-6
     check_crops("cpu")
     for name, case in CASES.items():
         for what, error in shared_conv_errors(case, "cpu", torch.float32).items():

@@ -43,6 +43,13 @@ def test_sgd():
         assert sgd_error("cuda", size, rate) < 1e-6
 
 
+def test_scaled_sgd():
+    from engine.stack.kernel_check import scaled_sgd_error
+
+    for rate in (0.1, torch.tensor(0.1)):
+        assert scaled_sgd_error("cuda", rate) < 1e-6
+
+
 def test_crops_and_flips():
     from engine.stack.kernel_check import check_crops
 
@@ -50,17 +57,27 @@ def test_crops_and_flips():
 
 
 @pytest.mark.parametrize("graph", [True, False])
-@pytest.mark.parametrize("schedule", ["constant", "inverse-sqrt"])
-def test_the_engines_agree(tmp_path, graph, schedule):
+@pytest.mark.parametrize(
+    ("client", "schedule"), [("fedavg", "constant"), ("fedavg", "inverse-sqrt"), ("mime", "inverse-sqrt")]
+)
+def test_the_engines_agree(tmp_path, graph, client, schedule):
     """With a schedule the learning rate of a recorded round is a tensor, which the kernel reads."""
     config = resnet(tmp_path)
-    config |= {"model": {"name": "fedawe_cnn"}, "local": {**config["local"], "schedule": schedule}}
+    local = {**config["local"], "schedule": schedule}
+    config |= {"model": {"name": "fedawe_cnn"}, "local": local, "client": {"name": client}}
     from safari.engine.vectorised import Vectorised
 
     engine = Vectorised(
         world_of({**config, "engine": {**CONFIG["engine"], "precision": "bfloat16", "graph": graph}})
     )
     assert engine.note == ""
+    assert engine._steps._crops, "samples are not picked and cropped by the kernel"
     errors = apart(config, precision="bfloat16", graph=graph)
     assert max(errors) < 0.05
     assert min(errors) > 1e-6, "that was not bfloat16"
+
+
+def test_data_on_the_device_are_known_to_be_there():
+    """Else every round's samples would be picked, and copied to the recording, as if they lay on the host."""
+    world = world_of(CONFIG)
+    assert world.data.train_x.device == world.device == torch.zeros(1).to(world.device).device

@@ -74,8 +74,11 @@ class Flat:
         """The inverse: a new buffer of parameters alone."""
         if self.clients == 1:
             return rows[0].clone()
-        held = [e for e in self.layout.entries if e.kind != "buffer"]
-        return torch.cat([rows[:, e.offset : e.end].reshape(-1) for e in held])
+        buffer = rows.new_empty(self.parameters)
+        for e in self.layout.entries:
+            if e.kind != "buffer":
+                self._part(buffer, e.offset, e.end).copy_(rows[:, e.offset : e.end])
+        return buffer
 
     def views(self, parameters: Tensor, buffers: Tensor) -> dict[str, Tensor]:
         """`[clients, *shape]` for each tensor, without a copy.

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from safari.engine.stack import kernels as k
 from safari.engine.stack import pool_kernels as pk
 from safari.engine.stack.served import padded, pool_padded
+from safari.training import Scaled
 
 
 class ConvNorm(torch.autograd.Function):
@@ -153,6 +154,30 @@ def sgd_in_parts_(parameters: Tensor, parts: Sequence[Tensor], mask: Tensor, rat
             end = start + gradient.numel()
             sgd_(parameters[start:end], gradient, mask[start:end], rate)
             start = end
+
+
+def scaled_sgd_in_parts_(
+    parameters: Tensor,
+    parts: Sequence[Tensor],
+    mask: Tensor,
+    rate: float | Tensor,
+    scaled: Scaled,
+    clients: int,
+) -> None:
+    """`parameters -= rate · scaled.of(gradient)` where the mask is true, in place, in one pass over memory.
+
+    A part of the gradient holds one tensor of the model for all clients.
+    """
+    start = 0
+    for gradient in parts:
+        each, end = gradient.numel() // clients, start + gradient.numel()
+        first = start // clients
+        k._scaled_sgd_kernel[triton.cdiv(each, k.BLOCK), clients](
+            parameters[start:end], gradient.contiguous(), mask[start:end], scaled.shift[first : first + each],
+            scaled.scale[first : first + each], rate, scaled.weight, scaled.limit, each,
+            TENSOR=isinstance(rate, Tensor), BLOCK=k.BLOCK,
+        )  # fmt: skip
+        start = end
 
 
 def crops(data: Tensor, index: Tensor, shift: Tensor, flip: Tensor, pad: int) -> Tensor:

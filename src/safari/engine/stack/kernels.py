@@ -308,6 +308,27 @@ def _sgd_kernel(p, g, mask, rate, units, UNIT: tl.constexpr, TENSOR: tl.constexp
 
 
 @triton.jit
+def _scaled_sgd_kernel(
+    p, g, mask, shift, scale, rate, weight, limit, each, TENSOR: tl.constexpr, BLOCK: tl.constexpr
+):
+    # A step along (weight · g + shift) / scale, clipped at ±limit. A tensor of all clients has `each` numbers of each;
+    # shift and scale are those of one, for all.
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < each
+    own = tl.program_id(1).to(tl.int64) * each + at
+    kept = tl.load(mask + own, mask=inside, other=0) != 0
+    grad = tl.load(g + own, mask=inside, other=0.0)
+    mixed = weight * grad + tl.load(shift + at, mask=inside, other=0.0)
+    mixed = mixed / tl.load(scale + at, mask=inside, other=1.0)
+    # Not by minimum and maximum, which make a number of NaN.
+    mixed = tl.where(mixed > limit, limit, tl.where(mixed < -limit, -limit, mixed))
+    if TENSOR:
+        rate = tl.load(rate)
+    step = tl.where(kept, rate * mixed, 0.0)
+    tl.store(p + own, tl.load(p + own, mask=inside, other=0.0) - step, mask=inside)
+
+
+@triton.jit
 def _crops_kernel(
     data, index, shift, flip, out, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, PAD: tl.constexpr,
     BLOCK: tl.constexpr,

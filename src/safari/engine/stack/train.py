@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
@@ -15,7 +16,7 @@ from safari.engine.stack.masked_optimiser import BETA1, BETA2, EPS, MaskedStep
 from safari.engine.stack.random_state import Forward, RandomState
 from safari.pruning import Batch
 from safari.tasks import Task, classification
-from safari.training import ClientAlgorithm, ClientSide, Known, LocalRound
+from safari.training import ClientAlgorithm, ClientSide, Known, LocalRound, Scaled
 from safari.training.algorithm import State
 from safari.training.local import no_gradient
 
@@ -95,7 +96,11 @@ class LocalSteps:
         # Apart, because a pass writes to the buffers while the parameters wait for their gradients.
         parameters, self._buffers = self._models[: flat.parameters], self._models[flat.parameters :].clone()
         self._forward, self._flat, self._random_state = forward, flat, random_state
-        self._descend = _optimiser(flat, parameters, masks, optimiser, lr, steps, compiled)
+        scaled = None
+        if compiled and optimiser == "sgd" and parameters.is_cuda and algorithm.scaled is not None:
+            # The direction is part of the step then.
+            scaled, algorithm = algorithm.scaled(side.down), replace(algorithm, direction=None)
+        self._descend = _optimiser(flat, parameters, masks, optimiser, lr, steps, compiled, scaled)
         self._tensors, self._wanted = _leaves(flat, parameters, self._buffers, frozen)
         self._loss = _stacked_loss(flat, task, algorithm, side.known)
         self._local = _Local(
@@ -137,8 +142,12 @@ def _optimiser(
     lr: float | Tensor,
     steps: int | Tensor,
     compiled: bool,
+    scaled: Scaled | None,
 ) -> Callable[[Sequence[Tensor]], None]:
-    """What takes a step in place, from the gradient of all parameters, in parts; masked weights stay."""
+    """What takes a step in place, from the gradient of all parameters, in parts; masked weights stay.
+
+    `scaled`: what a compiled step of SGD follows in the place of the gradient.
+    """
     if parameters.device.type == "cpu":
         step = MaskedStep(parameters, flat.places(masks), optimiser=optimiser, lr=float(lr), steps=int(steps))
         return lambda parts: step(_whole(parts))
@@ -150,7 +159,10 @@ def _optimiser(
             if compiled:
                 from safari.engine.stack import fused
 
-                fused.sgd_in_parts_(parameters, parts, kept, size)
+                if scaled is None:
+                    fused.sgd_in_parts_(parameters, parts, kept, size)
+                else:
+                    fused.scaled_sgd_in_parts_(parameters, parts, kept, size, scaled, flat.clients)
                 return
             gradient = _whole(parts).masked_fill(~kept, 0.0)
             if isinstance(size, Tensor):
@@ -200,7 +212,8 @@ class _Local:
     def redirect(self, parts: Sequence[Tensor], x: Tensor, y: Tensor) -> Sequence[Tensor]:
         """What the algorithm makes of the gradient, in parts; the gradient itself where it does nothing."""
         if self._algorithm.direction is not None:
-            rows = self._rows(_whole(parts)).masked_fill(~self._mask, 0.0)
+            rows = torch.cat([part.view(self._flat.clients, -1) for part in parts], dim=1)
+            rows = rows.masked_fill(~self._mask, 0.0)
             found, self.state = self._algorithm.direction(rows, self._round(partial(self._gradient_at, x, y)))
             parts = [self._flat.from_parameter_rows(found)]
         self._done += 1

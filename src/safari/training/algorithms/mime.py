@@ -32,7 +32,7 @@ from torch import Tensor
 
 from safari.aggregation import Round
 from safari.errors import ConfigError, one_of
-from safari.training.algorithm import ClientAlgorithm, LocalRound, ServerHalf, State
+from safari.training.algorithm import ClientAlgorithm, LocalRound, Scaled, ServerHalf, State
 from safari.training.algorithms.fedlc import calibrated
 
 Scale = Literal["mean", "clients"]
@@ -77,9 +77,11 @@ def mime(
         heard = 1 - second ** state["rounds"].clamp(min=1)
         return {"momentum": state["momentum"], "second": state["second"] / heard}
 
+    def scaled(down: State) -> Scaled:
+        return Scaled(1 - momentum, momentum * down["momentum"], down["second"].sqrt() + eps, clip)
+
     def direction(gradient: Tensor, local: LocalRound) -> tuple[Tensor, State]:
-        mixed = (1 - momentum) * gradient + momentum * local.down["momentum"]
-        return (mixed / (local.down["second"].sqrt() + eps)).clamp(-clip, clip), local.state
+        return scaled(local.down).of(gradient), local.state
 
     def apply(state: State, step: Tensor, up: State, round: Round) -> tuple[Tensor, State]:
         if round.lr <= 0:
@@ -107,6 +109,7 @@ def mime(
     return ClientAlgorithm(
         loss=loss.loss,
         direction=direction,
+        scaled=scaled,
         server=ServerHalf(init, down, apply),
         check=loss.check,
         counts_labels=loss.counts_labels,

@@ -418,6 +418,8 @@ def test_a_task_without_classes_is_refused_with_a_reason(name: str) -> None:
         ),
         ("scaffold", {"memory": "none"}, "memory must be one of arrived, last, stand-in; got 'none'"),
         ("fedawe", {"lr": 0.0}, "lr must be a finite number above 0, got 0.0"),
+        ("fedawe", {"clip": 0.0}, "clip must be above 0, got 0.0"),
+        ("fedawe", {"clip": float("nan")}, "clip must be above 0, got nan"),
     ],
 )
 def test_options_out_of_bounds(name: str, options: dict, text: str) -> None:
@@ -604,6 +606,36 @@ def test_fedawe_among_corners() -> None:
     close(in_corners("fedawe"), expected)
     # Client 1, away in round 0, begins at (0, 0) and counts twice: its way to (0, 1) becomes (0, 2).
     assert expected[1].tolist() == [0.0, 2.0]
+
+
+def test_fedawe_clips_the_mean_step_and_not_the_mean_of_where_clients_began() -> None:
+    """Client 0 went from (0, 0) to (6, 8), client 1 stayed: the mean step (3, 4) has norm 5."""
+    models = torch.tensor([[6.0, 8.0], [0.0, 0.0]])
+    kept = torch.ones(1, 2).bool()
+    round = Round(
+        0, torch.zeros(2), torch.arange(2), torch.arange(2), models, kept, torch.full((2,), 0.5).double(), 2
+    )
+
+    def stepped(**options: float) -> list[float]:
+        half = CLIENTS["fedawe"](**options).server
+        return half.apply(half.init(2, 2, CPU), torch.zeros(2), {}, round)[0].tolist()
+
+    assert stepped() == stepped(clip=5.0) == stepped(clip=9.0) == [3.0, 4.0]
+    assert stepped(clip=0.5) == pytest.approx([0.3, 0.4])
+    # The learning rate is that of the clipped step.
+    assert stepped(clip=0.5, lr=2.0) == pytest.approx([0.6, 0.8])
+    # Where nobody moved the norm is 0.
+    still = replace(round, models=torch.zeros(2, 2))
+    half = CLIENTS["fedawe"](clip=0.5).server
+    assert half.apply(half.init(2, 2, CPU), torch.zeros(2), {}, still)[0].tolist() == [0.0, 0.0]
+    # One that was away begins elsewhere; where it began is in the mean, whatever the clip.
+    held = {
+        **half.init(2, 2, CPU),
+        "held": torch.tensor([[0.0, 0.0], [4.0, 0.0]]),
+        "current": torch.zeros(2, 1),
+    }
+    there = replace(round, models=torch.tensor([[0.0, 0.0], [4.0, 0.0]]))
+    assert half.apply(held, torch.zeros(2), {}, there)[0].tolist() == [2.0, 0.0]
 
 
 def test_fedawe_averages_what_came_of_each_number() -> None:

@@ -224,7 +224,7 @@ class World:
         self.layout.write(self.module, model)
         module = self.fresh_module()
         if evaluation.norms == "gathered":
-            gather_norms(module, self._norm_batches())
+            gather_norms(module, (batch.to(memory_format=memory_format) for batch in self._norm_batches()))
         return evaluate(
             module if tester is None else tester,
             self.data.test_x,

@@ -2,13 +2,17 @@
 
     a client that takes part in round t begins at x_i, the model that it got after it last took part (x⁰ before)
     it sends       w_i, its model after the local steps
-    the server     y_i = x_i + η (t - τ_i) (w_i - x_i),   x_next = mean of y_i over the arrivals, which alone get it
+    the server     x_next = mean of x_i + η · clip(mean of (t - τ_i) (w_i - x_i)), over the arrivals, which alone get it
 
 τ_i is the round in which it last took part (-1 before): a client that was away for long echoes its update, and
-going on from where it was keeps models of the missing in the mean ("implicit gossip").
+going on from where it was keeps models of the missing in the mean ("implicit gossip"). The authors' public code clips
+the mean step at a norm of 0.5, for this algorithm alone, and tests the mean of all clients' models x_i; the running
+average (`aggregation.average`) is the nearest to that here.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -19,15 +23,18 @@ from safari.training.algorithm import ClientAlgorithm, ServerHalf, State
 from safari.training.algorithms.memory import vector_each
 
 
-def fedawe(*, lr: float = 1.0) -> ClientAlgorithm:
+def fedawe(*, lr: float = 1.0, clip: float = math.inf) -> ClientAlgorithm:
     """FedAWE: clients go on from the model they last took part with, and echo rounds in which they were away.
 
-    `lr`: η, the authors' global learning rate. The server works out the mean itself, so it is meant for the rule
+    `lr`: η, the authors' global learning rate. `clip`: the largest norm of the mean step, 0.5 in the authors' code; by
+    default it is as it is. The server works out the mean itself, so it is meant for the rule
     `drop`: no rule for the missing has a say. "Took part" means that the upload arrived. The server keeps the
     model of each client and sends it, beside the broadcast, to those that missed rounds; their bytes count both.
     """
     if not 0 < lr < float("inf"):
         raise ConfigError(f"lr must be a finite number above 0, got {lr}")
+    if not clip > 0:
+        raise ConfigError(f"clip must be above 0, got {clip}")
 
     def begin(start: Tensor, state: State, down: State) -> Tensor:
         return torch.where(down["current"] > 0, start, down["held"])
@@ -45,16 +52,20 @@ def fedawe(*, lr: float = 1.0) -> ClientAlgorithm:
         x = round.global_model[: round.parameters]
         held = torch.where(state["current"] > 0, x, state["held"])
         began = held[round.arrived].masked_fill(~round.masks[:, : round.parameters], 0.0)
-        echo = lr * (round.number - state["since"][round.arrived])
-        y = began + echo * (round.models[:, : round.parameters] - began)
-        share = round.weights[round.present]
+        echo = round.number - state["since"][round.arrived]
+        moved = echo * (round.models[:, : round.parameters] - began)
+        share = round.weights[round.present].to(moved)
         if round.came is None:
-            mean = (share / share.sum()).to(y) @ y
+            base, change = (share / share.sum() @ rows for rows in (began, moved))
         else:
             # Each number is the mean over those of whom it came; where nobody's did it stays.
-            counts = share.to(y)[:, None] * round.came[:, : round.parameters]
+            counts = share[:, None] * round.came[:, : round.parameters]
             total = counts.sum(0)
-            mean = torch.where(total > 0, (counts * y).sum(0) / total.clamp(min=1e-30), x)
+            base, change = ((counts * rows).sum(0) / total.clamp(min=1e-30) for rows in (began, moved))
+            base = torch.where(total > 0, base, x)
+        # At most 1, and 1 where nothing moved.
+        shrink = (clip / change.norm()).clamp(max=1.0) if clip < math.inf else 1.0
+        mean = base + lr * shrink * change
         rows = round.arrived[:, None]
         since = state["since"].scatter(0, rows, float(round.number))
         current = torch.zeros_like(state["current"]).scatter(0, rows, 1.0)

@@ -15,7 +15,7 @@ from safari.aggregation import Round
 from safari.errors import ConfigError
 from safari.models import Layout
 from safari.tasks import Task, classification, regression
-from safari.training import CLIENTS, ClientSide, Known, LocalRound, train_local
+from safari.training import CLIENTS, ClientAlgorithm, ClientSide, Known, LocalRound, Scaled, train_local
 
 STEPS, LR = 3, 0.3
 COUNTS = torch.tensor([[6.0, 2.0, 0.0]])
@@ -426,6 +426,21 @@ def test_options_out_of_bounds(name: str, options: dict, text: str) -> None:
     with pytest.raises(ConfigError) as error:
         CLIENTS[name](**options)
     assert str(error.value) == text
+
+
+def test_a_scaled_direction_is_found_by_those_who_know_directions_alone() -> None:
+    algorithm = ClientAlgorithm(
+        scaled=lambda down: Scaled(0.5, down["shift"], torch.tensor([2.0, 1.0]), limit=5.0)
+    )
+    down = {"shift": torch.tensor([1.0, -9.0])}
+    ones = torch.ones(1, 2)
+    local = LocalRound(ones, ones, ones.bool(), {"own": ones}, down, None, 0, 1, 0.1, None)
+    found, state = algorithm.direction(torch.tensor([[4.0, 4.0]]), local)
+    # (0.5 · 4 + 1) / 2, and 0.5 · 4 - 9, which is beyond the limit.
+    assert found.tolist() == [[1.5, -5.0]]
+    assert state == {"own": ones}
+    assert replace(algorithm, name="mine").direction is algorithm.direction
+    assert replace(algorithm, direction=None, scaled=None).direction is None
 
 
 # --- whole federations of three clients, in which uploads are lost

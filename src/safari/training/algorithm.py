@@ -133,8 +133,8 @@ class ClientAlgorithm:
     loss: `(outputs, labels, known, task) -> losses`; outputs and labels are `[clients, n, ...]`, losses
         `[clients, n]`.
     direction: `(gradient, local) -> (direction, state)`, for every local step.
-    scaled: `(down) -> Scaled`, the same direction in a form that an engine can put into its step, without a pass over
-        memory of its own; given beside `direction`, where that has this form and leaves the state as it is.
+    scaled: `(down) -> Scaled`, in the place of `direction`, where that looks at each number of the gradient alone and
+        leaves the state as it is: an engine can put it into its step, without a pass over memory of its own.
     finish: `(local) -> (state, up)`, after the last one. What `direction` put into the state and `finish` does
         not return is gone.
     send: `(local) -> parameters` that go up in place of the trained ones.
@@ -158,10 +158,22 @@ class ClientAlgorithm:
     plain_steps: bool = False
     name: str = "the client algorithm"
 
+    def __post_init__(self) -> None:
+        """Whoever does not know `scaled` finds the same direction."""
+        if self.scaled is not None and self.direction is None:
+            object.__setattr__(self, "direction", _along(self.scaled))
+
     @property
     def keeps_state(self) -> bool:
         """Does what a client does in a round matter to it later, even if its upload is lost?"""
         return self.init is not _nothing
+
+
+def _along(scaled: Callable[[State], Scaled]) -> Callable[[Tensor, LocalRound], tuple[Tensor, State]]:
+    def direction(gradient: Tensor, local: LocalRound) -> tuple[Tensor, State]:
+        return scaled(local.down).of(gradient), local.state
+
+    return direction
 
 
 def per_sample(task: Task, outputs: Tensor, labels: Tensor) -> Tensor:

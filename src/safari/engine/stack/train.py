@@ -99,7 +99,7 @@ class LocalSteps:
         scaled = None
         if compiled and optimiser == "sgd" and parameters.is_cuda and algorithm.scaled is not None:
             # The direction is part of the step then.
-            scaled, algorithm = algorithm.scaled(side.down), replace(algorithm, direction=None)
+            scaled, algorithm = algorithm.scaled(side.down), replace(algorithm, direction=None, scaled=None)
         self._descend = _optimiser(flat, parameters, masks, optimiser, lr, steps, compiled, scaled)
         self._tensors, self._wanted = _leaves(flat, parameters, self._buffers, frozen)
         self._loss = _stacked_loss(flat, task, algorithm, side.known)

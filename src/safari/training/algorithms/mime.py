@@ -32,7 +32,7 @@ from torch import Tensor
 
 from safari.aggregation import Round
 from safari.errors import ConfigError, one_of
-from safari.training.algorithm import ClientAlgorithm, LocalRound, Scaled, ServerHalf, State
+from safari.training.algorithm import ClientAlgorithm, Scaled, ServerHalf, State
 from safari.training.algorithms.fedlc import calibrated
 
 Scale = Literal["mean", "clients"]
@@ -80,9 +80,6 @@ def mime(
     def scaled(down: State) -> Scaled:
         return Scaled(1 - momentum, momentum * down["momentum"], down["second"].sqrt() + eps, clip)
 
-    def direction(gradient: Tensor, local: LocalRound) -> tuple[Tensor, State]:
-        return scaled(local.down).of(gradient), local.state
-
     def apply(state: State, step: Tensor, up: State, round: Round) -> tuple[Tensor, State]:
         if round.lr <= 0:
             raise ConfigError(f"the client algorithm mime needs a learning rate above 0, got {round.lr}")
@@ -108,7 +105,6 @@ def mime(
 
     return ClientAlgorithm(
         loss=loss.loss,
-        direction=direction,
         scaled=scaled,
         server=ServerHalf(init, down, apply),
         check=loss.check,

@@ -418,8 +418,8 @@ def test_a_task_without_classes_is_refused_with_a_reason(name: str) -> None:
         ),
         ("scaffold", {"memory": "none"}, "memory must be one of arrived, last, stand-in; got 'none'"),
         ("fedawe", {"lr": 0.0}, "lr must be a finite number above 0, got 0.0"),
-        ("fedawe", {"clip": 0.0}, "clip must be above 0, got 0.0"),
-        ("fedawe", {"clip": float("nan")}, "clip must be above 0, got nan"),
+        ("fedawe", {"clip": -0.5}, "clip must be a finite number of at least 0, got -0.5"),
+        ("fedawe", {"clip": float("nan")}, "clip must be a finite number of at least 0, got nan"),
     ],
 )
 def test_options_out_of_bounds(name: str, options: dict, text: str) -> None:
@@ -439,8 +439,12 @@ def test_a_scaled_direction_is_found_by_those_who_know_directions_alone() -> Non
     # (0.5 · 4 + 1) / 2, and 0.5 · 4 - 9, which is beyond the limit.
     assert found.tolist() == [[1.5, -5.0]]
     assert state == {"own": ones}
-    assert replace(algorithm, name="mine").direction is algorithm.direction
+    # It follows every change, and no other direction stands beside it.
+    other = replace(algorithm, scaled=lambda down: Scaled(1.0, down["shift"], torch.ones(2), limit=99.0))
+    assert other.direction(torch.tensor([[4.0, 4.0]]), local)[0].tolist() == [[5.0, -5.0]]
     assert replace(algorithm, direction=None, scaled=None).direction is None
+    with pytest.raises(ConfigError, match="mine has both a direction and `scaled`, which is one"):
+        replace(algorithm, name="mine", direction=lambda gradient, local: (gradient, local.state))
 
 
 # --- whole federations of three clients, in which uploads are lost

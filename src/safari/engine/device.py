@@ -16,8 +16,11 @@ def device_of(config: Config) -> torch.device:
         raise ConfigError("engine.device is cuda, but torch sees no CUDA device; use cpu or auto")
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    # With its number, as tensors have it: "cuda" alone is equal to no tensor's device.
-    return torch.device(wanted, torch.cuda.current_device()) if wanted == "cuda" else torch.device(wanted)
+    if wanted == "cpu":
+        return torch.device(wanted)
+    # With its number, as tensors have it: "cuda" alone is equal to no tensor's device. Asking for it would start CUDA,
+    # which whoever only checks a config does not need.
+    return torch.device(wanted, torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
 
 
 def placed(data: Data, device: torch.device) -> Data:

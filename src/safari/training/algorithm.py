@@ -100,9 +100,10 @@ class ServerHalf:
 
 @dataclass(frozen=True)
 class Scaled:
-    """A direction that looks at each number of the gradient g alone: (weight · g + shift) / scale, clipped at ±limit.
+    """A direction that is elementwise in the gradient g: (weight · g + shift) / scale, clipped at ±limit.
 
-    `shift` and `scale` are `float32[parameters]`, the same for all clients and all steps of a round.
+    `shift` and `scale` are `float32[parameters]`, the same for all clients and all steps of a round. Other shapes
+    broadcast, and take the way of any other direction.
     """
 
     weight: float
@@ -124,6 +125,16 @@ def _nothing(clients: int, parameters: int, device: torch.device) -> State:
 
 
 @dataclass(frozen=True)
+class _Along:
+    """`ClientAlgorithm.scaled` as a direction."""
+
+    scaled: Callable[[State], Scaled]
+
+    def __call__(self, gradient: Tensor, local: LocalRound) -> tuple[Tensor, State]:
+        return self.scaled(local.down).of(gradient), local.state
+
+
+@dataclass(frozen=True)
 class ClientAlgorithm:
     """A client algorithm; every part that is None is plain FedAvg's.
 
@@ -133,8 +144,8 @@ class ClientAlgorithm:
     loss: `(outputs, labels, known, task) -> losses`; outputs and labels are `[clients, n, ...]`, losses
         `[clients, n]`.
     direction: `(gradient, local) -> (direction, state)`, for every local step.
-    scaled: `(down) -> Scaled`, in the place of `direction`, where that looks at each number of the gradient alone and
-        leaves the state as it is: an engine can put it into its step, without a pass over memory of its own.
+    scaled: `(down) -> Scaled`, in the place of `direction`, where that is elementwise in the gradient and leaves the
+        state as it is: an engine can put it into its step, without a pass over memory of its own.
     finish: `(local) -> (state, up)`, after the last one. What `direction` put into the state and `finish` does
         not return is gone.
     send: `(local) -> parameters` that go up in place of the trained ones.
@@ -160,20 +171,18 @@ class ClientAlgorithm:
 
     def __post_init__(self) -> None:
         """Whoever does not know `scaled` finds the same direction."""
-        if self.scaled is not None and self.direction is None:
-            object.__setattr__(self, "direction", _along(self.scaled))
+        if self.scaled is None:
+            return
+        if not isinstance(self.direction, _Along | None):
+            raise ConfigError(
+                f"{self.name} has both a direction and `scaled`, which is one; it can follow one alone"
+            )
+        object.__setattr__(self, "direction", _Along(self.scaled))
 
     @property
     def keeps_state(self) -> bool:
         """Does what a client does in a round matter to it later, even if its upload is lost?"""
         return self.init is not _nothing
-
-
-def _along(scaled: Callable[[State], Scaled]) -> Callable[[Tensor, LocalRound], tuple[Tensor, State]]:
-    def direction(gradient: Tensor, local: LocalRound) -> tuple[Tensor, State]:
-        return scaled(local.down).of(gradient), local.state
-
-    return direction
 
 
 def per_sample(task: Task, outputs: Tensor, labels: Tensor) -> Tensor:

@@ -12,9 +12,9 @@ from safari.engine.stack.flat import Flat
 from safari.engine.stack.forward import by_layers
 from safari.engine.stack.masked_optimiser import MaskedStep
 from safari.engine.stack.random_state import RandomState
-from safari.engine.stack.train import adam_, train_stacked
+from safari.engine.stack.train import _in_the_step, adam_, train_stacked
 from safari.models import Layout
-from safari.training import train_local
+from safari.training import ClientAlgorithm, Scaled, train_local
 
 CPU = torch.device("cpu")
 
@@ -96,6 +96,22 @@ def together(net, layout, start, masks, batches, **options) -> tuple[Tensor, Ten
 def _own_random_state():
     with torch.random.fork_rng([]):
         yield
+
+
+def test_what_a_steps_kernel_reads_of_a_scaled_direction():
+    """It reads one number a parameter, one after the other; whatever is not so takes the way of any direction."""
+
+    def of(shift: Tensor, scale: Tensor) -> Scaled | None:
+        return _in_the_step(ClientAlgorithm(scaled=lambda down: Scaled(1.0, shift, scale, 5.0)), {}, 4)
+
+    assert _in_the_step(ClientAlgorithm(), {}, 4) is None
+    assert of(torch.zeros(1), torch.ones(4)) is None
+    assert of(torch.zeros(4), torch.tensor(1.0)) is None
+    assert of(torch.zeros(3, 4), torch.ones(4)) is None
+    found = of(torch.arange(8.0)[::2], torch.ones(4, dtype=torch.float64))
+    assert found.shift.is_contiguous()
+    assert found.shift.tolist() == [0.0, 2.0, 4.0, 6.0]
+    assert found.scale.dtype == torch.float32
 
 
 @pytest.mark.parametrize(("optimiser", "lr"), [("sgd", 0.5), ("adam", 0.01)])

@@ -97,9 +97,10 @@ class LocalSteps:
         parameters, self._buffers = self._models[: flat.parameters], self._models[flat.parameters :].clone()
         self._forward, self._flat, self._random_state = forward, flat, random_state
         scaled = None
-        if compiled and optimiser == "sgd" and parameters.is_cuda and algorithm.scaled is not None:
-            # The direction is part of the step then.
-            scaled, algorithm = algorithm.scaled(side.down), replace(algorithm, direction=None, scaled=None)
+        if compiled and optimiser == "sgd" and parameters.is_cuda:
+            scaled = _in_the_step(algorithm, side.down, flat.layout.parameters)
+        if scaled is not None:
+            algorithm = replace(algorithm, direction=None, scaled=None)
         self._descend = _optimiser(flat, parameters, masks, optimiser, lr, steps, compiled, scaled)
         self._tensors, self._wanted = _leaves(flat, parameters, self._buffers, frozen)
         self._loss = _stacked_loss(flat, task, algorithm, side.known)
@@ -181,6 +182,16 @@ def _optimiser(
         adam_(parameters, _whole(parts), *moments, kept, count, lr, compiled)
 
     return adam
+
+
+def _in_the_step(algorithm: ClientAlgorithm, down: State, parameters: int) -> Scaled | None:
+    """The algorithm's direction, where it has a form that a step's kernel reads."""
+    if algorithm.scaled is None:
+        return None
+    found = algorithm.scaled(down)
+    if any(vector.shape != (parameters,) for vector in (found.shift, found.scale)):
+        return None
+    return replace(found, shift=found.shift.float().contiguous(), scale=found.scale.float().contiguous())
 
 
 class _Local:

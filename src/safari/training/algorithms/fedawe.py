@@ -7,12 +7,10 @@
 τ_i is the round in which it last took part (-1 before): a client that was away for long echoes its update, and
 going on from where it was keeps models of the missing in the mean ("implicit gossip"). The authors' public code clips
 the mean step at a norm of 0.5, for this algorithm alone, and tests the mean of all clients' models x_i; the running
-average (`aggregation.average`) is the nearest to that here.
+average (`aggregation.average`) is our closest equivalent.
 """
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor
@@ -23,18 +21,18 @@ from safari.training.algorithm import ClientAlgorithm, ServerHalf, State
 from safari.training.algorithms.memory import vector_each
 
 
-def fedawe(*, lr: float = 1.0, clip: float = math.inf) -> ClientAlgorithm:
+def fedawe(*, lr: float = 1.0, clip: float = 0.0) -> ClientAlgorithm:
     """FedAWE: clients go on from the model they last took part with, and echo rounds in which they were away.
 
-    `lr`: η, the authors' global learning rate. `clip`: the largest norm of the mean step, 0.5 in the authors' code; by
-    default it is as it is. The server works out the mean itself, so it is meant for the rule
+    `lr`: η, the authors' global learning rate. `clip`: the largest norm of the mean step, 0.5 in the authors' code
+    (0: no bound). The server works out the mean itself, so it is meant for the rule
     `drop`: no rule for the missing has a say. "Took part" means that the upload arrived. The server keeps the
     model of each client and sends it, beside the broadcast, to those that missed rounds; their bytes count both.
     """
     if not 0 < lr < float("inf"):
         raise ConfigError(f"lr must be a finite number above 0, got {lr}")
-    if not clip > 0:
-        raise ConfigError(f"clip must be above 0, got {clip}")
+    if not 0 <= clip < float("inf"):
+        raise ConfigError(f"clip must be a finite number of at least 0, got {clip}")
 
     def begin(start: Tensor, state: State, down: State) -> Tensor:
         return torch.where(down["current"] > 0, start, down["held"])
@@ -63,9 +61,9 @@ def fedawe(*, lr: float = 1.0, clip: float = math.inf) -> ClientAlgorithm:
             total = counts.sum(0)
             base, change = ((counts * rows).sum(0) / total.clamp(min=1e-30) for rows in (began, moved))
             base = torch.where(total > 0, base, x)
-        # At most 1, and 1 where nothing moved.
-        shrink = (clip / change.norm()).clamp(max=1.0) if clip < math.inf else 1.0
-        mean = base + lr * shrink * change
+        # Where nothing moved the norm is 0, and the share 1.
+        share_kept = (clip / change.norm()).clamp(max=1.0) if clip else 1.0
+        mean = base + lr * share_kept * change
         rows = round.arrived[:, None]
         since = state["since"].scatter(0, rows, float(round.number))
         current = torch.zeros_like(state["current"]).scatter(0, rows, 1.0)

@@ -83,12 +83,12 @@ def test_processes_and_none_come_to_the_same(tmp_path: Path) -> None:
 def test_where_processes_are_idle_arms_go_apart_and_come_to_the_same(tmp_path: Path) -> None:
     experiment, out, heard = tiny(tmp_path, seeds=1), tmp_path / "apart", Listener()
     assert [u.label for u in split_for(todo(experiment, out), 2)] == ["tiny/mag seed 0", "tiny/rand seed 0"]
+    # With one unit whole, its process would still have a third of its work to do when the other two had finished.
     pieces = split_for(todo(experiment, out), 3)
     assert [(u.label, dict(u.done), u.rounds) for u in pieces] == [
-        ("tiny/rand seed 0", {"perfect": 0, "drop": 0, "safari": 0}, 12),
-        ("tiny/mag seed 0 perfect", {"perfect": 0}, 4),
-        ("tiny/mag seed 0 drop", {"drop": 0}, 4),
-        ("tiny/mag seed 0 safari", {"safari": 0}, 4),
+        (f"tiny/{case} seed 0 {arm}", {arm: 0}, 4)
+        for case in ("mag", "rand")
+        for arm in ("perfect", "drop", "safari")
     ]
     assert len(split_for(todo(experiment, out), 99)) == 6
     assert split_for([], 3) == []
@@ -106,9 +106,19 @@ def test_what_was_begun_goes_on_before_anything_new(tmp_path: Path) -> None:
     first, begun, nearly, last = todo(tiny(tmp_path), tmp_path / "out")
     begun = dataclasses.replace(begun, done={"perfect": 0, "drop": 1, "safari": 0})
     nearly = dataclasses.replace(nearly, done={"safari": 3})
-    order = split_for([first, begun, nearly, last], 2)
+    order = split_for([first, begun, nearly, last], 1)
     assert [u.rounds for u in order] == [11, 1, 12, 12]
     assert order == [begun, nearly, first, last]
+
+
+def test_units_are_split_where_one_process_would_work_long_after_the_others(tmp_path: Path) -> None:
+    """Three units of 12 rounds: two processes have 18 rounds each, and with whole units one would have 24."""
+    units = todo(tiny(tmp_path), tmp_path / "out")[:3]
+    assert [unit.rounds for unit in split_for(units, 2)] == [12, 12, 4, 4, 4]
+    # Four of them are even for two processes, and one process is never idle.
+    four = todo(tiny(tmp_path), tmp_path / "out")
+    assert [unit.rounds for unit in split_for(four, 2)] == [12] * 4
+    assert [unit.rounds for unit in split_for(units, 1)] == [12] * 3
 
 
 def test_the_results_alone_is_enough(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The rounds that are still to be done, distributed over processes.
 
-Each process takes one seed of a case at a time or, where there are more processes than that, one arm of it.
+Each process takes one seed of a case at a time or, where processes would be idle otherwise, one arm of it.
 A case is an ordinary run folder. Its trials are independent, so a finished one is never run twice, and one
 that was interrupted continues from its checkpoint: `safari resume` would do the same, one folder at a time.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import heapq
 import json
 import multiprocessing
 import os
@@ -35,6 +36,8 @@ from safari.runs.files import write_atomically
 from safari.runs.metrics import read_metrics
 from safari.toml import to_toml
 
+# Beyond so many times the shortest time possible, units are split.
+_UNEVEN = 1.2
 # Seconds between two progress reports of a process.
 _REPORT_EVERY = 0.25
 # Seconds that a process may take to finish its current round and to save when everything is to stop.
@@ -141,19 +144,33 @@ def without_duplicates(units: Iterable[Unit]) -> list[Unit]:
 
 
 def split_for(units: Sequence[Unit], jobs: int) -> list[Unit]:
-    """The same work in at least `jobs` pieces where possible: the longest units are split by arm.
+    """The same work in pieces that keep `jobs` processes busy to the end: the longest units are split by arm.
 
-    Arms in one process share what they are assembled from, so they stay together while no process is idle.
-    What was begun goes first: a run that is stopped now and then ends with finished trials, not with many
-    halves.
+    Arms in one process share what they are assembled from, so they stay together as long as no process is idle, and
+    none would be long at work when the others have finished. What was begun goes first: a run that is stopped now and
+    then ends with finished trials, not with many halves.
     """
     pieces = sorted(units, key=lambda unit: -unit.work)
     whole = [unit for unit in pieces if len(unit.done) > 1]
-    while whole and len(pieces) < jobs:
+    while whole and (len(pieces) < jobs or _lasts([unit.work for unit in pieces], jobs) > _UNEVEN):
         longest = whole.pop(0)
         pieces.remove(longest)
         pieces += [dataclasses.replace(longest, done={a: n}, part=True) for a, n in longest.done.items()]
     return sorted(pieces, key=lambda unit: (not any(unit.done.values()), -unit.work))
+
+
+def _lasts(works: Sequence[float], jobs: int) -> float:
+    """How long this work takes when whoever is idle takes the longest piece that is left, compared with as long as it
+    would take if it could be divided at will.
+
+    >>> _lasts([4, 4, 4, 4], 2), _lasts([5, 5, 5], 2)
+    (1.0, 1.3333333333333333)
+    """
+    busy = [0.0] * jobs
+    for work in sorted(works, reverse=True):
+        heapq.heapreplace(busy, busy[0] + work)
+    total = sum(works)
+    return max(busy) * jobs / total if total else 1.0
 
 
 def execute(

@@ -210,6 +210,53 @@ def test_nothing_is_run_twice_and_the_page_comes_from_the_results_alone(
     assert (tmp_path / "report.md").read_text() == (finished / "out/report.md").read_text()
 
 
+def test_results_of_several_machines_are_added(finished: Path, tmp_path: Path) -> None:
+    folder = finished / "experiments"
+    for seed in (0, 1):
+        one = reproduce("tiny", "--from", folder, "--out", tmp_path / f"m{seed}", "--no-report", "--set",
+                        f"seed={seed}", "--seeds", "1")  # fmt: skip
+        assert one.exit_code == 0, one.output
+    ask = ("tiny", "--from", folder, "--out", tmp_path / "all")
+    add = ("--add", tmp_path / "m0", "--add", tmp_path / "m1", "--add", tmp_path / "m1")
+    shown = reproduce(*ask, "--list", *add)
+    assert "2 cases, 12 trials: all finished" in shown.stdout
+    assert not (tmp_path / "all").exists(), "a list wrote something"
+    done = reproduce(*ask, "--report-only", *add)
+    assert done.exit_code == 0, done.output
+    assert done.stderr.splitlines() == [
+        f"{tmp_path}/m0: 6 trials",
+        f"{tmp_path}/m1: 6 trials",
+        f"{tmp_path}/m1: no trial that is asked for and new",
+        "12 of 12 trials are finished",
+        f"report: {tmp_path}/all/report.html",
+    ]
+    ours, theirs = Results.open(tmp_path / "all"), Results.open(finished / "out")
+    (experiment,) = read(find(folder, ["tiny"]))
+    assert ours.environments == theirs.environments
+    for case in experiment.cases:
+        for arm in case.config.arms:
+            found, expected = ours.arm(case, arm), theirs.arm(case, arm)
+            assert list(found) == [0, 1]
+            assert [n["curve"] for n in found.values()] == [n["curve"] for n in expected.values()]
+    # What is there stays, and nothing is run.
+    again = reproduce(*ask, *add)
+    assert again.stderr.splitlines()[-2] == "12 of 12 trials are finished"
+    assert not (tmp_path / "all/tiny").exists()
+
+
+def test_only_trials_that_are_asked_for_are_added(finished: Path, tmp_path: Path) -> None:
+    folder = finished / "experiments"
+    ask = ("tiny", "--from", folder, "--out", tmp_path / "out", "--report-only", "--add", finished / "out")
+    some = reproduce(*ask, "--only", "mag", "--set", "arms=drop", "--seeds", "1")
+    assert some.stderr.splitlines()[0] == f"{finished}/out: 1 trial"
+    other = reproduce(*ask, "--set", "rounds=3")
+    assert other.stderr.splitlines()[0] == f"{finished}/out: no trial that is asked for and new"
+    (tmp_path / "empty").mkdir()
+    wrong = reproduce("tiny", "--from", folder, "--out", tmp_path / "new", "--add", tmp_path / "empty")
+    assert str(wrong.exception) == f"{tmp_path}/empty holds no results.json to add"
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_stop_while_the_page_is_written_says_what_is_there(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

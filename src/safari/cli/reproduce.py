@@ -63,6 +63,14 @@ _SAVE_EVERY = 10.0
 @click.option("--report-only", is_flag=True, help="Run nothing; write the page again.")
 @click.option("--no-report", is_flag=True, help="Leave the page for later: only runs and results.json.")
 @click.option(
+    "--add",
+    "others",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    multiple=True,
+    metavar="FOLDER",
+    help="Take in trials that the results.json of this folder has, such as those of another machine. Repeatable.",
+)
+@click.option(
     "--mix-versions",
     is_flag=True,
     help="Add to trials that another version of the code made; the page says which made what.",
@@ -87,6 +95,7 @@ def reproduce(
     only_list: bool,
     report_only: bool,
     no_report: bool,
+    others: tuple[Path, ...],
     mix_versions: bool,
     folder: Path | None,
     as_json: bool,
@@ -105,6 +114,7 @@ def reproduce(
       safari reproduce accuracy sparsity --jobs 6 --set rounds=500
       safari reproduce rules --only 'fedavg.groups.*,*.iid.labels' --seeds 3
       safari reproduce accuracy --report-only
+      safari reproduce accuracy --add FROM-ANOTHER-MACHINE
     """
     from safari.evidence import Results
 
@@ -113,11 +123,12 @@ def reproduce(
     changes = [parse_setting(text) for text in settings] + ([("seeds", seeds)] if seeds is not None else [])
     experiments = _read(names, changes, quick, folder)
     results, device = Results.open(out), _device()
+    _add(others, _selected(experiments, only), results, quiet or as_json)
     units = _units(_selected(experiments, only), out, results, device)
     if only_list:
         _show(_selected(experiments, only), units, device, as_json)
         return
-    _refuse(out, experiments, report_only)
+    _refuse(out, experiments, report_only and not results.progress(experiments)[0])
     todo = [] if report_only else _todo(units, jobs)
     if todo and not mix_versions:
         _refuse_versions(experiments, out, results)
@@ -186,10 +197,27 @@ def _todo(units: Units, jobs: int) -> list[Unit]:
     return split_for(without_duplicates(unit for each in units.values() for unit in each), jobs)
 
 
-def _refuse(out: Path, experiments: Sequence[Experiment], report_only: bool) -> None:
+def _add(others: Sequence[Path], experiments: Sequence[Experiment], results: Results, quiet: bool) -> None:
+    """Take in what other folders have of these experiments."""
+    from safari.evidence import Results
+    from safari.evidence.results import FILE
+
+    for other in others:
+        if not (other / FILE).exists():
+            raise RunError(f"{other} holds no {FILE} to add")
+        count = results.take_in(experiments, Results.open(other))
+        if not quiet:
+            trials = (
+                f"{count} trial{'' if count == 1 else 's'}" if count else "no trial that is asked for and new"
+            )
+            click.echo(f"{other}: {trials}", err=True)
+
+
+def _refuse(out: Path, experiments: Sequence[Experiment], nothing_new: bool) -> None:
+    """RunError where the output folder is a run's own; or, with nothing new to come, has nothing to report."""
     if (out / "config.toml").exists():
         raise RunError(f"{out} holds a run; choose another --out")
-    if report_only and not _has_numbers(out, experiments):
+    if nothing_new and not _has_numbers(out, experiments):
         raise RunError(
             f"{out} holds no results.json and no finished trial to report; --out names where they are"
         )

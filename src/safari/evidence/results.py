@@ -103,7 +103,7 @@ class Results:
         A setting that has changed since begins a new entry.
         """
         about = self.entries.setdefault(experiment.name, {"cases": {}})
-        about |= {"title": experiment.title, "claim": experiment.claim, "finding": experiment.finding}
+        about |= _words(experiment)
         for case in experiment.cases if cases is None else cases:
             self._gather_case(case, out / case.experiment / case.folder)
 
@@ -117,6 +117,33 @@ class Results:
         ]
         if not there:
             return
+        self._put(case, there)
+        environment = path / "environment.json"
+        if is_there(environment):
+            self._made_on([read_object(environment)])
+
+    def take_in(self, experiments: Sequence[Experiment], other: Results) -> int:
+        """Add the trials of these experiments that are finished in other results and not in these; returns how many."""
+        count = 0
+        for experiment in experiments:
+            for case in experiment.cases:
+                there = [
+                    (arm, seed, numbers)
+                    for arm in case.config.arms
+                    for seed in seeds_of(case.config)
+                    if case.source(arm) is case and self.trial(case, arm, seed) is None
+                    if (numbers := other.trial(case, arm, seed)) is not None
+                ]
+                if there:
+                    about = self.entries.setdefault(experiment.name, {"cases": {}})
+                    about |= _words(experiment)
+                    self._put(case, there)
+                    count += len(there)
+        if count:
+            self._made_on(other.environments)
+        return count
+
+    def _put(self, case: Case, trials: Sequence[tuple[Arm, int, Numbers]]) -> None:
         cases = self.entries[case.experiment]["cases"]
         if not self._case(case):
             config = case.config
@@ -127,17 +154,16 @@ class Results:
                 "target": config.evaluation.target,
                 "arms": {},
             }
-        for arm, seed, numbers in there:
+        for arm, seed, numbers in trials:
             entry = cases[case.name]["arms"].get(arm.name)
             if entry is None or not made_by(entry, arm):
                 entry = cases[case.name]["arms"][arm.name] = {"seeds": {}}
             # Also into an entry that did not name the defaults: from here on they are known.
             entry |= maker_of(arm)
             entry["seeds"][str(seed)] = numbers
-        environment = path / "environment.json"
-        if is_there(environment):
-            made_with = read_object(environment)
-            self.environments += [made_with] if made_with not in self.environments else []
+
+    def _made_on(self, machines: Sequence[dict[str, Any]]) -> None:
+        self.environments += [machine for machine in machines if machine not in self.environments]
 
     def _case(self, case: Case) -> Mapping[str, Any]:
         entry: Mapping[str, Any] = self.entries.get(case.experiment, {}).get("cases", {}).get(case.name, {})
@@ -156,6 +182,10 @@ class Results:
                 for arm in entry["arms"].values():
                     for numbers in arm["seeds"].values():
                         yield entry, numbers
+
+
+def _words(experiment: Experiment) -> dict[str, str]:
+    return {"title": experiment.title, "claim": experiment.claim, "finding": experiment.finding}
 
 
 def versions(trials: Mapping[int, Numbers]) -> set[str]:

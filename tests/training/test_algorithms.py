@@ -563,9 +563,9 @@ def descent(problem: Problem) -> Move:
     return move
 
 
-def in_corners(name: str) -> list[Tensor]:
+def in_corners(name: str, **options: float) -> list[Tensor]:
     """The global models of `halfway`'s rounds, by the algorithm's own two halves."""
-    algorithm = CLIENTS[name]()
+    algorithm = CLIENTS[name](**options)
     x, own = torch.zeros(2), dict(algorithm.init(3, 2, CPU))
     held, found = algorithm.server.init(3, 2, CPU), []
     for t, ids in enumerate(PATTERN):
@@ -587,12 +587,15 @@ def in_corners(name: str) -> list[Tensor]:
     return found
 
 
-def fedawe_loop(x: Tensor, move: Move) -> list[Tensor]:
+def fedawe_loop(x: Tensor, move: Move, clip: float = math.inf) -> list[Tensor]:
     models, since, expected = [x] * 3, [-1] * 3, []
     for t, ids in enumerate(PATTERN):
         if ids:
             innovations = {i: models[i] - move(models[i], i, t) for i in ids}
-            x = sum(models[i] - (t - since[i]) * innovations[i] for i in ids) / len(ids)
+            step = sum((t - since[i]) * innovations[i] for i in ids) / len(ids)
+            if float(step.norm()) > clip:
+                step = clip * step / step.norm()
+            x = sum(models[i] for i in ids) / len(ids) - step
         for i in ids:
             models[i], since[i] = x, t
         expected.append(x)
@@ -625,6 +628,9 @@ def test_fedawe_among_corners() -> None:
     close(in_corners("fedawe"), expected)
     # Client 1, away in round 0, begins at (0, 0) and counts twice: its way to (0, 1) becomes (0, 2).
     assert expected[1].tolist() == [0.0, 2.0]
+    clipped = fedawe_loop(torch.zeros(2), halfway, clip=0.5)
+    close(in_corners("fedawe", clip=0.5), clipped)
+    assert clipped[1].tolist() == [0.0, 0.5]
 
 
 def test_fedawe_clips_the_mean_step_and_not_the_mean_of_where_clients_began() -> None:

@@ -143,3 +143,46 @@ def test_a_checkpoint_from_before_there_was_one_says_so(tmp_path: Path):
         f"{trial.checkpoint} holds no average of the models, and aggregation.average is 0.9. "
         "Put 0 there, or begin a new run"
     )
+
+
+EVERYBODY = {
+    "client": {"name": "fedawe", "mean": True},
+    "arms": ["drop"],
+    "local": {"optimiser": "sgd", "lr": 0.5},
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("beside", [{}, ON])
+def test_an_algorithm_may_have_an_average_of_its_own(engine, beside):
+    """FedAWE's: the mean of what all clients hold, also where a running average is asked for."""
+    config = using(engine, EVERYBODY, beside, {"model": {"name": "resnet20", "width": 2}})
+    world = world_of(config)
+    held = [world.start] * len(world.parts)
+    parameters = world.layout.parameters
+    seen = set()
+    for _, state, record in play(config):
+        model = state.server.model
+        held = [model if k in record["arrived"] else old for k, old in enumerate(held)]
+        seen.add(len(record["arrived"]))
+        mean = torch.stack(held).double().mean(0)[:parameters]
+        torch.testing.assert_close(state.average.double()[:parameters], mean, rtol=0, atol=1e-5)
+        # Statistics of batch norm are no client's own.
+        assert torch.equal(state.average[parameters:], model[parameters:])
+        assert (record["average"] is None) == (record["top1"] is None)
+    assert len(seen) > 1, "the same number arrived in every round"
+
+
+@pytest.mark.parametrize("beside", [{}, ON])
+def test_an_algorithms_own_average_comes_back_after_a_stop(tmp_path: Path, beside):
+    config = {**SMALL, **EVERYBODY, **beside, "rounds": 7, "checkpoint": {"every": 3}}
+    safari.run(config, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        safari.run(config, tmp_path / "stopped", [StopAfter(5)])
+    safari.resume(tmp_path / "stopped")
+    for name in ("rounds.jsonl", "checkpoint.safetensors"):
+        one, other = (tmp_path / run / "trials/drop/seed-0" / name for run in ("whole", "stopped"))
+        assert one.read_bytes() == other.read_bytes()
+    (trial,) = RunFolder.open(tmp_path / "whole").trials()
+    last = [state for _, state, _ in play(config)][-1]
+    assert torch.equal(read_checkpoint(trial.checkpoint).tensors["average"], last.average)

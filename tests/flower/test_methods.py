@@ -107,6 +107,16 @@ def test_a_client_algorithm_gives_the_same_records_as_in_the_engine(client, tmp_
     assert_same(world, strategy, lines, models)
 
 
+def test_an_algorithms_own_average_is_the_engines(tmp_path):
+    world = small(
+        client={"name": "fedawe", "clip": 0.2, "mean": True}, arms=["drop"], aggregation={"average": 0.5}
+    )
+    strategy, lines, models = on_flower(world, our_loop(world), tmp_path / "run")
+    state = assert_same(world, strategy, lines, models)
+    assert torch.equal(strategy.server.average, state.average)
+    assert not torch.equal(state.average, state.server.model)
+
+
 def test_early_bird_waits_with_the_cut_as_in_the_engine(tmp_path):
     policy = {"name": "early-bird", "window": 2, "tolerance": 0.2}
     world = small(policy=policy, pruning={"pruner": "mag", "scope": "erk"}, arms=["safari"])

@@ -663,6 +663,18 @@ def test_fedawe_clips_the_mean_step_and_not_the_mean_of_where_clients_began() ->
     assert half.apply(held, torch.zeros(2), {}, there)[0].tolist() == [2.0, 0.0]
 
 
+def test_fedawes_mean_is_that_of_all_clients_models() -> None:
+    """Two clients of three arrived and hold the newest model; the third holds what it got before."""
+    half = CLIENTS["fedawe"](mean=True).server
+    state = {
+        "held": torch.tensor([[9.0, 9.0], [9.0, 9.0], [1.0, 4.0]]),
+        "current": torch.tensor([[1.0], [1.0], [0.0]]),
+        "since": torch.zeros(3, 1),
+    }
+    assert half.average(state, torch.tensor([4.0, 1.0])).tolist() == [3.0, 2.0]
+    assert CLIENTS["fedawe"]().server.average is None
+
+
 def test_fedawe_averages_what_came_of_each_number() -> None:
     half = CLIENTS["fedawe"]().server
     models = torch.tensor([[1.0, 0.0, 0.0], [3.0, 5.0, 0.0]])

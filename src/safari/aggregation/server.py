@@ -92,7 +92,8 @@ class Server:
 
     @property
     def average(self) -> Tensor | None:
-        """The running average of the models so far; None where no step keeps one (`steps.average`)."""
+        """The running average of the models so far, or what a client algorithm has in its place; None where no step
+        keeps one (`steps.average`)."""
         found = (t for name, t in self.step_state.items() if name.rpartition(".")[2] == AVERAGE)
         return next(found, None)
 

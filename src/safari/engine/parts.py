@@ -21,6 +21,7 @@ from safari.links import LINKS, PACKET_LINKS, Link, PacketLink, link_of
 from safari.models import MODELS
 from safari.plugins import check_options, resolve
 from safari.pruning import POLICIES, PRUNERS, MaskPolicy, Pruner, as_pruner, for_task
+from safari.rounds.half import running_average_of
 from safari.sampling import SAMPLINGS, Sampling, sampling_of
 from safari.tasks import TASKS, Task
 from safari.training import CLIENTS, ClientAlgorithm
@@ -112,7 +113,8 @@ def parts_of(config: Config) -> Parts:
         found[direction] = attempt(partial(link_of, direction, plug.name, plug.options, config.clients))
     rules = {arm.name: attempt(partial(rule_of, arm.rule)) for arm in config.arms}
     plugs = [(plug.name, plug.options) for plug in config.aggregation.steps]
-    found["steps"] = attempt(lambda: steps_of(plugs, config.aggregation.average))
+    average = running_average_of(found["client"] or ClientAlgorithm(), config.aggregation.average)
+    found["steps"] = attempt(lambda: steps_of(plugs, average))
     gate = config.aggregation.gate
     found["gate"] = attempt(lambda: gate_of(gate.name, gate.options))
     attempt(lambda: device_of(config))

@@ -44,7 +44,7 @@ from safari.flower.settings import check_arguments, settings
 from safari.models import Layout
 from safari.pruning import PRUNERS, Batch
 from safari.rounds.arrivals import Arrived, Uploads, learned, noted
-from safari.rounds.half import half_step
+from safari.rounds.half import half_step, running_average_of
 from safari.rounds.rate import learning_rate
 from safari.runs.record import RoundRecord
 from safari.sampling import Draw, SamplingRound, sampling_of
@@ -486,7 +486,7 @@ class SafariStrategy(Strategy):
                 *before,
                 *steps_of(
                     [(plug.name, plug.options) for plug in self.config.aggregation.steps],
-                    self.config.aggregation.average,
+                    running_average_of(self._methods.client, self.config.aggregation.average),
                 ),
             ],
             gate=gate_of(gate.name, gate.options),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from safari.aggregation import Round, ServerStep
+from safari.aggregation.steps.average import AVERAGE
 from safari.training import ClientAlgorithm, Known, LocalRound, ServerHalf
 
 
@@ -16,20 +17,39 @@ def half_step(half: ServerHalf, clients: int, parameters: int) -> ServerStep:
     """The half as a server step, which sees what clients sent beside their models as `round.up`."""
 
     def init(model: Tensor) -> dict[str, Tensor]:
-        return dict(half.init(clients, parameters, model.device))
+        first = dict(half.init(clients, parameters, model.device))
+        return first if half.average is None else {**first, AVERAGE: model}
 
     def apply(state: dict[str, Tensor], step: Tensor, round: Round) -> tuple[Tensor, dict[str, Tensor]]:
         if not len(round.arrived):
             return step, state
-        found, after = half.apply(state, step[:parameters], round.up, round)
-        return torch.cat([found, step[parameters:]]), dict(after)
+        kept = {name: tensor for name, tensor in state.items() if name == AVERAGE}
+        found, after = half.apply(_without_average(state), step[:parameters], round.up, round)
+        return torch.cat([found, step[parameters:]]), dict(after) | kept
 
-    return ServerStep(init, apply, name="the client algorithm's server half")
+    def observe(state: dict[str, Tensor], model: Tensor, round: Round) -> dict[str, Tensor]:
+        if half.average is None:
+            return state
+        found = half.average(_without_average(state), model[:parameters])
+        return {**state, AVERAGE: torch.cat([found, model[parameters:]])}
+
+    return ServerStep(init, apply, observe, name="the client algorithm's server half")
+
+
+def running_average_of(algorithm: ClientAlgorithm, most: float) -> float:
+    """`aggregation.average`, or 0 where the algorithm has an average of its own."""
+    own = algorithm.server is not None and algorithm.server.average is not None
+    return 0.0 if own else most
 
 
 def half_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The half's own part of the chain's state: it is the first link."""
-    return {name.removeprefix("0."): tensor for name, tensor in state.items() if name.startswith("0.")}
+    own = {name.removeprefix("0."): tensor for name, tensor in state.items() if name.startswith("0.")}
+    return _without_average(own)
+
+
+def _without_average(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in state.items() if name != AVERAGE}
 
 
 def vectors_up(algorithm: ClientAlgorithm, parameters: int) -> dict[str, int]:

@@ -91,11 +91,14 @@ class ServerHalf:
     apply: `(state, step, up, round) -> (step, state)`, after the weighted sum. `step` is the change of the
         parameters that the sum gave, `up` what the arrivals sent beside their models, a row each in the order
         of `round.arrived`. It is not called when nobody arrived.
+    average: `(state, model) -> parameters` that are tested and given away beside the newest model, in the place of the
+        running average (`aggregation.average`). `state` is the one after the round, `model` the newest parameters.
     """
 
     init: Callable[[int, int, torch.device], State]
     down: Callable[[State], State]
     apply: Callable[[State, Tensor, State, Round], tuple[Tensor, State]]
+    average: Callable[[State, Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@
 
 τ_i is the round in which it last took part (-1 before): a client that was away for long echoes its update, and
 going on from where it was keeps models of the missing in the mean ("implicit gossip"). The authors' public code clips
-the mean step at a norm of 0.5, for this algorithm alone, and tests the mean of all clients' models x_i; the running
-average (`aggregation.average`) is our closest equivalent.
+the mean step at a norm of 0.5, for this algorithm alone, and tests the mean of all clients' models x_i.
 """
 
 from __future__ import annotations
@@ -21,13 +20,15 @@ from safari.training.algorithm import ClientAlgorithm, ServerHalf, State
 from safari.training.algorithms.memory import vector_each
 
 
-def fedawe(*, lr: float = 1.0, clip: float = 0.0) -> ClientAlgorithm:
+def fedawe(*, lr: float = 1.0, clip: float = 0.0, mean: bool = False) -> ClientAlgorithm:
     """FedAWE: clients go on from the model they last took part with, and echo rounds in which they were away.
 
     `lr`: η, the authors' global learning rate. `clip`: the largest norm of the mean step, 0.5 in the authors' code
-    (0: no bound). The server works out the mean itself, so it is meant for the rule
-    `drop`: no rule for the missing has a say. "Took part" means that the upload arrived. The server keeps the
-    model of each client and sends it, beside the broadcast, to those that missed rounds; their bytes count both.
+    (0: no bound). `mean`: the average that is tested and given away beside the newest model is the mean of all clients'
+    models, as in the authors' code, and not the running average (`aggregation.average`). The server works out the mean
+    of the arrivals itself, so it is meant for the rule `drop`: no rule for the missing has a say. "Took part" means
+    that the upload arrived. The server keeps the model of each client and sends it, beside the broadcast, to those that
+    missed rounds; their bytes count both.
     """
     if not 0 < lr < float("inf"):
         raise ConfigError(f"lr must be a finite number above 0, got {lr}")
@@ -69,4 +70,8 @@ def fedawe(*, lr: float = 1.0, clip: float = 0.0) -> ClientAlgorithm:
         current = torch.zeros_like(state["current"]).scatter(0, rows, 1.0)
         return mean - x, {"held": held, "current": current, "since": since}
 
-    return ClientAlgorithm(begin=begin, server=ServerHalf(init, down, apply))
+    def everybody(state: State, model: Tensor) -> Tensor:
+        return torch.where(state["current"] > 0, model, state["held"]).mean(0)
+
+    half = ServerHalf(init, down, apply, everybody if mean else None)
+    return ClientAlgorithm(begin=begin, server=half)

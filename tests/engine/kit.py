@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 import safari
@@ -86,8 +85,8 @@ def bit_equal_in_halves(
         safari.run(config, folder / "halves", [StopAfter(stop)])
     safari.resume(folder / "halves")
     trials = [RunFolder.open(folder / name).trials()[0] for name in ("at once", "halves")]
-    saved, again = (trial.load().tensors for trial in trials)
-    assert saved.keys() == again.keys()
-    assert all(torch.equal(saved[name], again[name]) for name in saved)
+    # As bytes: NaN, which stands for what is unknown, is equal to nothing.
+    whole, halves = (trial.checkpoint.read_bytes() for trial in trials)
+    assert whole == halves
     assert trials[0].records() == trials[1].records()
-    return saved, trials[0].records()
+    return trials[0].load().tensors, trials[0].records()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 import safari
-from engine.kit import SMALL, StopAfter, play, world_of
+from engine.kit import SMALL, bit_equal_in_halves, play, world_of
 from engine.test_vectorised import BASE, CNN, put
 from safari.engine import rule_of, side_by_side
 from safari.engine.state import initial
@@ -98,21 +97,11 @@ def test_arms_side_by_side_keep_their_own(two_threads):
 
 def test_it_comes_back_after_a_stop_and_can_be_taken_away(tmp_path: Path):
     config = {**SMALL, **ON, "rounds": 7, "checkpoint": {"every": 3}}
-    safari.run(config, tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        safari.run(config, tmp_path / "stopped", [StopAfter(5)])
-    safari.resume(tmp_path / "stopped")
-    files = ("rounds.jsonl", "checkpoint.safetensors")
-    for name in files:
-        one, other = (tmp_path / run / "trials/safari/seed-0" / name for run in ("whole", "stopped"))
-        assert one.read_bytes() == other.read_bytes()
-    (trial,) = RunFolder.open(tmp_path / "whole").trials()
-    saved = read_checkpoint(trial.checkpoint).tensors
+    saved, records = bit_equal_in_halves(config, tmp_path, 5)
     last = [state for _, state, _ in play(config)][-1]
     assert torch.equal(saved["average"], last.average)
     assert torch.equal(saved["model"], last.server.model)
-    record = json.loads(trial.rounds.read_text().splitlines()[-1])
-    assert record["average"]["top1"] is not None
+    assert records[-1]["average"]["top1"] is not None
 
 
 def test_it_cannot_be_turned_on_or_changed_on_the_way(tmp_path: Path):
@@ -176,13 +165,6 @@ def test_an_algorithm_may_have_an_average_of_its_own(engine, beside):
 @pytest.mark.parametrize("beside", [{}, ON])
 def test_an_algorithms_own_average_comes_back_after_a_stop(tmp_path: Path, beside):
     config = {**SMALL, **EVERYBODY, **beside, "rounds": 7, "checkpoint": {"every": 3}}
-    safari.run(config, tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        safari.run(config, tmp_path / "stopped", [StopAfter(5)])
-    safari.resume(tmp_path / "stopped")
-    for name in ("rounds.jsonl", "checkpoint.safetensors"):
-        one, other = (tmp_path / run / "trials/drop/seed-0" / name for run in ("whole", "stopped"))
-        assert one.read_bytes() == other.read_bytes()
-    (trial,) = RunFolder.open(tmp_path / "whole").trials()
+    saved, _ = bit_equal_in_halves(config, tmp_path, 5)
     last = [state for _, state, _ in play(config)][-1]
-    assert torch.equal(read_checkpoint(trial.checkpoint).tensors["average"], last.average)
+    assert torch.equal(saved["average"], last.average)

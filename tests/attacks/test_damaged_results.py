@@ -84,6 +84,29 @@ def tracebacks(done: Path, tmp_path: Path, part: slice) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize("key", ["top1", "loss", "curve", "groups", "similarity", "code"])
+def test_numbers_that_are_none_are_told_and_taken_in_by_nobody(done, tmp_path, key):
+    """In the results of another machine, of which a page is to be made."""
+    sound = json.loads((done / "out/results.json").read_text())
+    refused = []
+    for number, value in enumerate([*WRONG, "<b>", 10**400, {"round": [[]]}, [["x"]]]):
+        table = json.loads(json.dumps(sound))
+        (case,) = table["experiments"]["one"]["cases"].values()
+        case["arms"]["drop"]["seeds"]["0"][key] = value
+        other = tmp_path / f"other{number}"
+        other.mkdir()
+        (other / "results.json").write_text(json.dumps(table))
+        place = tmp_path / f"{number}"
+        shutil.copytree(done / "experiments", place / "experiments")
+        try:
+            reproduce(place, "--report-only", "--add", str(other))
+        except SafariError as error:
+            refused.append(str(error).replace(str(other), "OTHER"))
+        assert len(refused) + len(list(tmp_path.glob("*/out"))) == number + 1, "refused, and yet taken in"
+    assert len(refused) > 3
+    assert all(text.startswith("OTHER/results.json does not hold results: seed 0: ") for text in refused)
+
+
 def test_some_damages(done, tmp_path):
     assert tracebacks(done, tmp_path, slice(None, None, 7)) == []
 

@@ -455,7 +455,7 @@ def test_records_of_the_first_format_have_their_wobble_computed_again(finished: 
         trial.pop(key)
     # Six evaluations of which the last five count: k, 0, -2k, 0, k is what no trend and no parity explains.
     trial |= {"top1_within": 0.3, "average_top1_within": 0.2}
-    trial["curve"] |= {"round": [1, 2, 3, 4, 5, 6], "top1": [0.9, 0.6, 0.5, 0.3, 0.5, 0.6], "loss": [1.0] * 6}
+    trial["curve"] = {"round": [1, 2, 3, 4, 5, 6], "top1": [0.9, 0.6, 0.5, 0.3, 0.5, 0.6], "loss": [1.0] * 6}
     table["experiments"]["tiny"]["cases"]["mag"] |= {"rounds": 6, "last": 5}
     (tmp_path / "results.json").write_text(json.dumps(table))
     results = Results.open(tmp_path)

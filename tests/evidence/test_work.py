@@ -119,6 +119,9 @@ def test_units_are_split_where_one_process_would_work_long_after_the_others(tmp_
     four = todo(tiny(tmp_path), tmp_path / "out")
     assert [unit.rounds for unit in split_for(four, 2)] == [12] * 4
     assert [unit.rounds for unit in split_for(units, 1)] == [12] * 3
+    # A trial that takes longer than all else together: splitting the others would end nothing sooner.
+    long = dataclasses.replace(units[0], done={"drop": 0}, weight=100 * units[0].weight)
+    assert [unit.rounds for unit in split_for([long, *units[1:]], 2)] == [4, 12, 12]
 
 
 def test_the_results_alone_is_enough(tmp_path: Path) -> None:

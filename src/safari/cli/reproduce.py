@@ -201,9 +201,10 @@ def _add(others: Sequence[Path], experiments: Sequence[Experiment], results: Res
     """Take in what other folders have of these experiments."""
     from safari.evidence import Results
     from safari.evidence.results import FILE
+    from safari.runs.files import is_there
 
     for other in others:
-        if not (other / FILE).exists():
+        if not is_there(other / FILE):
             raise RunError(f"{other} holds no {FILE} to add")
         count = results.take_in(experiments, Results.open(other))
         if not quiet:

@@ -18,8 +18,8 @@ def device_of(config: Config) -> torch.device:
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     if wanted == "cpu":
         return torch.device(wanted)
-    # With its number, as tensors have it: "cuda" alone is equal to no tensor's device. Asking for it would start CUDA,
-    # which whoever only checks a config does not need.
+    # With its number, as tensors have it: "cuda" alone equals no tensor's device. Asking for the number initialises
+    # CUDA, which checking a config must not.
     return torch.device(wanted, torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -85,10 +86,49 @@ def read_numbers(path: Path, arm: Arm) -> Numbers | None:
     if not is_there(file):
         return None
     numbers: Numbers = read_object(file)
+    if problem := problem_of(numbers):
+        raise RunError(f"{file} does not hold a trial's numbers: {problem}; remove it")
     try:
         return numbers if made_by(numbers, arm) else None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{file} does not hold a trial's numbers: {error!r}; remove it") from error
+
+
+def problem_of(numbers: Mapping[str, Any]) -> str:
+    """What of a trial's numbers could not be computed with; empty where there is nothing. They may come from anywhere.
+
+    >>> problem_of({"top1": 0.5, "loss": None, "curve": {"round": [1, 2]}}), problem_of({"top1": "much"})
+    ('', "top1 must be a finite number or null, got 'much'")
+    """
+    for name in COLUMNS:
+        value = numbers.get(name)
+        if not _is_number(value):
+            return f"{name} must be a finite number or null, got {str(value)[:60]!r}"
+    for name in ("curve", "groups"):
+        columns = numbers.get(name) or {}
+        if not isinstance(columns, dict) or not all(_are_numbers(column) for column in columns.values()):
+            return f"{name} must be a table of lists of numbers"
+        if len({len(column) for column in columns.values()}) > 1:
+            return f"the lists of {name} must be of one length"
+    rows = numbers.get("similarity") or []
+    if not isinstance(rows, list) or not all(_are_numbers(row) and len(row) == len(rows) for row in rows):
+        return "similarity must be a square of numbers"
+    code = numbers.get("code") or []
+    if not isinstance(code, list) or not all(isinstance(version, str) for version in code):
+        return "code must be a list of texts"
+    return ""
+
+
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, list) and all(map(_is_number, values))
+
+
+def _is_number(value: Any) -> bool:
+    """A number that is finite, or None, which stands for what is unknown?"""
+    if value is None:
+        return True
+    # Not isfinite, which fails for a whole number that no float can hold.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def maker_of(arm: Arm) -> dict[str, dict[str, Any]]:

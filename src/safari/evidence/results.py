@@ -14,7 +14,14 @@ from typing import Any
 
 from safari.config import Arm
 from safari.errors import RunError
-from safari.evidence.numbers import Numbers, made_by, maker_of, read_numbers, steadiness_numbers
+from safari.evidence.numbers import (
+    Numbers,
+    made_by,
+    maker_of,
+    problem_of,
+    read_numbers,
+    steadiness_numbers,
+)
 from safari.evidence.plan import Case, Experiment
 from safari.runs import seeds_of, spread
 from safari.runs.files import is_there, making, read_object, write_atomically
@@ -216,5 +223,7 @@ def _problem(table: Mapping[str, Any]) -> str:
         tables = [(key, entry) for _, entries in level for key, entry in entries.items()]
         if inside == "arms" and not all(isinstance(entry.get("setting"), str) for _, entry in tables):
             return "every case must have a setting, a text"
-        level = [(f"{inside} of {key}", entry.get(inside)) for key, entry in tables]
-    return ""
+        if inside is not None:
+            level = [(f"{inside} of {key}", entry.get(inside)) for key, entry in tables]
+    wrong = ((f"seed {seed}", problem_of(numbers)) for seed, numbers in tables)
+    return next((f"{where}: {problem}" for where, problem in wrong if problem), "")

@@ -36,7 +36,7 @@ from safari.runs.files import write_atomically
 from safari.runs.metrics import read_metrics
 from safari.toml import to_toml
 
-# Beyond so many times the shortest time possible, units are split.
+# Units are split where the work would take longer than this multiple of the shortest time possible.
 _UNEVEN = 1.2
 # Seconds between two progress reports of a process.
 _REPORT_EVERY = 0.25
@@ -152,18 +152,27 @@ def split_for(units: Sequence[Unit], jobs: int) -> list[Unit]:
     """
     pieces = sorted(units, key=lambda unit: -unit.work)
     whole = [unit for unit in pieces if len(unit.done) > 1]
-    while whole and (len(pieces) < jobs or _lasts([unit.work for unit in pieces], jobs) > _UNEVEN):
+    # One long trial keeps a process at work whatever becomes of the others.
+    finest = [piece.work for unit in pieces for piece in _by_arm(unit)]
+    even = max(_UNEVEN, _unevenness(finest, jobs))
+    while whole and (len(pieces) < jobs or _unevenness([unit.work for unit in pieces], jobs) > even):
         longest = whole.pop(0)
         pieces.remove(longest)
-        pieces += [dataclasses.replace(longest, done={a: n}, part=True) for a, n in longest.done.items()]
+        pieces += _by_arm(longest)
     return sorted(pieces, key=lambda unit: (not any(unit.done.values()), -unit.work))
 
 
-def _lasts(works: Sequence[float], jobs: int) -> float:
-    """How long this work takes when whoever is idle takes the longest piece that is left, compared with as long as it
-    would take if it could be divided at will.
+def _by_arm(unit: Unit) -> list[Unit]:
+    if len(unit.done) == 1:
+        return [unit]
+    return [dataclasses.replace(unit, done={arm: n}, part=True) for arm, n in unit.done.items()]
 
-    >>> _lasts([4, 4, 4, 4], 2), _lasts([5, 5, 5], 2)
+
+def _unevenness(works: Sequence[float], jobs: int) -> float:
+    """The time that this work takes when an idle process takes the longest piece left, as a multiple of the time that
+    it would take if it could be divided at will.
+
+    >>> _unevenness([4, 4, 4, 4], 2), _unevenness([5, 5, 5], 2)
     (1.0, 1.3333333333333333)
     """
     busy = [0.0] * jobs

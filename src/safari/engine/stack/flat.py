@@ -34,12 +34,7 @@ class Flat:
         >>> Flat(layout, 2).from_rows(torch.tensor([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]]))
         tensor([1., 2., 5., 6., 3., 4., 7., 8.])
         """
-        buffer = rows.new_empty(self.clients * self.layout.size)
-        if self.clients == 1:
-            return buffer.copy_(rows[0])
-        for e in self.layout.entries:
-            self._part(buffer, e.offset, e.end).copy_(rows[:, e.offset : e.end])
-        return buffer
+        return self._filled(rows, self.layout.size)
 
     def places(self, masks: Tensor) -> Tensor:
         """Where the buffer holds the parameters that clients keep: `masks` as rows, one for each or for all.
@@ -72,11 +67,15 @@ class Flat:
 
     def from_parameter_rows(self, rows: Tensor) -> Tensor:
         """The inverse: a new buffer of parameters alone."""
+        return self._filled(rows, self.layout.parameters)
+
+    def _filled(self, rows: Tensor, size: int) -> Tensor:
+        """A new buffer of the tensors that make up the first `size` numbers of a model."""
+        buffer = rows.new_empty(self.clients * size)
         if self.clients == 1:
-            return rows[0].clone()
-        buffer = rows.new_empty(self.parameters)
+            return buffer.copy_(rows[0])
         for e in self.layout.entries:
-            if e.kind != "buffer":
+            if e.end <= size:
                 self._part(buffer, e.offset, e.end).copy_(rows[:, e.offset : e.end])
         return buffer
 

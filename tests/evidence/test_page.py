@@ -491,3 +491,22 @@ def test_some_cases_can_be_run_alone(tmp_path: Path) -> None:
     wrong = reproduce(*where, "--only", "mag,rnad")
     assert isinstance(wrong.exception, ConfigError)
     assert str(wrong.exception) == "--only must be one of mag, rand; got 'rnad' (did you mean 'rand'?)"
+
+
+def test_only_the_arms_that_match_run(finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    where = ("tiny", "--from", finished / "experiments", "--out", out, "--set", "rounds=2", "--seeds", "1")
+    where = (*where, "--only", "mag")
+    (row,) = json.loads(reproduce(*where, "--arms", "dr*", "--list", "--json").stdout)
+    assert (row["trials"], row["trials_left"]) == (1, 1)
+    some = reproduce(*where, "--arms", "dr*", "--no-report")
+    assert some.exit_code == 0, some.output
+    (run,) = (out / "tiny").iterdir()
+    assert [path.name for path in (run / "trials").iterdir()] == ["drop"]
+    # The others are still asked for, and are run without the option.
+    (row,) = json.loads(reproduce(*where, "--list", "--json").stdout)
+    assert row["trials_left"] == row["trials"] - 1 > 0
+    wrong = reproduce(*where, "--arms", "drop,safri")
+    assert isinstance(wrong.exception, ConfigError)
+    assert str(wrong.exception).startswith("--arms must be one of drop, ")
+    assert str(wrong.exception).endswith("got 'safri' (did you mean 'safari'?)")

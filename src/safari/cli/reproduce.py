@@ -59,6 +59,12 @@ _SAVE_EVERY = 10.0
     metavar="CASES",
     help="Run only the cases that match, such as 'groups.*'; several are separated by commas. The page has all.",
 )
+@click.option(
+    "--arms",
+    "only_arms",
+    metavar="ARMS",
+    help="Run only the arms that match, such as 'drop,safari*'. The page has all.",
+)
 @click.option("--list", "only_list", is_flag=True, help="Only show what there is, and what it would cost.")
 @click.option("--report-only", is_flag=True, help="Run nothing; write the page again.")
 @click.option("--no-report", is_flag=True, help="Leave the page for later: only runs and results.json.")
@@ -92,6 +98,7 @@ def reproduce(
     jobs: int,
     within: float | None,
     only: str | None,
+    only_arms: str | None,
     only_list: bool,
     report_only: bool,
     no_report: bool,
@@ -113,6 +120,7 @@ def reproduce(
       safari reproduce digits
       safari reproduce accuracy sparsity --jobs 6 --set rounds=500
       safari reproduce rules --only 'fedavg.groups.*,*.iid.labels' --seeds 3
+      safari reproduce rules --arms 'perfect,drop,safari+' --seeds 3
       safari reproduce accuracy --report-only
       safari reproduce accuracy --add FROM-ANOTHER-MACHINE
     """
@@ -124,9 +132,10 @@ def reproduce(
     experiments = _read(names, changes, quick, folder)
     results, device = Results.open(out), _device()
     _add(others, _selected(experiments, only), results, quiet or as_json)
-    units = _units(_selected(experiments, only), out, results, device)
+    arms = _wanted_arms(_selected(experiments, only), only_arms)
+    units = _units(_selected(experiments, only), arms, out, results, device)
     if only_list:
-        _show(_selected(experiments, only), units, device, as_json)
+        _show(_selected(experiments, only), arms, units, device, as_json)
         return
     _refuse(out, experiments, report_only and not results.progress(experiments)[0])
     todo = [] if report_only else _todo(units, jobs)
@@ -169,24 +178,35 @@ def _selected(experiments: Sequence[Experiment], only: str | None) -> list[Exper
     """The experiments with the cases that match a pattern; ConfigError where none does."""
     if only is None:
         return list(experiments)
-    patterns = [pattern.strip() for pattern in only.split(",")]
-    found = [
-        replace(e, cases=tuple(c for c in e.cases if any(fnmatchcase(c.name, p) for p in patterns)))
-        for e in experiments
-    ]
-    names = {case.name for experiment in experiments for case in experiment.cases}
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise ConfigError(one_of("--only", pattern, names))
+    wanted = _matching("--only", only, {case.name for e in experiments for case in e.cases})
+    return [replace(e, cases=tuple(c for c in e.cases if c.name in wanted)) for e in experiments]
+
+
+def _wanted_arms(experiments: Sequence[Experiment], patterns: str | None) -> set[str]:
+    """The names of the arms to run: all, or those that match; ConfigError where a pattern matches none."""
+    names = {arm.name for e in experiments for case in e.cases for arm in case.config.arms}
+    return names if patterns is None else _matching("--arms", patterns, names)
+
+
+def _matching(option: str, patterns: str, names: set[str]) -> set[str]:
+    """The names that match one of several patterns, separated by commas; each has to match some name."""
+    found: set[str] = set()
+    for pattern in (pattern.strip() for pattern in patterns.split(",")):
+        matches = {name for name in names if fnmatchcase(name, pattern)}
+        if not matches:
+            raise ConfigError(one_of(option, pattern, names))
+        found |= matches
     return found
 
 
-def _units(experiments: Sequence[Experiment], out: Path, results: Results, device: str) -> Units:
-    """What is not finished, by experiment."""
+def _units(
+    experiments: Sequence[Experiment], arms: set[str], out: Path, results: Results, device: str
+) -> Units:
+    """What is not finished of these arms, by experiment."""
     from safari.evidence import units_of
 
     return {
-        e.name: [u for case in e.cases for u in units_of(case, out, results, getattr(e.cost, device))]
+        e.name: [u for case in e.cases for u in units_of(case, out, results, getattr(e.cost, device), arms)]
         for e in experiments
     }
 
@@ -329,7 +349,9 @@ class _Row:
     seconds_left: float
 
 
-def _show(experiments: Sequence[Experiment], units: Units, device: str, as_json: bool) -> None:
+def _show(
+    experiments: Sequence[Experiment], arms: set[str], units: Units, device: str, as_json: bool
+) -> None:
     from safari.cli.board import spoken
 
     rows = [
@@ -338,7 +360,7 @@ def _show(experiments: Sequence[Experiment], units: Units, device: str, as_json:
             title=e.title,
             claim=e.claim,
             cases=[case.name for case in e.cases],
-            trials=sum(case.trials for case in e.cases),
+            trials=sum(case.trials_among(arms) for case in e.cases),
             trials_left=sum(len(unit.done) for unit in units[e.name]),
             rounds_left=sum(unit.rounds for unit in units[e.name]),
             seconds_left=sum(unit.work for unit in units[e.name]),

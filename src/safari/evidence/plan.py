@@ -30,7 +30,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -88,7 +88,12 @@ class Case:
     @property
     def trials(self) -> int:
         """Arms times seeds, without those that are run in its twin."""
-        return sum(self.source(arm) is self for arm in self.config.arms) * self.config.seeds
+        return self.trials_among({arm.name for arm in self.config.arms})
+
+    def trials_among(self, arms: Collection[str]) -> int:
+        """The same for the arms with these names."""
+        here = (arm for arm in self.config.arms if arm.name in arms and self.source(arm) is self)
+        return sum(1 for _ in here) * self.config.seeds
 
     def source(self, arm: Arm) -> Case:
         """The case whose trials an arm's numbers come from."""

@@ -16,7 +16,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -119,12 +119,19 @@ def trials_of(case: Case, out: Path) -> Iterator[Trial]:
                 yield Trial(arm.name, seed, path)
 
 
-def units_of(case: Case, out: Path, results: Results, weight: float) -> list[Unit]:
-    """The seeds of a case that are not finished: neither in the results nor in the folder."""
-    arms = {arm.name: arm for arm in case.config.arms}
+def units_of(
+    case: Case, out: Path, results: Results, weight: float, names: Collection[str] | None = None
+) -> list[Unit]:
+    """The seeds of a case that are not finished: neither in the results nor in the folder.
+
+    `names`: the arms to look at; all by default.
+    """
+    arms = {arm.name: arm for arm in case.config.arms if names is None or arm.name in names}
     pending: dict[int, dict[str, int]] = {}
     for trial in trials_of(case, out):
-        arm = arms[trial.arm]
+        arm = arms.get(trial.arm)
+        if arm is None:
+            continue
         if results.trial(case, arm, trial.seed) is None and read_numbers(trial.path, arm) is None:
             pending.setdefault(trial.seed, {})[trial.arm] = trial.done()
     path = out / case.experiment / case.folder

@@ -36,15 +36,18 @@ FIRST_EDITION = {
 }
 
 
+# Every case of `rules` with plain clients that has been run.
 SECOND_EDITION = {
-    "8 of 10 clients lose 70 %": "rules/fedavg.groups.stationary",
-    "losses come in bursts": "rules/fedavg.groups.bursts",
-    "good and bad times": "rules/fedavg.groups.staircase",
-    "links come in waves": "rules/fedavg.groups.sine",
-    "links follow the labels": "rules/fedavg.groups.labels",
-    "data without groups": "rules/fedavg.dirichlet.stationary",
-    "data without groups, bursts": "rules/fedavg.dirichlet.bursts",
-    "everybody's data alike": "rules/fedavg.iid.stationary",
+    "two groups of labels, 8 of 10 clients lose 70 %": "rules/fedavg.groups.stationary",
+    "two groups, losses in bursts": "rules/fedavg.groups.bursts",
+    "two groups, good and bad periods": "rules/fedavg.groups.staircase",
+    "two groups, links that rise and fall": "rules/fedavg.groups.sine",
+    "two groups, loss depends on the labels": "rules/fedavg.groups.labels",
+    "Dirichlet 0.1, 8 of 10 clients lose 70 %": "rules/fedavg.dirichlet.stationary",
+    "Dirichlet 0.1, losses in bursts": "rules/fedavg.dirichlet.bursts",
+    "Dirichlet 0.1, good and bad periods": "rules/fedavg.dirichlet.staircase",
+    "Dirichlet 0.1, links that rise and fall": "rules/fedavg.dirichlet.sine",
+    "IID data, 8 of 10 clients lose 70 %": "rules/fedavg.iid.stationary",
 }
 
 

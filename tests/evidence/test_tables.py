@@ -124,7 +124,23 @@ def test_versions_have_a_column_where_there_are_several(tmp_path: Path) -> None:
     assert table.header[-1] == "code"
     assert codes["mag", "drop"] == "aa, bb, unknown"
     assert codes["mag", "safari"] == "aa"
-    assert codes["rand", "perfect"] == "–"
+    assert ("rand", "perfect") not in codes
+
+
+def test_what_was_not_run_is_named_below_the_tables(tmp_path: Path) -> None:
+    experiment = experiment_with(tmp_path, compare="safari")
+    assert len(main_table(experiment, results_of(experiment, {})).rows) == 6
+    (whole,) = matrices(experiment, results_of(experiment, {}))
+    assert len(whole.rows) == 3
+    some = results_of(experiment, {("mag", "drop"): [0.5], ("mag", "safari"): [0.6]})
+    table = main_table(experiment, some)
+    assert [row[:2] for row in table.rows] == [["mag", "drop"], ["mag", "safari"]]
+    assert table.note.endswith(" Not run: rand, mag/perfect.")
+    (matrix,) = matrices(experiment, some)
+    assert [row[0] for row in matrix.rows] == ["drop", "safari"]
+    assert matrix.note.endswith(" Not run: perfect.")
+    _, single = rivals(experiment, some)
+    assert list(single.header) == ["safari minus", "mag"]
 
 
 @pytest.mark.parametrize("seeds", [1, 3])

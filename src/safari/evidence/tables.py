@@ -83,16 +83,22 @@ def verdict_table(experiments: Sequence[Experiment], results: Results) -> Table 
 def main_table(
     experiment: Experiment, results: Results, columns: Sequence[str] = (), *, folded: bool = False
 ) -> Table:
-    """These columns, or all, as far as they have numbers; a row for each case and arm."""
+    """These columns, or all, as far as they have numbers; a row for each case and arm.
+
+    Once something is finished, what has not been run at all is named below the table instead.
+    """
     # The alternation is told in points.
     hidden = () if experiment.score == "top1" else ("alternation",)
     names = [name for name in _TITLES if (not columns or name in columns) and name not in hidden]
     rows = []
     several = len(made_by([experiment], results)) > 1
+    finished = any(_run(case, results) for case in experiment.cases)
     for case in experiment.cases:
         reference = reference_of(case)
         for arm in case.config.arms:
             trials = results.arm(case, arm)
+            if finished and not trials:
+                continue
             other = results.arm(case, reference) if reference and arm != reference else {}
             row = [case.name, arm.name]
             for name in names:
@@ -110,6 +116,7 @@ def main_table(
         f"{_lengths(experiment.cases)} Scores are means over the evaluations of those last rounds, then over "
         f"seeds; {PLUS_MINUS}{wobble if 'top1_wobble' in names and experiment.score == 'top1' else ''} Minus "
         f"perfect: {'points' if experiment.score == 'top1' else 'of perplexities as they are, of accuracies points'}."
+        f"{_not_run(_missing(experiment, results)) if finished else ''}"
     )
     return Table(
         [header[k] for k in kept], [[row[k] for k in kept] for row in rows], note, folded=folded, names=2
@@ -117,16 +124,26 @@ def main_table(
 
 
 def matrices(experiment: Experiment, results: Results, name: str = "top1") -> Iterator[Table]:
-    """A table for each value of all axes but the last, whose values are the columns; arms are the rows."""
+    """A table for each value of all axes but the last, whose values are the columns; arms are the rows.
+
+    Once something is finished, tables and rows without a number are named below the last table instead.
+    """
     parts: dict[tuple[str, ...], list[Case]] = {}
     for case in experiment.cases:
         parts.setdefault(case.values[:-1], []).append(case)
-    arms = _arms(experiment)
+    arms, absent = _arms(experiment), list[str]()
+    run = {arm for case in experiment.cases for arm in _run(case, results)}
+    if run:
+        empty = [v for v, cases in parts.items() if not any(_run(case, results) for case in cases)]
+        parts = {values: cases for values, cases in parts.items() if values not in empty}
+        absent = [" · ".join(values) for values in empty] + [arm for arm in arms if arm not in run]
+        arms = [arm for arm in arms if arm in run]
     unranked = ", ".join(arm for arm in experiment.unranked if arm in arms)
     note = (
         f"{_TITLES[name]}; {PLUS_MINUS} Bold: the best. Italic: not shown to be behind it (paired "
         f"t-tests, Holm's correction over the column, {100 * ALPHA:g} %), which is not the same as level."
         + (f" Not ranked: {unranked}." if unranked else "")
+        + _not_run(absent)
     )
     for k, (values, cases) in enumerate(parts.items(), 1):
         columns = [cells(case, results, name, experiment.unranked) for case in cases]
@@ -158,6 +175,7 @@ def rivals(experiment: Experiment, results: Results, name: str = "top1") -> Iter
             return ""
         return AHEAD if sign * found[key].mean > 0 else BEHIND
 
+    compared = [case.name for case in experiment.cases if any(case.name == where for _, where in found)]
     whole, single = [], []
     for rival in others:
         keys = [key for key in found if key[0] == rival]
@@ -180,7 +198,7 @@ def rivals(experiment: Experiment, results: Results, name: str = "top1") -> Iter
             f"{arrow((rival, case))}"
             for _, case in keys
         }
-        single.append([rival, *(texts.get(case.name, NOTHING) for case in experiment.cases)])
+        single.append([rival, *(texts.get(case, NOTHING) for case in compared)])
     what = f"{_TITLES[name]}{', in points' if unit else ''}"
     yield Table(
         [f"{ours} minus", "mean over the cases", "ahead in", "shown ahead", "shown behind", "p over cases"],
@@ -190,7 +208,7 @@ def rivals(experiment: Experiment, results: Results, name: str = "top1") -> Iter
         "cases' means.",
     )
     yield Table(
-        [f"{ours} minus", *(case.name for case in experiment.cases)],
+        [f"{ours} minus", *compared],
         single,
         f"{what}, case by case. {AHEAD} {BEHIND}: shown to be ahead, behind.",
         folded=True,
@@ -242,6 +260,27 @@ def made_by(experiments: Sequence[Experiment], results: Results) -> dict[str, in
 
 def _arms(experiment: Experiment) -> list[str]:
     return list(dict.fromkeys(arm.name for case in experiment.cases for arm in case.config.arms))
+
+
+def _run(case: Case, results: Results) -> set[str]:
+    """The arms of a case that have a finished trial."""
+    return {arm for arm, trials in results.arms(case).items() if trials}
+
+
+def _missing(experiment: Experiment, results: Results) -> list[str]:
+    """What has no finished trial: whole cases, then single arms of the others."""
+    cases, arms = [], []
+    for case in experiment.cases:
+        run = _run(case, results)
+        if not run:
+            cases.append(case.name)
+        else:
+            arms += [f"{case.name}/{arm.name}" for arm in case.config.arms if arm.name not in run]
+    return cases + arms
+
+
+def _not_run(names: Sequence[str]) -> str:
+    return f" Not run: {', '.join(names)}." if names else ""
 
 
 def _first(trial: Numbers, name: str, level: float) -> tuple[float, float | None] | None:

@@ -156,3 +156,24 @@ def test_feedback_needs_something_to_feed_back():
         parse({"wire": {"feedback": True}})
     with pytest.raises(ConfigError, match=r"^wire.feedback must be auto or true or false, got 'on'$"):
         parse({"wire": {"feedback": "on"}})
+
+
+@pytest.mark.parametrize("values", ["step", "top-k", "qsgd"])
+def test_rounds_in_which_clients_train_and_nobody_arrives(values):
+    # Clients of SCAFFOLD keep a state, so that they train although their uploads are lost.
+    changes = {
+        "clients": 3,
+        "arms": ["drop"],
+        "client": {"name": "scaffold"},
+        "uplink": {"name": "bernoulli", "p": 0.2},
+        "downlink": {"name": "perfect"},
+        "wire": {"values": values, "every": 1},
+    }
+    world = world_of(**changes)
+    engine, states, lost = vectorised.prepare(world), [start(world), start(world)], 0
+    for _ in range(6):
+        plain, record, _ = reference.run_round(world, states[0])
+        states = [plain, engine(states[1])[0]]
+        lost += record["lost"]
+        assert torch.allclose(states[0].server.model, states[1].server.model, rtol=1e-4, atol=1e-5)
+    assert lost

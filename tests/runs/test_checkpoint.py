@@ -61,6 +61,15 @@ def test_a_checkpoint_comes_back_bit_for_bit(tmp_path):
     }
 
 
+def test_tensors_come_back_aligned_as_torch_allocates_them(tmp_path):
+    # Where a tensor begins decides how torch groups its sums: mapped from the file, a resumed run rounds otherwise.
+    trial = Trial("drop", 0, tmp_path)
+    trial.append({"round": 1}, {})
+    odd = {f"rule.{k}": torch.arange(float(k)) for k in range(1, 12)}
+    trial.save(Saved(1, odd, {}))
+    assert {t.data_ptr() % 64 for t in read_checkpoint(trial.checkpoint).tensors.values()} == {0}
+
+
 def test_tensors_that_share_memory_can_be_saved(tmp_path):
     # A rule may keep a whole and a view of it, or one tensor under two names.
     trial = Trial("drop", 0, tmp_path)

@@ -64,7 +64,7 @@ class RoundCodec:
         Only for uploads that do arrive: of the others nobody sees anything, and their residual stays. The
         client learns which they were from its next broadcast, before it looks at its residual again.
         """
-        if not (self.counts or self.lossy):
+        if not (self.counts or self.lossy) or not clients:
             return models
         wire = self._world.config.wire
         kept = masks.expand(len(models), -1)

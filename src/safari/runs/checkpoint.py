@@ -95,7 +95,9 @@ def read_checkpoint(path: Path, root: Path | None = None, *, seed: int | None = 
         seed: the seed that it must be of; None: any.
     """
     with opened(path, root) as (handle, about):
-        tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+        # Copies: a tensor that is mapped from the file begins at any address, torch's own at a multiple of 64 bytes,
+        # and the order in which torch adds numbers up depends on that. A resumed run would round otherwise.
+        tensors = {name: handle.get_tensor(name).clone() for name in handle.keys()}  # noqa: SIM118
         if seed is not None and about.seed not in (None, seed):
             raise RunError(f"{path} is of seed {about.seed}, not of seed {seed}")
         if about.digest is not None:

@@ -28,6 +28,8 @@ def read_toml(path: Path) -> dict[str, Any]:
             pieces = list(islice(iter(lambda: handle.read(2**16), b""), LARGEST // 2**16 + 1))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:  # a name with a null character in it
+        raise ConfigError(f"cannot read {str(path)!r}: {error}") from error
     data = b"".join(pieces)
     if len(data) > LARGEST:
         raise ConfigError(f"{path} is larger than the {LARGEST:,} bytes that a config may have")

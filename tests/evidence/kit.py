@@ -48,7 +48,7 @@ set = { rounds = 2 }
 says = "SAFARI ends near the perfect network"
 arm = "safari"
 against = "perfect"
-margin = 1.0
+margin = 0.99
 """
 
 

@@ -510,3 +510,50 @@ def test_only_the_arms_that_match_run(finished: Path, tmp_path: Path) -> None:
     assert isinstance(wrong.exception, ConfigError)
     assert str(wrong.exception).startswith("--arms must be one of drop, ")
     assert str(wrong.exception).endswith("got 'safri' (did you mean 'safari'?)")
+
+
+LINKS = """
+title = "Red \\u001b[31m"
+claim = "words"
+base = "base/tiny.toml"
+show = []
+
+[axes.link]
+even = {}
+bursts = { uplink = { name = "gilbert-elliott", p = 0.5 } }
+
+[[checks]]
+says = "Ends near \\u001b]0;the perfect network"
+arm = "drop"
+against = "perfect"
+margin = 0.99
+"""
+
+
+def test_a_case_alone_has_the_arm_that_it_shares_with_others(tmp_path: Path) -> None:
+    folder, out = write(tmp_path / "experiments", links=LINKS), tmp_path / "out"
+    where = ("--from", folder, "--out", out, "--set", "arms=perfect,drop", "--seeds", "2", "--only", "bursts")
+    listed = reproduce(*where, "--list")
+    assert "  cases: bursts" in listed.stdout
+    assert "  arms: perfect, drop" in listed.stdout
+    assert "1 cases, 4 trials: 4 not finished" in listed.stdout
+    done = reproduce(*where)
+    assert done.exit_code == 0, done.output
+    # The perfect network is run once for all cases, in the first of them, which was not asked for.
+    assert sorted(path.parent.name for path in out.glob("links/*/trials/*/seed-0")) == ["drop", "perfect"]
+    assert "| bursts | drop |" in (out / "report.md").read_text()
+    # Two trials of the other case are missing, and the same command would not run them.
+    assert "4 of 6 trials are finished" in done.stderr.splitlines()
+    assert (out / "report.md").read_text().startswith("# Experiments\n")
+    # What a file says does not reach the terminal as it is.
+    everything = reproduce("--from", folder, "--out", out, "--set", "arms=perfect,drop", "--seeds", "2")
+    for shown in (listed.output, everything.output):
+        assert "\x1b" not in shown
+    assert "links: Ends near \\x1b]0;the perfect network: " in everything.stdout
+
+
+def test_more_processes_than_trials_are_not_started(tmp_path: Path) -> None:
+    folder = write(tmp_path / "experiments")
+    few = reproduce("tiny", "--from", folder, "--out", tmp_path / "out", "--only", "mag", "--arms", "drop",
+                    "--jobs", 10**12, "--seeds", 1, "--no-report")  # fmt: skip
+    assert few.exit_code == 0, few.output

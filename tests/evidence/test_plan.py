@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import tomllib
 from pathlib import Path
 
@@ -205,18 +206,18 @@ def test_results_from_before_feedback_was_automatic_keep_their_names() -> None:
         (TINY + "[axes.p]\nlow = 0.1", ["FILE: axes.p.low must be a table of changes, got 0.1"]),
         (TINY + "[axes.p]\n'a b' = {}",
          ["FILE: axes.p: a name may hold letters, digits, and . _ - only, got 'a b'"]),
-        (TINY.replace("margin = 1.0", ""),
+        (TINY.replace("margin = 0.99", ""),
          ["FILE: checks[0] must have one of at_least, margin, within and times, got none"]),
         (TINY.replace('against = "perfect"', ""),
          ["FILE: checks[0]: margin, within and times need against, at_least does without"]),
-        (TINY.replace("margin = 1.0", 'margin = 1.0\ncolumn = "top2"'),
+        (TINY.replace("margin = 0.99", 'margin = 0.99\ncolumn = "top2"'),
          ["FILE: checks[0].column must be one of accuracy, alternation, average_accuracy, average_loss, "
           "average_loss_wobble, average_perplexity, "
           "average_top1, average_top1_wobble, average_top5, bytes_up, error, loss, loss_wobble, "
           "lost_updates, megabytes_up, perplexity, perplexity_wobble, phi, right_group, "
           "rounds_to_stay, rounds_to_target, top1, "
           "top1_wobble, top5; got 'top2' (did you mean 'top5'?)"]),
-        (TINY.replace("margin = 1.0", "within = 0"), ["FILE: checks[0].within must be above 0, got 0"]),
+        (TINY.replace("margin = 0.99", "within = 0"), ["FILE: checks[0].within must be above 0, got 0"]),
         (TINY.replace('against = "perfect"', 'against = "mga/perfect"'),
          ["FILE: checks[0].against must be one of mag, rand; got 'mga' (did you mean 'mag'?)"]),
         (TINY.replace('against = "perfect"', 'against = "mag/perfct"'),
@@ -226,9 +227,9 @@ def test_results_from_before_feedback_was_automatic_keep_their_names() -> None:
         ('goal = "mag/prefect"\n' + TINY,
          ["FILE: goal must be one of mag/drop, mag/perfect, mag/safari, rand/drop, rand/perfect, "
           "rand/safari; got 'mag/prefect' (did you mean 'mag/perfect'?)"]),
-        (TINY.replace("margin = 1.0", 'margin = 1.0\ncolumn = "average_top1"\ncases = ["rand"]'),
+        (TINY.replace("margin = 0.99", 'margin = 0.99\ncolumn = "average_top1"\ncases = ["rand"]'),
          ["FILE: checks[0].column is average_top1, and aggregation.average is 0 in case rand"]),
-        (TINY.replace("margin = 1.0", 'margin = 1.0\ncases = ["mga"]'),
+        (TINY.replace("margin = 0.99", 'margin = 0.99\ncases = ["mga"]'),
          ["FILE: checks[0].cases must be one of mag, rand; got 'mga' (did you mean 'mag'?)"]),
         (TINY.replace('arm = "safari"', 'arm = "safarii"'),
          ["FILE: checks[0].arm must be one of drop, perfect, safari; got 'safarii' "
@@ -240,10 +241,24 @@ def test_results_from_before_feedback_was_automatic_keep_their_names() -> None:
          ["FILE: unranked must be one of attainable, cluster-fedvarp, drop, fdms, fedau, fedvarp, few, "
           "geometric-median, known-p, majority-vote, mifa, perfect, safari, safari+, stale, trimmed-mean; "
           "got 'perfekt' (did you mean 'perfect'?)"]),
-        (TINY.replace('against = "perfect"\nmargin = 1.0', "at_least = 85"),
+        (TINY.replace('against = "perfect"\nmargin = 0.99', "at_least = 85"),
          ["FILE: checks[0].at_least must lie between 0 and 1, because top1 is a fraction; got 85"]),
-        (TINY.replace('against = "perfect"\nmargin = 1.0', 'column = "average_top5"\nat_least = nan'),
-         ["FILE: checks[0].at_least must lie between 0 and 1, because average_top5 is a fraction; got nan"]),
+        (TINY.replace('against = "perfect"\nmargin = 0.99', 'column = "average_top5"\nat_least = nan'),
+         ["FILE: checks[0].at_least must be finite, got nan"]),
+        (TINY.replace("margin = 0.99", "margin = 1"),
+         ["FILE: checks[0].margin must lie between -1 and 1, because top1 is a fraction (a point is 0.01); got 1"]),
+        (TINY.replace("margin = 0.99", "within = 2.5"),
+         ["FILE: checks[0].within must lie between -1 and 1, because top1 is a fraction (a point is 0.01); got 2.5"]),
+        (TINY.replace("margin = 0.99", "times = inf"), ["FILE: checks[0].times must be finite, got inf"]),
+        (TINY + "[cost]\ncpu = nan",
+         ["FILE: cost.cpu must lie above 0 and at most at 1,000,000 seconds, got nan"]),
+        (TINY + "[cost]\ngpu = -1.0",
+         ["FILE: cost.gpu must lie above 0 and at most at 1,000,000 seconds, got -1.0"]),
+        (TINY + "".join(f"[axes.a{k}]\n" + "".join(f"v{i} = {{}}\n" for i in range(10)) for k in range(7)),
+         ["FILE: axes must give at most 10,000 cases together, got 20,000,000"]),
+        (TINY.replace("base/tiny.toml", "base"), ["FILE: base: FOLDER/base is not a file"]),
+        (TINY.replace("base/tiny.toml", "base/\\u0000.toml"),
+         ["FILE: base: cannot read 'FOLDER/base/\\x00.toml': embedded null byte"]),
         (TINY.replace("base/tiny.toml", "nix.toml"),
          ["FILE: base: cannot read FOLDER/nix.toml: No such file or directory"]),
     ],
@@ -282,7 +297,7 @@ def test_an_arm_must_be_in_a_case_that_the_check_is_about(tmp_path: Path) -> Non
 
 
 def test_other_columns_are_no_fractions(tmp_path: Path) -> None:
-    text = TINY.replace('against = "perfect"\nmargin = 1.0', 'column = "bytes_up"\nat_least = 1000')
+    text = TINY.replace('against = "perfect"\nmargin = 0.99', 'column = "bytes_up"\nat_least = 1000')
     (experiment,) = read(find(write(tmp_path, tiny=text)))
     assert experiment.checks[0].at_least == 1000
 
@@ -344,3 +359,19 @@ def test_the_experiments_that_come_with_the_package_are_valid(quick: bool) -> No
         else:
             on_digits = quick or experiment.name in ("digits", "noise", "tuning-digits", "tuning-scale")
             assert data == ({"digits"} if on_digits else {"cifar10"})
+
+
+def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
+    folder = write(tmp_path)
+    os.mkfifo(folder / "pipe.toml")
+    assert [path.stem for path in find(folder)] == ["tiny"]
+    os.mkfifo(folder / "base/pipe.toml")
+    text = TINY.replace("base/tiny.toml", "base/pipe.toml")
+    assert problems(tmp_path, text) == ["FILE: base: FOLDER/base/pipe.toml is not a file"]
+
+
+def test_a_file_in_the_place_of_a_name_is_told_what_to_say(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        find(write(tmp_path), ["mine/tiny.toml"])
+    wanted = "NAME is that of an experiment, not of its file: tiny --from mine; got 'mine/tiny.toml'"
+    assert str(error.value) == wanted

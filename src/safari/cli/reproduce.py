@@ -21,12 +21,15 @@ from safari.text import visible
 from safari.toml import parse_setting
 
 if TYPE_CHECKING:
-    from safari.evidence import Experiment, Outcome, Results, Unit
+    from safari.evidence import Case, Experiment, Outcome, Results, Unit
 
 Units = Mapping[str, Sequence["Unit"]]
 
 # Seconds between two writes of results.json while work goes on.
 _SAVE_EVERY = 10.0
+# Characters of a claim, and of a list of names, that are shown.
+_LONGEST_CLAIM = 240
+_LONGEST_LIST = 400
 
 
 @click.command(short_help="Run the claims of the paper again.")
@@ -131,11 +134,12 @@ def reproduce(
     changes = [parse_setting(text) for text in settings] + ([("seeds", seeds)] if seeds is not None else [])
     experiments = _read(names, changes, quick, folder)
     results, device = Results.open(out), _device()
-    _add(others, _selected(experiments, only), results, quiet or as_json)
-    arms = _wanted_arms(_selected(experiments, only), only_arms)
-    units = _units(_selected(experiments, only), arms, out, results, device)
+    selected = _selected(experiments, only)
+    _add(others, selected, results, quiet or as_json)
+    arms = _wanted_arms(selected, only_arms)
+    units = _units(selected, arms, out, results, device)
     if only_list:
-        _show(_selected(experiments, only), arms, units, device, as_json)
+        _show(selected, arms, units, device, as_json)
         return
     _refuse(out, experiments, report_only and not results.progress(experiments)[0])
     todo = [] if report_only else _todo(units, jobs)
@@ -149,13 +153,15 @@ def reproduce(
     results.save(out)
     page = None
     try:
-        page = None if no_report else _write_page(experiments, results, out)
+        page = None if no_report else _write_page(experiments, results, out, own=folder is not None)
     except KeyboardInterrupt:
         interrupted = True
     if as_json:
         click.echo(json.dumps(_as_json(experiments, results), indent=2))
     elif not quiet:
-        _tell(experiments, results, out, page, no_report)
+        failed = outcome is not None and bool(outcome.failed)
+        left = any(_units(selected, arms, out, results, device).values())
+        _tell(experiments, results, out, page, no_report, left and not failed and not report_only)
     if interrupted:
         raise KeyboardInterrupt
     if outcome is not None and outcome.failed:
@@ -184,8 +190,12 @@ def _selected(experiments: Sequence[Experiment], only: str | None) -> list[Exper
 
 def _wanted_arms(experiments: Sequence[Experiment], patterns: str | None) -> set[str]:
     """The names of the arms to run: all, or those that match; ConfigError where a pattern matches none."""
-    names = {arm.name for e in experiments for case in e.cases for arm in case.config.arms}
+    names = {name for e in experiments for name in _arms(e)}
     return names if patterns is None else _matching("--arms", patterns, names)
+
+
+def _arms(experiment: Experiment) -> list[str]:
+    return list(dict.fromkeys(arm.name for case in experiment.cases for arm in case.config.arms))
 
 
 def _matching(option: str, patterns: str, names: set[str]) -> set[str]:
@@ -199,6 +209,20 @@ def _matching(option: str, patterns: str, names: set[str]) -> set[str]:
     return found
 
 
+def _sources(experiment: Experiment, arms: set[str]) -> list[tuple[Case, set[str]]]:
+    """The cases that run the trials of these arms, with the arms of each.
+
+    A trial in which nothing is lost is shared, and may be that of a case that was not selected itself.
+    """
+    found: dict[str, tuple[Case, set[str]]] = {}
+    for case in experiment.cases:
+        for arm in case.config.arms:
+            if arm.name in arms:
+                source = case.source(arm)
+                found.setdefault(source.name, (source, set()))[1].add(arm.name)
+    return list(found.values())
+
+
 def _units(
     experiments: Sequence[Experiment], arms: set[str], out: Path, results: Results, device: str
 ) -> Units:
@@ -206,7 +230,11 @@ def _units(
     from safari.evidence import units_of
 
     return {
-        e.name: [u for case in e.cases for u in units_of(case, out, results, getattr(e.cost, device), arms)]
+        e.name: [
+            unit
+            for case, names in _sources(e, arms)
+            for unit in units_of(case, out, results, getattr(e.cost, device), names)
+        ]
         for e in experiments
     }
 
@@ -304,15 +332,21 @@ def _execute(
             return None, True
 
 
-def _write_page(experiments: Sequence[Experiment], results: Results, out: Path) -> Path:
-    from safari.evidence.page import write_page
+def _write_page(experiments: Sequence[Experiment], results: Results, out: Path, *, own: bool) -> Path:
+    from safari.evidence.page import TITLE, write_page
 
-    return write_page(experiments, results, out)
+    return write_page(experiments, results, out, "Experiments" if own else TITLE)
 
 
 def _tell(
-    experiments: Sequence[Experiment], results: Results, out: Path, page: Path | None, no_report: bool
+    experiments: Sequence[Experiment],
+    results: Results,
+    out: Path,
+    page: Path | None,
+    no_report: bool,
+    goes_on: bool,
 ) -> None:
+    """Verdicts, progress, and where the page is. `goes_on`: the same command has more to do."""
     from safari.evidence.compare import judge, spelled_p
     from safari.evidence.page import several_versions
 
@@ -320,7 +354,8 @@ def _tell(
         for verdict in judge(experiment, results):
             if verdict.status != "not finished":
                 p = "" if verdict.p is None else f" (p {spelled_p(verdict.p)} after Holm's correction)"
-                click.echo(f"{experiment.name}: {verdict.check.says}: {verdict.status}{p}")
+                says = visible(verdict.check.says, _LONGEST_CLAIM)
+                click.echo(f"{experiment.name}: {says}: {verdict.status}{p}")
                 for part in verdict.parts:
                     click.echo(f"  {part}")
     mixed = several_versions(experiments, results)
@@ -328,7 +363,7 @@ def _tell(
         # Versions come from files of the folder.
         click.echo(visible(mixed, 2000), err=True)
     done, asked = results.progress(experiments)
-    rest = "" if done == asked else "; nothing is lost: the same command goes on"
+    rest = "; nothing is lost: the same command goes on" if goes_on else ""
     click.echo(f"{done} of {asked} trials are finished{rest}", err=True)
     click.echo(f"report: {page}" if page else f"numbers: {out / 'results.json'}", err=True)
     if page is None and not no_report:
@@ -343,6 +378,7 @@ class _Row:
     title: str
     claim: str
     cases: list[str]
+    arms: list[str]
     trials: int
     trials_left: int
     rounds_left: int
@@ -360,7 +396,8 @@ def _show(
             title=e.title,
             claim=e.claim,
             cases=[case.name for case in e.cases],
-            trials=sum(case.trials_among(arms) for case in e.cases),
+            arms=[name for name in _arms(e) if name in arms],
+            trials=sum(case.trials_among(names) for case, names in _sources(e, arms)),
             trials_left=sum(len(unit.done) for unit in units[e.name]),
             rounds_left=sum(unit.rounds for unit in units[e.name]),
             seconds_left=sum(unit.work for unit in units[e.name]),
@@ -373,9 +410,11 @@ def _show(
     where = f"on one {device.upper()} with one process"
     for row in rows:
         click.secho(row.name, bold=True, nl=False)
-        click.echo(f"  {row.title}")
-        claim = textwrap.shorten(row.claim, 240, placeholder=" …")
-        click.echo(textwrap.fill(claim, 98, initial_indent="  ", subsequent_indent="  "))
+        click.echo(f"  {visible(row.title)}")
+        claim = textwrap.shorten(row.claim, _LONGEST_CLAIM, placeholder=" …")
+        for text in (claim, f"cases: {', '.join(row.cases)}", f"arms: {', '.join(row.arms)}"):
+            short = visible(text, _LONGEST_LIST)
+            click.echo(textwrap.fill(short, 98, initial_indent="  ", subsequent_indent="  "))
         left = f"{row.trials_left} not finished, about {spoken(row.seconds_left)} {where}"
         click.echo(
             f"  {len(row.cases)} cases, {row.trials} trials: {left if row.trials_left else 'all finished'}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -58,19 +59,32 @@ def read_check(item: object, number: int, problems: list[str]) -> Check | None:
         )
     if len(problems) == before and (bounds[0] != "at_least") != bool(fields.get("against")):
         problems.append(f"{where}: margin, within and times need against, at_least does without")
-    if len(problems) == before and not fields.get("within", 1) > 0:
-        problems.append(f"{where}.within must be above 0, got {fields['within']}")
     column = fields.get("column", "top1")
     if column not in COLUMNS:
         problems.append(one_of(f"{where}.column", column, COLUMNS))
-    elif is_share(column) and not 0 <= fields.get("at_least", 0) <= 1:
-        problems.append(
-            f"{where}.at_least must lie between 0 and 1, because {column} is a fraction; "
-            f"got {fields['at_least']}"
-        )
+    elif len(problems) == before:
+        problems += [f"{where}.{line}" for line in _wrong_bound(bounds[0], fields[bounds[0]], column)]
     if len(problems) > before:
         return None
     return Check(**{**fields, "cases": tuple(fields.get("cases", ()))})
+
+
+def _wrong_bound(name: str, value: float, column: str) -> list[str]:
+    """What is wrong with the number that a check compares with."""
+    if not math.isfinite(value):
+        return [f"{name} must be finite, got {value}"]
+    if name == "within" and value <= 0:
+        return [f"within must be above 0, got {value}"]
+    if not is_share(column) or name == "times":
+        return []
+    if name == "at_least" and not 0 <= value <= 1:
+        return [f"at_least must lie between 0 and 1, because {column} is a fraction; got {value}"]
+    # Whoever writes 1 means a point, and with 1 as a fraction the claim would always hold.
+    if name in ("margin", "within") and not -1 < value < 1:
+        return [
+            f"{name} must lie between -1 and 1, because {column} is a fraction (a point is 0.01); got {value}"
+        ]
+    return []
 
 
 def wrong_cases(checks: Sequence[Check], cases: Mapping[str, Config]) -> list[str]:

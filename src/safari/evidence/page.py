@@ -17,7 +17,7 @@ from safari.runs.files import making, write_atomically
 TITLE = "The paper's claims, run again"
 
 
-def write_page(experiments: Sequence[Experiment], results: Results, out: Path) -> Path:
+def write_page(experiments: Sequence[Experiment], results: Results, out: Path, title: str = TITLE) -> Path:
     """Write report.html, report.md and the figures under `out`; returns the page.
 
     Without Matplotlib the page has the tables, and says how to get the figures.
@@ -29,8 +29,8 @@ def write_page(experiments: Sequence[Experiment], results: Results, out: Path) -
                 for kind in ("svg", "png"):
                     path = out / "figures" / f"{block.name}.{kind}"
                     write_atomically(path, render(block.figure, kind))
-    write_atomically(out / "report.md", to_markdown(TITLE, blocks).encode())
-    write_atomically(out / "report.html", to_html(TITLE, blocks).encode())
+    write_atomically(out / "report.md", to_markdown(title, blocks).encode())
+    write_atomically(out / "report.html", to_html(title, blocks).encode())
     return out / "report.html"
 
 

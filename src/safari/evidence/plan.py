@@ -30,6 +30,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -50,6 +51,9 @@ FIGURES = (
 # What changes where or how fast a run is computed, or what it is called, and not what it comes to. Arms and
 # seeds are left out because each trial stands alone: another arm is added to a case and begins nothing anew.
 _NOT_THE_SETTING = ("name", "seed", "seeds", "arms", "checkpoint", "track")
+# More than anybody runs, and few enough to be listed at once.
+_MOST_CASES = 10_000
+_MOST_SECONDS = 1e6
 _MACHINE = {"engine": ("device", "threads", "graph"), "data": ("root", "download")}
 
 
@@ -156,22 +160,30 @@ def find(folder: Path, names: Sequence[str] = ()) -> list[Path]:
 
     A file that another one names as its base is no experiment.
     """
-    files = {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    # A pipe would be waited for.
+    files = {path.stem: path for path in sorted(folder.glob("*.toml")) if path.is_file()}
     if not files:
         raise ConfigError(f"no experiments (*.toml) in {folder}; --from names another folder")
     bases = _bases(files.values())
     # All of them only where files name each other, and then reading them tells what is wrong.
     experiments = {name: path for name, path in files.items() if path not in bases} or files
-    wrong = [
-        f"{files[name]} is the base of {bases[files[name]].name}, not an experiment"
-        if name in files
-        else one_of("NAME", name, experiments)
-        for name in names
-        if name not in experiments
-    ]
+    wrong = [_wrong_name(name, files, bases, experiments) for name in names if name not in experiments]
     if wrong:
         raise ConfigError(wrong)
     return [files[name] for name in dict.fromkeys(names)] if names else list(experiments.values())
+
+
+def _wrong_name(
+    name: str, files: Mapping[str, Path], bases: Mapping[Path, Path], experiments: Iterable[str]
+) -> str:
+    if name in files:
+        return f"{files[name]} is the base of {bases[files[name]].name}, not an experiment"
+    if name.endswith(".toml"):
+        path = Path(name)
+        return (
+            f"NAME is that of an experiment, not of its file: {path.stem} --from {path.parent}; got {name!r}"
+        )
+    return one_of("NAME", name, experiments)
 
 
 def _bases(files: Iterable[Path]) -> dict[Path, Path]:
@@ -343,6 +355,11 @@ def _experiment(
         fields["set"] = {k: v for k, v in _set_of(whole).items() if k == "arms"} | _set_of(fields)
         _axes(whole.get("axes", {}), own)
     cost = fitting(Cost, fields.get("cost", {}), "cost.", own)
+    own += [
+        f"cost.{key} must lie above 0 and at most at {_MOST_SECONDS:,.0f} seconds, got {value}"
+        for key, value in cost.items()
+        if not 0 < value <= _MOST_SECONDS
+    ]
     own += [one_of("show", item, FIGURES) for item in fields.get("show", ()) if item not in FIGURES]
     axes = _axes(fields.get("axes", {}), own)
     if own:
@@ -402,7 +419,10 @@ def _wrong_names(experiment: Experiment, arms: Mapping[str, set[str]]) -> list[s
 def _variants(folder: Path, fields: Mapping[str, Any]) -> dict[tuple[str, ...], dict[str, Any]]:
     """The tables of every case, by its values on the axes; ConfigError where there is no base."""
     try:
-        base = read_toml(folder / fields["base"])
+        path = folder / fields["base"]
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path} is not a file")
+        base = read_toml(path)
     except ConfigError as error:
         raise ConfigError([f"base: {problem}" for problem in error.problems]) from error
     base, axes = override(base, flatten(fields.get("set", {}))), fields.get("axes", {})
@@ -488,4 +508,7 @@ def _axes(table: Mapping[str, Any], problems: list[str]) -> dict[str, dict[str, 
                     f"axes.{axis}: a name may hold letters, digits, and . _ - only, got {value!r}"
                 )
         axes[axis] = dict(values)
+    count = math.prod(len(values) for values in axes.values())
+    if count > _MOST_CASES:
+        problems.append(f"axes must give at most {_MOST_CASES:,} cases together, got {count:,}")
     return axes

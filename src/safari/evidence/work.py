@@ -157,6 +157,8 @@ def split_for(units: Sequence[Unit], jobs: int) -> list[Unit]:
     none would be long at work when the others have finished. What was begun goes first: a run that is stopped now and
     then ends with finished trials, not with many halves.
     """
+    # More processes than trials have nothing to do.
+    jobs = min(jobs, max(1, sum(len(unit.done) for unit in units)))
     pieces = sorted(units, key=lambda unit: -unit.work)
     whole = [unit for unit in pieces if len(unit.done) > 1]
     # One long trial keeps a process at work whatever becomes of the others.

@@ -36,7 +36,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from safari.aggregation import Server
+from safari.aggregation import RULES, Server
 from safari.engine.parts import rule_of
 from safari.engine.state import initial
 from safari.engine.vectorised import GroupTraining, Vectorised
@@ -173,7 +173,7 @@ def count_step(rule: str, ids: Sequence[int]) -> dict[str, object]:
     """Operations and waits of the third round, in which rules have a memory."""
     first, models, mask = arrivals(SIZE, PARAMETERS, ids)
     with counted():
-        server = Server.start(OnDevice(first), CLIENTS, rule, parameters=PARAMETERS)
+        server = Server.start(OnDevice(first), CLIENTS, RULES[rule](), parameters=PARAMETERS)
         for _ in range(2):
             server, _ = server.step_stacked(
                 range(CLIENTS), OnDevice(models[[0] * CLIENTS]), None, OnDevice(mask), same_mask=True
@@ -239,7 +239,7 @@ def summary(found: Launches) -> dict[str, object]:
 def host_time(rule: str, ids: Sequence[int], rounds: int) -> dict[str, float]:
     """Microseconds of a step on a model of a hundred numbers: median and quartiles."""
     first, models, mask = arrivals(100, 90, ids)
-    server = Server.start(first, CLIENTS, rule, parameters=90)
+    server = Server.start(first, CLIENTS, RULES[rule](), parameters=90)
     seconds = []
     for _ in range(rounds + 20):
         start = time.perf_counter()

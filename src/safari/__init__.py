@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from safari.models import Layout
     from safari.pruning import MaskPolicy, Masks, Pruner, prune
     from safari.report import Run, load
+    from safari.rounds.beside import wire_layout
     from safari.tasks import Task
     from safari.training import ClientAlgorithm, ServerHalf
 
@@ -63,6 +64,7 @@ __all__ = [
     "resume",
     "run",
     "stand_in",
+    "wire_layout",
 ]
 
 _HOMES = {
@@ -85,6 +87,7 @@ _HOMES = {
     "models": ("Layout",),
     "pruning": ("MaskPolicy", "Masks", "Pruner", "prune"),
     "report": ("Run", "load"),
+    "rounds.beside": ("wire_layout",),
     "tasks": ("Task",),
     "training": ("ClientAlgorithm", "ServerHalf"),
 }

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from safari.aggregation import Outcome, Server
+from safari.aggregation import RULES, Outcome, Server
 
 
 def vector(*numbers: float) -> Tensor:
@@ -20,7 +20,8 @@ A, B, C = vector(0, 0, 3), vector(0, 4, 3), vector(12, 0, 0)
 
 
 def start(rule: str = "safari", **options: Any) -> Server:
-    return Server.start(vector(1, 1, 1), 3, rule, **options)
+    # By what it is, and not by name: the simulator's oracles are rules, too.
+    return Server.start(vector(1, 1, 1), 3, RULES[rule](), **options)
 
 
 def sparse_step(server: Server, models: Mapping[int, Tensor], **more: Any) -> tuple[Server, Outcome]:

@@ -243,9 +243,13 @@ def test_renaming_clients_renames_the_result(name: str, play: Any, data: st.Data
     old_of = {n: o for o, n in enumerate(new)}
     generator = torch.Generator().manual_seed(seed)
     weights = (torch.rand(clients, generator=generator) + 0.1).tolist()
-    one = Server.start(torch.zeros(6), clients, name, weights=weights, parameters=4)
+    one = Server.start(torch.zeros(6), clients, RULES[name](), weights=weights, parameters=4)
     two = Server.start(
-        torch.zeros(6), clients, name, weights=[weights[old_of[n]] for n in range(clients)], parameters=4
+        torch.zeros(6),
+        clients,
+        RULES[name](),
+        weights=[weights[old_of[n]] for n in range(clients)],
+        parameters=4,
     )
     for cohort, arrived in rounds:
         models = {i: torch.randn(6, generator=generator) for i in arrived}
@@ -264,7 +268,7 @@ def test_a_weight_that_everybody_cut_becomes_exactly_zero(name: str, data: st.Da
     clients = data.draw(st.integers(1, 30))
     weights = data.draw(st.lists(st.floats(1e-6, 1e6), min_size=clients, max_size=clients))
     arrivals = st.sets(st.integers(0, clients - 1), min_size=1)
-    server = Server.start(torch.full((4,), 1e6), clients, name, weights=weights)
+    server = Server.start(torch.full((4,), 1e6), clients, RULES[name](), weights=weights)
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
     for arrived in data.draw(st.lists(arrivals, min_size=1, max_size=4)):
         models = {}

@@ -17,7 +17,7 @@ from safari.errors import ConfigError, SafariError
 
 # --- what is refused
 
-NAMES = ", ".join(sorted(RULES))
+NAMES = ", ".join(sorted(RULES.keys() - {"perfect", "attainable", "few"}))
 
 
 BAD: list[tuple[Any, str]] = [
@@ -151,6 +151,16 @@ def test_step_leaves_the_old_server_and_the_updates_alone() -> None:
             "rule must be a name or a Compensation, got a function; call it: rule=drop()",
         ),
         ({"rule": 3}, "rule must be a name or a Compensation, got an int"),
+        (
+            {"rule": {"rule": "safari+", "memory": False}},
+            "rule must be a name or a Compensation, got a dict; "
+            "with options: rule=safari.aggregation.RULES[name](option=value)",
+        ),
+        (
+            {"rule": "mine.py:gentle"},
+            f"rule must be one of {NAMES}; got 'mine.py:gentle'; "
+            "import gentle from mine.py and pass what it returns: rule=gentle()",
+        ),
         ({"model": torch.nn.Linear(1, 1)}, "model must be one vector of finite numbers, got a Linear"),
         ({"model": ["a"]}, "model must be one vector of finite numbers, got a list"),
         ({"parameters": 4}, "parameters must lie between 1 and the model's 3 numbers, got 4"),
@@ -191,6 +201,21 @@ def test_only_the_reference_and_its_oracle_override_the_network() -> None:
         "attainable",
         "few",
     }
+
+
+@pytest.mark.parametrize("name", ["perfect", "attainable", "few"])
+def test_an_oracle_needs_the_simulator(name: str) -> None:
+    """Without it an oracle would be `drop` under another name."""
+    with pytest.raises(SafariError, match=f"^rule {name} is an oracle of the simulator, .* use drop"):
+        Server.start(torch.ones(3), 3, name)
+    # The simulator itself, which does train everybody, passes the rule.
+    assert Server.start(torch.ones(3), 3, RULES[name]()).rule.overrides_network
+
+
+def test_a_rule_with_options() -> None:
+    server = Server.start(torch.ones(3), 3, RULES["safari+"](memory=False))
+    _, outcome = server.step({0: vector(1, 1, 2), 1: vector(1, 2, 1)})
+    assert outcome.missing == (2,)
 
 
 def test_a_users_rule_with_a_memory() -> None:

@@ -58,6 +58,27 @@ def test_inspect_explains_a_frame(run, tmp_path):
     assert [brief[name] for name in ("kept", "span", "density", "over_bound")] == [None] * 4
 
 
+def test_inspect_explains_the_upload_of_any_arm_and_client(tmp_path):
+    folder, frame = tmp_path / "run", tmp_path / "upload.frame"
+    half = {"name": "half", "rule": "drop", "set": {"pruning": {"sparsity": 0.5}}}
+    safari.run({"rounds": 1, "clients": 5, "arms": [half, "drop"], "model": {"name": "mlp"}}, folder)
+    whose = ("--arm", "half", "--client", 3)
+    invoke("bench", folder, *whose, "--save", frame)
+    found = json.loads(invoke("inspect", frame, "--run", folder, *whose, "--json").stdout)
+    assert {entry["name"]: entry["kept"] for entry in found["density"]}["1.weight"] > 0.4 * 64 * 64
+    other = (
+        r"upload\.frame is not the next upload of (the last arm|arm drop) of .*run \(see --arm\): predicted"
+    )
+    for wrong in ([], ["--arm", "drop"]):
+        with pytest.raises(SafariError, match=other):
+            invoke("inspect", frame, "--run", folder, *wrong)
+    with pytest.raises(SafariError, match="arm must be one of drop, half; got 'hafl'"):
+        invoke("inspect", frame, "--run", folder, "--arm", "hafl")
+    with pytest.raises(SafariError, match="client must be between 0 and 4, got 5"):
+        invoke("inspect", frame, "--run", folder, "--client", 5)
+    assert "--arm and --client need --run" in invoke("inspect", frame, *whose).output
+
+
 def test_what_is_no_frame_gets_a_clear_error(run, tmp_path):
     bad = tmp_path / "bad"
     bad.write_bytes(b"not a frame at all")

@@ -112,11 +112,11 @@ class Server:
         """A server before its first round.
 
         `model`: the first global model. `clients`: how many there are. `rule`: what to do about the missing,
-        a name or a Compensation. `weights`: one positive number a client (say, its sample count); equal by
-        default. `parameters`: how many numbers, from the front, are parameters (all by default): similarity
-        looks at them alone. `steps`: what is done with the change that the weighted sum gave, in this order:
-        names or ServerSteps. `gate`: which updates the rule gets to see, a name or a Gate; by default all but
-        absurdly large ones.
+        a name or a Compensation; no name of an oracle such as `perfect`, which only the simulator can have.
+        `weights`: one positive number a client (say, its sample count); equal by default. `parameters`: how
+        many numbers, from the front, are parameters (all by default): similarity looks at them alone.
+        `steps`: what is done with the change that the weighted sum gave, in this order: names or ServerSteps.
+        `gate`: which updates the rule gets to see, a name or a Gate; by default all but absurdly large ones.
         """
         vector = _start_vector(model)
         if vector.ndim != 1 or not len(vector) or not bool(torch.isfinite(vector).all()):
@@ -375,13 +375,30 @@ def _start_vector(model: Vector) -> Tensor:
 
 def _rule(rule: object) -> Compensation:
     if isinstance(rule, str):
-        if rule not in RULES:
-            raise SafariError(one_of("rule", rule, RULES))
-        return replace(RULES[rule](), name=f"rule {rule}")
+        return _named_rule(rule)
     if not isinstance(rule, Compensation):
         hint = f"; call it: rule={rule.__name__}()" if isfunction(rule) else ""
+        if isinstance(rule, Mapping):
+            hint = "; with options: rule=safari.aggregation.RULES[name](option=value)"
         raise SafariError(f"rule must be a name or a Compensation, got {describe(rule)}{hint}")
     return rule
+
+
+def _named_rule(name: str) -> Compensation:
+    if name not in RULES:
+        usable = [known for known, make in RULES.items() if not make().overrides_network]
+        file, colon, own = name.rpartition(":")
+        # As a config names it; a server loads no files.
+        hint = f"; import {own} from {file} and pass what it returns: rule={own}()" if colon else ""
+        raise SafariError(one_of("rule", name, usable) + hint)
+    rule = RULES[name]()
+    if rule.overrides_network:
+        raise SafariError(
+            f"rule {name} is an oracle of the simulator, which trains everybody whatever the links do; "
+            "a server has nothing but what arrived: use drop, which averages that, or safari, "
+            "which has others stand in"
+        )
+    return replace(rule, name=f"rule {name}")
 
 
 def _steps(steps: object) -> list[ServerStep]:

@@ -31,38 +31,79 @@ def to_tensors(server: Server) -> dict[str, Tensor]:
     return tensors | {f"{_GATE}{name}": tensor for name, tensor in server.gate_state.items()}
 
 
-def with_tensors(server: Server, round: int, tensors: Mapping[str, Tensor]) -> Server:
-    """The server after `round` rounds, from what `to_tensors` gave; other names are ignored.
+def with_tensors(
+    server: Server, round: int, tensors: Mapping[str, Tensor], *, any_form: bool = False
+) -> Server:
+    """The server after `round` rounds, from what `to_tensors` gave; names of other parts are ignored.
 
-    SafariError where the state of a step is not there, or of another form. A gate starts anew where its
-    state is not there: older checkpoints have none.
+    SafariError where model, rule, steps or gate are not those of `server`: where a tensor is not there, or of
+    another form. What a rule's `added` names may be missing, and so may the state of a gate, which then
+    starts anew: older checkpoints have none. A gate's state may be of fewer clients.
+
+    Args:
+        server: a server that was started with the same clients, rule, steps and gate.
+        round: how many rounds there have been.
+        tensors: what to put into it.
+        any_form: take the states of rule and gate as they are. For a rule of your own whose tensors change
+            their shape, go or come, and for callers that look at them themselves.
     """
     device = server.model.device
-    state = {
-        name.removeprefix(_RULE): tensor.to(device)
-        for name, tensor in tensors.items()
-        if name.startswith(_RULE)
-    }
-    steps: State = {}
-    for name, first in server.step_state.items():
-        found = tensors.get(_step_name(name))
-        if found is None or found.shape != first.shape or found.dtype != first.dtype:
-            got = "nothing" if found is None else f"shape {[*found.shape]} and {found.dtype}"
-            raise SafariError(
-                f"{_step_name(name)} must be a tensor of shape {[*first.shape]} and {first.dtype}, got {got}"
-            )
-        steps[name] = found.to(device)
+    state = _part(_RULE, tensors)
     # What a gate has learned of vectors beside the models is not in its first state.
-    gate = {n.removeprefix(_GATE): t.to(device) for n, t in tensors.items() if n.startswith(_GATE)}
-    gate |= {name: _inside(first, tensors.get(f"{_GATE}{name}")) for name, first in server.gate_state.items()}
+    gate = _part(_GATE, tensors)
+    if not any_form:
+        state = _rule_state(server, state)
+        _check_gate(server.gate_state, gate)
+    steps = {
+        name: _fitting(_step_name(name), tensors.get(_step_name(name)), first)
+        for name, first in server.step_state.items()
+    }
+    gate = {name: tensor.to(device) for name, tensor in gate.items()} | {
+        name: _inside(first, gate.get(name)) for name, first in server.gate_state.items()
+    }
     return replace(
         server,
-        model=tensors["model"].to(device),
+        model=_fitting("model", tensors.get("model"), server.model).to(device),
         round=round,
-        state=state,
-        step_state=steps,
+        state={name: tensor.to(device) for name, tensor in state.items()},
+        step_state={name: tensor.to(device) for name, tensor in steps.items()},
         gate_state=gate,
     )
+
+
+def _part(prefix: str, tensors: Mapping[str, Tensor]) -> State:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def _rule_state(server: Server, found: State) -> State:
+    """The state of the server's rule, in the form of its first one."""
+    more = sorted(found.keys() - server.state.keys())
+    if more:
+        expected = ", ".join(_RULE + name for name in server.state) or "none"
+        raise SafariError(
+            f"{_RULE}{more[0]} is no part of the state of {server.rule.name}: it must have {expected}, "
+            f"got shape {[*found[more[0]].shape]}; start the server with the rule that was saved"
+        )
+    held = {name: server.state[name] for name in server.rule.added if name in server.state} | found
+    return {name: _fitting(_RULE + name, held.get(name), first) for name, first in server.state.items()}
+
+
+def _check_gate(first: State, found: State) -> None:
+    for name in first.keys() & found.keys():
+        like, got = first[name], found[name]
+        fits = got.dtype == like.dtype and got.ndim == like.ndim
+        if not fits or any(map(gt, got.shape, like.shape)):
+            raise SafariError(
+                f"{_GATE}{name} must be a tensor of shape {[*like.shape]} or less and {like.dtype}, "
+                f"got shape {[*got.shape]} and {got.dtype}"
+            )
+
+
+def _fitting(name: str, found: Tensor | None, like: Tensor) -> Tensor:
+    if found is None or found.shape != like.shape or found.dtype != like.dtype:
+        got = "nothing" if found is None else f"shape {[*found.shape]} and {found.dtype}"
+        raise SafariError(f"{name} must be a tensor of shape {[*like.shape]} and {like.dtype}, got {got}")
+    return found
 
 
 def _inside(first: Tensor, found: Tensor | None) -> Tensor:

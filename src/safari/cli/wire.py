@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -14,6 +15,17 @@ from safari.cli.offers import complete_run
 from safari.cli.options import json_option
 from safari.errors import RunError
 from safari.trust import downloads, needs
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def upload_options(function: F) -> F:
+    """`--arm` and `--client`: which upload of a run; `inspect` has to name the one that `bench` saved."""
+    arm = click.option("--arm", help="Whose model.  [default: the last arm's]")
+    client = click.option(
+        "--client", type=click.IntRange(min=0), default=0, show_default=True, help="Who sends it."
+    )
+    return arm(client(function))
 
 
 @click.group(short_help="Look at messages: what they hold, and what they cost.")
@@ -30,23 +42,36 @@ def wire() -> None:
     shell_complete=complete_run,
     help="The run that the frame came from: then its layout is known, and the body can be read.",
 )
+@upload_options
 @trust_option
 @json_option
-def inspect(file: Path, folder: Path | None, trust: bool, as_json: bool) -> None:
+def inspect(
+    file: Path, folder: Path | None, arm: str | None, client: int, trust: bool, as_json: bool
+) -> None:
     """Explain a frame or a packet: modes, bytes by part, density by layer, distance from the entropy bound.
+
+    With --run, give the --arm and --client that `safari wire bench` had when it wrote the file: each arm has
+    a model and a mask of its own.
 
     \b
     Example:
-      safari wire bench runs/mine --save upload.frame
-      safari wire inspect upload.frame --run runs/mine
+      safari wire bench runs/mine --arm safari --save upload.frame
+      safari wire inspect upload.frame --run runs/mine --arm safari
     """
+    from safari.wire import SharedKnowledgeError
     from safari.wire import inspect as explain
 
     try:
         data = file.read_bytes()
     except OSError as error:
         raise RunError(f"cannot read {file}: {error.strerror}") from error
-    found = explain(data, _upload(folder, None, 0, trust).shared if folder else None)
+    if folder is None and (arm is not None or client):
+        raise click.UsageError("--arm and --client need --run: they say which upload of the run it is")
+    try:
+        found = explain(data, _upload(folder, arm, client, trust).shared if folder else None)
+    except SharedKnowledgeError as error:
+        of = "the last arm" if arm is None else f"arm {arm}"
+        raise RunError(f"{file} is not the next upload of {of} of {folder} (see --arm): {error}") from error
     if as_json:
         click.echo(json.dumps(_plain(found), indent=2))
         return
@@ -70,8 +95,7 @@ def inspect(file: Path, folder: Path | None, trust: bool, as_json: bool) -> None
 @click.argument(
     "folder", metavar="RUN", type=click.Path(path_type=Path, file_okay=False), shell_complete=complete_run
 )
-@click.option("--arm", help="Whose model.  [default: the last arm's]")
-@click.option("--client", type=click.IntRange(min=0), default=0, show_default=True, help="Who sends it.")
+@upload_options
 @click.option(
     "--save", type=click.Path(path_type=Path, dir_okay=False), help="Write the smallest exact frame."
 )

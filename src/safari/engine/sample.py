@@ -49,7 +49,7 @@ def next_upload(run: RunFolder, arm: str | None = None, client: int = 0) -> Uplo
     saved = trial.read_checkpoint()
     refuse_changes(saved, config, trial)
     # The rule has no part in an upload, so a user's own is not loaded for it.
-    config = replace(config, arms=(replace(arms[name], rule=Plug("drop")),))
+    config = replace(config.for_arm(arms[name]), arms=(replace(arms[name], rule=Plug("drop")),))
     world = assemble(config, config.seed, load_data(config))
     saved = replace(saved, facts={**saved.facts, "config": meaning(config, name)})
     return upload_of(world, from_saved(saved, world, world.rules[name], trial), client)

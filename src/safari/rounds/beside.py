@@ -12,7 +12,15 @@ from safari.wire import WireLayout, decode, decode_votes, encode, encode_votes
 
 
 def wire_layout(layout: Layout, *, buffers: bool = True) -> WireLayout:
-    """A model's layout as the wire format knows it: names, sizes, what may be cut; perhaps without buffers."""
+    """A model's layout as the wire format knows it: names, sizes, what may be cut; perhaps without buffers.
+
+    >>> wire_layout(Layout.of(torch.nn.Linear(3, 2)))
+    WireLayout(names=('weight', 'bias'), sizes=(6, 2), prunable=(True, False))
+    """
+    if not isinstance(layout, Layout):
+        raise SafariError(
+            f"layout must be a safari.Layout, such as Layout.of(module), got {type(layout).__name__}"
+        )
     entries = [e for e in layout.entries if buffers or e.kind != "buffer"]
     return WireLayout(
         [e.name for e in entries], [e.size for e in entries], [e.kind == "weight" for e in entries]

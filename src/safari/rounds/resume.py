@@ -46,7 +46,8 @@ _MEANINGFUL = (
 def saved_server(saved: Saved, server: Server, config: Config, trial: Trial) -> Server:
     """The server that a checkpoint holds; RunError where the state of a server step is not in it.
 
-    The state of its rule is as it was saved: see `checked_rule_state`.
+    The state of its rule is as it was saved, because clients may have become more since: see
+    `checked_rule_state`.
     """
     if config.aggregation.average and "average" not in saved.tensors:
         raise RunError(
@@ -54,10 +55,10 @@ def saved_server(saved: Saved, server: Server, config: Config, trial: Trial) -> 
             f"{config.aggregation.average}. Put 0 there, or begin a new run"
         )
     try:
-        return with_tensors(server, saved.round, saved.tensors)
+        return with_tensors(server, saved.round, saved.tensors, any_form=True)
     except SafariError as error:
         raise RunError(
-            f"{trial.checkpoint} does not fit aggregation.steps: {error}. Begin a new run"
+            f"{trial.checkpoint} does not fit aggregation.steps or the model: {error}. Begin a new run"
         ) from error
 
 

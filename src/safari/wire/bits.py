@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from safari.errors import WireError
+from safari.errors import SafariError, WireError
 from safari.wire.layout import Ints
 
 Bytes8 = npt.NDArray[np.uint8]
@@ -28,6 +28,8 @@ class Reader:
     """A position in received bytes; every read is checked against their end."""
 
     def __init__(self, data: bytes):
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise SafariError(f"data must be bytes, got {type(data).__name__}")
         self.data = memoryview(data)
         self.at = 0
 

@@ -149,7 +149,7 @@ def packet_label(data: bytes) -> Label | None:
 
 def covered(data: bytes, layout: WireLayout | Shared) -> Ints:
     """The places in the flat vector that a datagram of one's own covers: its head is read, not checked."""
-    whole = layout if isinstance(layout, WireLayout) else layout.layout
+    whole = as_shared(layout, None, None).layout
     return whole.positions(*covered_range(data, whole))
 
 
@@ -169,7 +169,7 @@ def merge(parts: Iterable[Part], layout: WireLayout | Shared) -> Merged:
 
     Raises `SafariError` where two packets belong to different identities, or one to another layout.
     """
-    whole = layout if isinstance(layout, WireLayout) else layout.layout
+    whole = as_shared(layout, None, None).layout
     vector = np.zeros(whole.d, np.float32)
     flags = np.zeros((2, whole.d), np.bool_)
     identity: Identity | None = None

@@ -47,6 +47,8 @@ class Shared:
     predicted_mask: Bools | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.layout, WireLayout):
+            raise SafariError(f"layout must be a WireLayout, got {_kind('layout', self.layout)}")
         if self.reference is not None:
             check_vector("reference", self.reference, self.layout)
         if self.predicted_mask is not None:
@@ -91,6 +93,8 @@ def as_shared(layout: WireLayout | Shared, reference: Floats | None, mask: Bools
     """A layout and loose arrays as shared knowledge; a `Shared` goes through as it is."""
     if isinstance(layout, WireLayout):
         return Shared(layout, reference, mask)
+    if not isinstance(layout, Shared):
+        raise SafariError(f"layout must be a WireLayout or Shared, got {_kind('layout', layout)}")
     if reference is not None or mask is not None:
         raise SafariError("reference and predicted_mask belong into Shared when Shared is given")
     return layout
@@ -98,13 +102,32 @@ def as_shared(layout: WireLayout | Shared, reference: Floats | None, mask: Bools
 
 def check_vector(field: str, vector: Floats, layout: WireLayout) -> None:
     """Raise unless it is a float32 vector of the layout's length."""
+    if not isinstance(vector, np.ndarray):
+        raise SafariError(f"{field} must be a numpy array float32[{layout.d}], got {_kind(field, vector)}")
     if vector.dtype != np.float32 or vector.shape != (layout.d,):
         raise SafariError(f"{field} must be float32[{layout.d}], got {vector.dtype}{list(vector.shape)}")
 
 
 def check_mask(field: str, mask: Bools, layout: WireLayout) -> None:
     """Raise unless it is a bool vector of the layout's length that keeps every dense number."""
+    if not isinstance(mask, np.ndarray):
+        raise SafariError(f"{field} must be a numpy array bool[{layout.d}], got {_kind(field, mask)}")
     if mask.dtype != np.bool_ or mask.shape != (layout.d,):
         raise SafariError(f"{field} must be bool[{layout.d}], got {mask.dtype}{list(mask.shape)}")
     if not layout.to_wire(mask)[layout.prunable_total :].all():
         raise SafariError(f"{field} must keep every number of the entries that are not prunable")
+
+
+def _kind(field: str, thing: object) -> str:
+    """What somebody passed in the place of an array or a layout, and what to pass where that can be told.
+
+    By the names of types alone: nothing here imports torch.
+    """
+    kind = type(thing)
+    if kind.__module__.partition(".")[0] == "torch" and hasattr(thing, "numpy"):
+        return f"a torch tensor; pass {field}.detach().cpu().numpy()"
+    if kind.__module__.startswith("safari.models"):
+        return "a safari.Layout; pass safari.wire_layout(layout)"
+    return (
+        "None" if thing is None else f"{'an' if kind.__name__[0].lower() in 'aeiou' else 'a'} {kind.__name__}"
+    )

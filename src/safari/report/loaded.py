@@ -16,7 +16,7 @@ from safari.report.live import show_figures
 from safari.report.style import styled
 from safari.report.table import cells, rows_of, to_text
 from safari.runs import RunFolder, RunMetrics, Trial, summarise
-from safari.runs.tables import Columns, columns
+from safari.runs.tables import TEXTS, Columns, columns
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -141,7 +141,10 @@ class Run:
             raise MissingExtraError(
                 "pandas", "pandas", f"data frames (run.columns({table!r}) gives plain lists)"
             ) from error
-        return pandas.DataFrame(self.columns(table))
+        found = self.columns(table)
+        # Among numbers None becomes NaN; of nothing but None pandas makes a column of objects, which has no mean.
+        missing = [name for name, values in found.items() if values and set(values) == {None}]
+        return pandas.DataFrame(found).astype({name: "float64" for name in missing if name not in TEXTS})
 
     def _summary(self) -> dict[str, Any]:
         return summarise(self.folder, [])

@@ -26,7 +26,7 @@ from safari.engine.packets import check_packets
 from safari.engine.parts import Parts, Problems, call_own, is_own, parts_of
 from safari.engine.rehearsal import rehearse
 from safari.engine.world import World
-from safari.errors import ConfigError
+from safari.errors import ConfigError, brief
 from safari.hosting import named
 from safari.links import Setting, check_arrays, check_length
 from safari.models import Layout
@@ -221,5 +221,5 @@ def _module(built: Parts, seed: int, data: Data) -> nn.Module:
             lambda: built.model(data.input_shape, data.classes, **extra, **dict(plug.options)),
         )
     if not isinstance(module, nn.Module):
-        raise ConfigError(f"model.name: {plug.name} must return a torch.nn.Module, got {module!r}")
+        raise ConfigError(f"model.name: {plug.name} must return a torch.nn.Module, got {brief(module)}")
     return module

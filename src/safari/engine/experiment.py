@@ -20,7 +20,7 @@ from safari.engine.assembly import assemble, check_rest, notes_of
 from safari.engine.parts import Parts, Problems, load_data, parts_of
 from safari.engine.state import State, from_saved, initial, similarity_picture, to_saved
 from safari.engine.world import World
-from safari.errors import ConfigError, DataError, RunError, SafariError, one_of
+from safari.errors import ConfigError, DataError, RunError, SafariError, brief, one_of
 from safari.loading import loading
 from safari.plugins import first_line, known
 from safari.rounds.resume import refuse_changes
@@ -97,7 +97,7 @@ def as_config(config: Config | Mapping[str, Any] | str | Path) -> Config:
     if isinstance(config, Config):
         return config
     if not isinstance(config, Mapping):
-        raise ConfigError(f"config must be a Config, a table or the path of a TOML file, got {config!r}")
+        raise ConfigError(f"config must be a Config, a table or the path of a TOML file, got {brief(config)}")
     return parse(config)
 
 

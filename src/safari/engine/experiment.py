@@ -138,10 +138,11 @@ def resume(
         raise RunError(
             f"{run.path} was made by a Flower federation, and goes on when that is started again with this folder"
         )
+    # First, because approval would not help: nobody should be asked about code that is refused anyway.
+    refuse_changed_code(run)
     table = run.config.to_dict()
     # Trackers are the caller's: no watcher is made from the config here.
     with trusting([*needs(table), *downloads(table)], trust, str(run.path / "config.toml")):
-        refuse_changed_code(run)
         if from_round is not None:
             with run.writing():
                 run.rewind(from_round)

@@ -225,6 +225,20 @@ def test_figures_by_name(finished):
         run.figure("top-1")
 
 
+def test_a_figure_that_arms_share_is_named_by_the_first(tiny):
+    run = safari.load(tiny.path)
+    names = sorted(run.figures())
+    assert "layers-perfect" in names
+    assert run.figure("layers-perfect")
+    for name in ("layers-drop", "layers-safari"):
+        with pytest.raises(RunError) as error:
+            run.figure(name)
+        assert str(error.value) == (
+            f"figure must be one of {', '.join(names)}; got {name!r}, which looks the same as 'layers-perfect' "
+            "and is drawn once, under that name"
+        )
+
+
 def test_models_of_the_newest_checkpoint(finished):
     run = safari.load(finished)
     saved = RunFolder.open(finished).trial("safari", 1).read_checkpoint()

@@ -601,7 +601,7 @@ def _read(cls: type, table: Mapping[str, Any], prefix: str, problems: list[str])
 
 
 def _meant(path: str, value: object, hint: Any) -> str:
-    """What a value in the place of a table was probably meant to be, where the table has a name; or nothing."""
+    """What a value in the place of a table was probably meant for, where the table has a name."""
     if hint is not Plug and "name" not in {f.name for f in dataclasses.fields(hint)}:
         return ""
     if isinstance(value, str):

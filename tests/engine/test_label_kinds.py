@@ -48,8 +48,8 @@ def config(**changes: Any) -> Any:
         (
             toy(X, np.arange(N)[:, None] % 2),
             "classification",
-            "task.name: classification needs one class a sample, shape [n], and toy has labels of shape [40, 1]; "
-            "give y.ravel()",
+            "task.name: classification needs one class a sample, shape [n], and toy has labels "
+            "of shape [40, 1]; give y.ravel()",
         ),
         (
             toy(X, np.arange(N) % 2),

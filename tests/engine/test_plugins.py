@@ -238,8 +238,8 @@ WRONG = {
     "model": [
         (
             "mine.py:wrong_classes",
-            "model: mine.py:wrong_classes must return a tensor of shape [2, at least 4] for 2 samples of 4 classes, "
-            "got shape [2, 2]",
+            "model: mine.py:wrong_classes must return a tensor of shape [2, at least 4] "
+            "for 2 samples of 4 classes, got shape [2, 2]",
         ),
         (
             "mine.py:wrong_shape",
@@ -248,8 +248,8 @@ WRONG = {
         ),
         (
             "mine.py:two_answers",
-            "model: mine.py:two_answers must return a tensor of shape [2, at least 4] for 2 samples of 4 classes, "
-            "got tuple",
+            "model: mine.py:two_answers must return a tensor of shape [2, at least 4] "
+            "for 2 samples of 4 classes, got tuple",
         ),
         ("mine.py:lazy", "weight has no shape yet: run a batch through the lazy module first"),
         (

@@ -234,8 +234,8 @@ def test_a_figure_that_arms_share_is_named_by_the_first(tiny):
         with pytest.raises(RunError) as error:
             run.figure(name)
         assert str(error.value) == (
-            f"figure must be one of {', '.join(names)}; got {name!r}, which looks the same as 'layers-perfect' "
-            "and is drawn once, under that name"
+            f"figure must be one of {', '.join(names)}; got {name!r}, which looks the same as "
+            "'layers-perfect' and is drawn once, under that name"
         )
 
 

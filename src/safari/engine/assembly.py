@@ -101,8 +101,10 @@ def check_rest(config: Config, seed: int, data: Data, problems: Problems) -> Non
 
 
 def notes_of(world: World) -> list[str]:
-    """What a user should know before the run: labels that begin at 1, samples with several owners, layers that the
-    first masks cut."""
+    """What a user should know before the run.
+
+    Labels that begin at 1, samples with several owners, layers that the first masks cut.
+    """
     own = is_own("data", world.config.data.name)
     found = (labels_from_1(world.data) if own else "", shared_samples(world.parts))
     notes = [note for note in found if note]

@@ -120,8 +120,8 @@ def check_task(task: Task, data: Data) -> None:
     numbers = task.labels in ("multi-hot", "numbers")
     if task.labels == "class" and data.label_kind == "tokens" and data.train_y.shape[1] == 1:
         raise ConfigError(
-            f"task.name: {task.name} needs {_LABELS[task.labels]}, shape [n], and {data.name} has labels of shape "
-            f"{[*data.train_y.shape]}; give y.ravel()"
+            f"task.name: {task.name} needs {_LABELS[task.labels]}, shape [n], and {data.name} has labels "
+            f"of shape {[*data.train_y.shape]}; give y.ravel()"
         )
     if data.label_kind != ("numbers" if numbers else task.labels):
         fitting = {"class": "classification", "tokens": "tokens", "numbers": "regression or multilabel"}

@@ -96,8 +96,8 @@ class Run:
         for drawn in found.values():
             if wanted in drawn.same:
                 raise RunError(
-                    f"figure must be one of {', '.join(sorted(found))}; got {wanted!r}, which looks the same as "
-                    f"{drawn.name!r} and is drawn once, under that name"
+                    f"figure must be one of {', '.join(sorted(found))}; got {wanted!r}, which looks the same "
+                    f"as {drawn.name!r} and is drawn once, under that name"
                 )
         raise RunError(one_of("figure", wanted, found))
 
@@ -153,7 +153,7 @@ class Run:
                 "pandas", "pandas", f"data frames (run.columns({table!r}) gives plain lists)"
             ) from error
         found = self.columns(table)
-        # Among numbers None becomes NaN; of nothing but None pandas makes a column of objects, which has no mean.
+        # Among numbers None becomes NaN; a column of nothing but None is one of objects, which have no mean.
         missing = [name for name, values in found.items() if values and set(values) == {None}]
         return pandas.DataFrame(found).astype({name: "float64" for name in missing if name not in TEXTS})
 

@@ -8,6 +8,7 @@ import tomllib
 import typing
 from typing import Any
 
+import numpy as np
 import pytest
 
 from safari.config import Arm, Config, Plug, override, parse
@@ -213,7 +214,14 @@ def test_the_edge_is_within(path: str, value: Any) -> None:
         ("track.tensorboard", 1, "track.tensorboard must be true or false, got 1"),
         ("track.mlflow", False, "track.mlflow must be a text, got False"),
         ("pruning", "mag", "pruning must be a table, got 'mag'"),
-        ("uplink", "lost", "uplink must be a table, got 'lost'"),
+        ("uplink", "lost", "uplink must be a table, got 'lost' (did you mean uplink.name=lost?)"),
+        (
+            "engine",
+            "reference",
+            "engine must be a table, got 'reference' (did you mean engine.name=reference?)",
+        ),
+        ("uplink", 3, "uplink must be a table, got 3"),
+        ("uplink", "", "uplink must be a table, got ''"),
         ("uplink.name", 3, "uplink.name must be a text, got 3"),
         ("uplink.name", "", "uplink.name must be a text, got ''"),
         ("arms", "drop", "arms must be a list of rules, got 'drop'"),
@@ -248,7 +256,7 @@ def test_values_of_another_kind(path: str, value: Any, text: str) -> None:
 
 def test_a_whole_number_without_a_float_is_refused() -> None:
     huge = 10**400
-    assert problems({"local": {"lr": huge}}) == [f"local.lr must be a number, got {huge}"]
+    assert problems({"local": {"lr": huge}}) == [f"local.lr must be a number, got 1{'0' * 96}..."]
 
 
 @pytest.mark.parametrize(
@@ -406,6 +414,66 @@ def test_a_setting_inside_what_is_no_table() -> None:
     with pytest.raises(ConfigError) as error:
         override({"rounds": 3}, [("rounds.x", 1)])
     assert str(error.value) == "rounds.x: rounds is not a table"
+    with pytest.raises(ConfigError) as error:
+        override({}, [("uplink", "gilbert-elliott"), ("uplink.p", 0.3)])
+    assert str(error.value) == ("uplink.p: uplink is not a table (did you mean uplink.name=gilbert-elliott?)")
+
+
+def own_data():
+    """What a user wrote, given itself and not by its name."""
+
+
+NAMED = '"file.py:NAME" or "__main__:NAME"'
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "text"),
+    [
+        ("data.name", own_data, f"data.name must be a text such as {NAMED}, got {own_data!r}"),
+        ("pruning.pruner", own_data, f"pruning.pruner must be a text such as {NAMED}, got {own_data!r}"),
+        (
+            "data",
+            own_data,
+            f"data must be a table, got {own_data!r}; your own goes in by its name, as data.name = {NAMED}",
+        ),
+        (
+            "arms",
+            [own_data],
+            f'arms: each must be a rule\'s name or a table with "rule", got {own_data!r}; '
+            f"your own goes in by its name, as {NAMED}",
+        ),
+        (
+            "aggregation.steps",
+            [own_data],
+            f'aggregation.steps[0] must be a name or a table with "name", got {own_data!r}; '
+            f"your own goes in by its name, as {NAMED}",
+        ),
+    ],
+)
+def test_a_function_in_the_place_of_its_name(path, value, text):
+    assert problems(nested(path, value)) == [text]
+
+
+def test_arrays_are_not_poured_into_the_message():
+    x, y = np.zeros((300, 8, 8)), np.arange(300)
+    (problem,) = problems({"data": ((x, y), (x, y))})
+    assert problem.startswith("data must be a table, got [[array([[[0., 0., 0.,")
+    assert problem.endswith(f"...; your own goes in by its name, as data.name = {NAMED}")
+    assert "\n" not in problem
+    assert len(problem) < 250
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[1.5] * 10**6, {"k" * 10**6: 1}, "x" * 10**6, 10**4000, np.zeros(900), np.zeros((50, 50))],
+    ids=["list", "table", "text", "number", "array", "matrix"],
+)
+def test_a_long_value_is_cut_in_every_message(value):
+    for table in ({"rounds": value}, {"arms": value}, {"name": [value]}, {"arms": [["x", value]]},
+                  {"aggregation": {"steps": [["x", value]]}}, {"uplink": {"name": [value]}}):  # fmt: skip
+        for problem in problems(table):
+            assert len(problem) < 400
+            assert "\n" not in problem
 
 
 def test_dates_are_told_wherever_they_are():

@@ -14,7 +14,7 @@ from datetime import date, time
 from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
-from safari.errors import ConfigError, did_you_mean, one_of
+from safari.errors import ConfigError, brief, did_you_mean, one_of
 from safari.modes import ValueMode
 from safari.plugins import fits, spell
 
@@ -413,6 +413,10 @@ ARM_TABLES = (
 )  # fmt: skip
 
 # The fields that name a plug-in, with what they name by default.
+# How a plug-in of the user's own is named.
+_OWN = '"file.py:NAME" or "__main__:NAME"'
+# A longer text is no name that somebody mistyped.
+_LONGEST_HINT = 80
 _PLUGS = {
     f.name: plug for f in dataclasses.fields(Config) if isinstance(plug := getattr(Config(), f.name), Plug)
 }
@@ -549,7 +553,8 @@ def override(table: Mapping[str, Any], settings: Sequence[tuple[str, Any]]) -> d
             continue
         inner = out.setdefault(head, {})
         if not isinstance(inner, dict):
-            raise ConfigError(f"{key}: {head} is not a table")
+            meant = _meant(head, inner, Plug) if head in _PLUGS else ""
+            raise ConfigError(f"{key}: {head} is not a table{meant}")
         if rest == "name" and head in _PLUGS and inner.get("name", _PLUGS[head].name) != value:
             inner = out[head] = {k: v for k, v in inner.items() if f"{head}.{k}" in given}
         inner[rest] = value
@@ -572,7 +577,7 @@ def _read(cls: type, table: Mapping[str, Any], prefix: str, problems: list[str])
                 value = {"name": value}
             if not isinstance(value, Mapping):
                 form = "a name or a table" if hint is Plug and prefix else "a table"
-                problems.append(f"{path} must be {form}, got {value!r}")
+                problems.append(f"{path} must be {form}, got {brief(value)}{_meant(path, value, hint)}")
             elif hint is Plug:
                 default = cast(Callable[[], Plug], f.default_factory)()
                 values[name] = _read_plug(path, value, default, problems)
@@ -584,7 +589,8 @@ def _read(cls: type, table: Mapping[str, Any], prefix: str, problems: list[str])
         elif hint == tuple[Plug, ...]:
             values[name] = _read_plugs(path, value, problems)
         elif not fits(value, hint):
-            problems.append(f"{path} must be {spell(hint)}, got {value!r}")
+            form = _name_form(value) if path == "pruning.pruner" else spell(hint)
+            problems.append(f"{path} must be {form}, got {brief(value)}")
         else:
             problem = _beyond(path, value, f.metadata)
             if problem:
@@ -592,6 +598,31 @@ def _read(cls: type, table: Mapping[str, Any], prefix: str, problems: list[str])
             else:
                 values[name] = _converted(value, hint)
     return values
+
+
+def _meant(path: str, value: object, hint: Any) -> str:
+    """What a value in the place of a table was probably meant for, where the table has a name."""
+    if hint is not Plug and "name" not in {f.name for f in dataclasses.fields(hint)}:
+        return ""
+    if isinstance(value, str):
+        return f" (did you mean {path}.name={value}?)" if 0 < len(value) <= _LONGEST_HINT else ""
+    # No file holds a function or an array: somebody gave the thing itself, from Python.
+    itself = hint is Plug and not _is_of_a_file(value)
+    return f"; your own goes in by its name, as {path}.name = {_OWN}" if itself else ""
+
+
+def _is_of_a_file(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_of_a_file, value))
+    return isinstance(value, str | int | float | Mapping)
+
+
+def _name_form(value: object) -> str:
+    return f"a text such as {_OWN}" if callable(value) else "a text"
+
+
+def _as_a_name(value: object) -> str:
+    return f"; your own goes in by its name, as {_OWN}" if callable(value) else ""
 
 
 def _converted(value: Any, hint: Any) -> Any:
@@ -604,7 +635,7 @@ def _converted(value: Any, hint: Any) -> Any:
 def _read_plug(path: str, table: Mapping[str, Any], default: Plug, problems: list[str]) -> Plug:
     name = table.get("name", default.name)
     if not isinstance(name, str) or not name:
-        problems.append(f"{path}.name must be a text, got {name!r}")
+        problems.append(f"{path}.name must be {_name_form(name)}, got {brief(name)}")
         return default
     options = {key: value for key, value in table.items() if key != "name"}
     head, colon, source = name.partition(":")
@@ -615,13 +646,14 @@ def _read_plug(path: str, table: Mapping[str, Any], default: Plug, problems: lis
 
 def _read_plugs(path: str, value: object, problems: list[str]) -> tuple[Plug, ...]:
     if not isinstance(value, list | tuple):
-        problems.append(f"{path} must be a list of names and tables, got {value!r}")
+        problems.append(f"{path} must be a list of names and tables, got {brief(value)}")
         return ()
     plugs = []
     for k, item in enumerate(value):
         table = {"name": item} if isinstance(item, str) else item
         if not isinstance(table, Mapping) or not isinstance(table.get("name"), str) or not table["name"]:
-            problems.append(f'{path}[{k}] must be a name or a table with "name", got {item!r}')
+            form = 'a name or a table with "name"'
+            problems.append(f"{path}[{k}] must be {form}, got {brief(item)}{_as_a_name(item)}")
             continue
         plugs.append(Plug(table["name"], {key: v for key, v in table.items() if key != "name"}))
     return tuple(plugs)
@@ -629,7 +661,7 @@ def _read_plugs(path: str, value: object, problems: list[str]) -> tuple[Plug, ..
 
 def _read_arms(value: object, problems: list[str]) -> tuple[Arm, ...]:
     if not isinstance(value, list | tuple):
-        problems.append(f"arms must be a list of rules, got {value!r}")
+        problems.append(f"arms must be a list of rules, got {brief(value)}")
         return ()
     if not value:
         problems.append("arms must name at least one rule, got none")
@@ -642,27 +674,28 @@ def _read_arms(value: object, problems: list[str]) -> tuple[Arm, ...]:
             options = {key: v for key, v in item.items() if key not in ("name", "rule", "set")}
             name, own = str(item.get("name", item["rule"].rpartition(":")[2])), item.get("set", {})
             if not isinstance(own, Mapping):
-                problems.append(f"arms: {name}.set must be a table, got {own!r}")
+                problems.append(f"arms: {name}.set must be a table, got {brief(own)}")
                 own = {}
             arms.append(Arm(name, Plug(item["rule"], options), dict(own)))
         else:
-            problems.append(f'arms: each must be a rule\'s name or a table with "rule", got {item!r}')
+            form = 'a rule\'s name or a table with "rule"'
+            problems.append(f"arms: each must be {form}, got {brief(item)}{_as_a_name(item)}")
     return tuple(arms)
 
 
 def _beyond(path: str, value: Any, limits: Mapping[str, Any]) -> str | None:
     if isinstance(value, float) and not math.isfinite(value):
-        return f"{path} must be a finite number, got {value}"
+        return f"{path} must be a finite number, got {brief(value)}"
     if "choices" in limits and value not in limits["choices"]:
         return one_of(path, value, limits["choices"])
     if "least" in limits and value < limits["least"]:
-        return f"{path} must be at least {limits['least']}, got {value}"
+        return f"{path} must be at least {limits['least']}, got {brief(value)}"
     if "above" in limits and value <= limits["above"]:
-        return f"{path} must be above {limits['above']}, got {value}"
+        return f"{path} must be above {limits['above']}, got {brief(value)}"
     if "below" in limits and value >= limits["below"]:
-        return f"{path} must be below {limits['below']}, got {value}"
+        return f"{path} must be below {limits['below']}, got {brief(value)}"
     if "most" in limits and value > limits["most"]:
-        return f"{path} must be at most {limits['most']}, got {value}"
+        return f"{path} must be at most {limits['most']}, got {brief(value)}"
     return None
 
 

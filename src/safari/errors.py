@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from reprlib import Repr
 
 
 class SafariError(Exception):
@@ -64,10 +65,24 @@ def one_of(field: str, value: object, allowed: Iterable[str]) -> str:
     "pruner must be one of mag, snip; got 'snipp' (did you mean 'snip'?)"
     """
     names = sorted(allowed)
-    return f"{field} must be one of {', '.join(names)}; got {value!r}{did_you_mean(value, names)}"
+    return f"{field} must be one of {', '.join(names)}; got {brief(value)}{did_you_mean(value, names)}"
 
 
 def did_you_mean(value: object, names: Iterable[str]) -> str:
     """' (did you mean ...?)' for the nearest of `names`, or nothing when none is near."""
     near = get_close_matches(str(value), list(names), n=1, cutoff=0.6)
     return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def brief(value: object, longest: int = 100) -> str:
+    """A value as an error message shows it: on one line, and bounded in length, whatever it is.
+
+    >>> brief("snipp"), brief([0.0] * 10**6, 20)
+    ("'snipp'", '[0.0, 0.0, 0.0, 0...')
+    """
+    # Its limits keep a giant or deeply nested value from being written out before it is cut.
+    shortened = Repr()
+    shortened.maxlist = shortened.maxtuple = shortened.maxdict = shortened.maxset = longest
+    shortened.maxstring = shortened.maxlong = shortened.maxother = 10 * longest
+    text = " ".join(shortened.repr(value).split())
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from safari.errors import ConfigError, DataError, SafariError
+from safari.errors import ConfigError, DataError, SafariError, brief
 from safari.plugins import check_call, check_options, resolve
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ def factory_of(
     where = f"{name_field(kind, field)}: {name}"
     factory: Callable[..., Any] = resolve(kind, name_field(kind, field), name, builtin)
     if not callable(factory):
-        raise ConfigError(f"{where} is not a function, got {factory!r}")
+        raise ConfigError(f"{where} is not a function, got {brief(factory)}")
     problems = hosted(where, partial(check_options, field, factory, options))
     if problems:
         raise ConfigError(problems)
@@ -94,7 +94,7 @@ def build(
     found = made(kind, field, name, builtin, lambda: factory(**dict(options)))
     if not isinstance(found, expected):
         kind_of = expected.__name__
-        raise ConfigError(f"{name_field(kind, field)}: {name} must return a {kind_of}, got {found!r}")
+        raise ConfigError(f"{name_field(kind, field)}: {name} must return a {kind_of}, got {brief(found)}")
     return found
 
 

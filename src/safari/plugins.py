@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from safari.errors import ConfigError, did_you_mean, one_of
+from safari.errors import ConfigError, brief, did_you_mean, one_of
 from safari.loading import MAIN, load, loaded
 
 T = TypeVar("T")
@@ -136,7 +136,7 @@ def check_options(field: str, factory: Callable[..., Any], options: Mapping[str,
                 f"{field}.{name} is not an option (allowed: {allowed}){did_you_mean(name, known)}"
             )
         elif not fits(value, known[name].hint):
-            problems.append(f"{field}.{name} must be {spell(known[name].hint)}, got {value!r}")
+            problems.append(f"{field}.{name} must be {spell(known[name].hint)}, got {brief(value)}")
     missing = [
         o.name for o in known.values() if o.default is inspect.Parameter.empty and o.name not in options
     ]

@@ -530,6 +530,26 @@ def test_code_that_changed_since_is_refused_by_name(tmp_path, monkeypatch, store
     package.resume(run)
 
 
+def test_nobody_is_asked_to_trust_code_that_is_refused_anyway(tmp_path, monkeypatch, store):
+    """An own file that was edited is new to the store, too: `--trust` would only lead to the next refusal."""
+    monkeypatch.chdir(tmp_path)
+    Path("evil").mkdir()
+    Path("evil/lib.py").write_text(RULE)
+    package.run(CONFIG, "run", progress=False, report=False)
+    run = unfinished(Path("run"))
+    Path("evil/lib.py").write_text(EVIL)
+    asked = []
+    for use in (lambda: package.resume(run), lambda: package.resume(run, trust=asked.append)):
+        with pytest.raises(RunError, match=r"^evil/lib\.py has changed since run was made with it"):
+            use()
+    for arguments in (("resume", run), ("resume", run, "--trust")):
+        result = safari(*arguments)
+        assert told(result).startswith("evil/lib.py has changed since run was made with it")
+        assert "loading" not in result.stderr
+    assert not asked
+    assert not ran()
+
+
 @pytest.mark.parametrize("text", ["[]", "{", '{"files": 3}', '{"files": {"x": 3}}', '{"about": {"x": 3}}'])
 def test_a_list_of_plug_ins_that_is_damaged_is_named(sent, text):
     (sent / "plugins.json").write_text(text)

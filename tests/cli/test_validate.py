@@ -40,6 +40,23 @@ def blobs():
     return (x[100:], y[100:]), (x[:100], y[:100])
 
 
+def from_1():
+    rng = np.random.default_rng(0)
+    x, y = torch.from_numpy(rng.standard_normal((80, 6))), torch.arange(80) % 3 + 1
+    return (x, y), (x[:20], y[:20])
+
+
+def zero_in_the_test():
+    (x, y), (a, b) = from_1()
+    return (x, y), (a, b - 1)
+
+
+def gap():
+    # Classes 0 and 2 are empty: no sign that somebody counts from 1.
+    (x, y), (a, b) = from_1()
+    return (x, y + (y > 1)), (a, b + (b > 1))
+
+
 class ZeroFirst(nn.Module):
     # As in LoRA, the second matrix starts at 0.
     def __init__(self, inputs, classes):
@@ -117,6 +134,20 @@ def test_a_sample_with_several_owners_is_noted_and_can_be_meant(here, name, note
     shown = CliRunner().invoke(cli, ["validate", "tiny.toml", "--set", f"partition.name=parts.py:{name}"])
     assert shown.stderr == f"note: {note}\n"
     package.run({**TINY, "rounds": 1, "partition": {"name": f"parts.py:{name}"}}, "run")
+    assert f"note: {note}" in capsys.readouterr().err
+
+
+def test_labels_that_begin_at_1_are_noted(here, capsys):
+    note = "data: no training sample has class 0; labels count from 0 (where yours begin at 1, give y - 1)"
+    own = {"partition__name": "iid", "pruning__scope": "erk"}
+    found = verdict(data__name="parts.py:from_1", **own)
+    assert found["valid"]
+    assert found["notes"] == [note]
+    for name in ("zero_in_the_test", "gap"):
+        found = verdict(data__name=f"parts.py:{name}", **own)
+        assert (found["valid"], found["notes"]) == (True, []), name
+    table = {"data": {"name": "parts.py:from_1"}, "partition": {"name": "iid"}, "pruning": {"scope": "erk"}}
+    package.run({**TINY, "rounds": 1, **table}, "run")
     assert f"note: {note}" in capsys.readouterr().err
 
 

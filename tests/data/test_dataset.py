@@ -141,7 +141,12 @@ def test_gradients_stay_behind():
     [
         (
             (X.byte(), Y),
-            "toy: train_x must be float (images, features) or signed integers (tokens), got torch.uint8",
+            "toy: train_x must be float (images, features) or signed integers (tokens), got torch.uint8; "
+            "for pixels give x / 255.0, as float32",
+        ),
+        (
+            (X.bool(), Y),
+            "toy: train_x must be float (images, features) or signed integers (tokens), got torch.bool",
         ),
         (
             (X, Y.bool()),

@@ -46,6 +46,12 @@ def config(**changes: Any) -> Any:
             "that is for tokens",
         ),
         (
+            toy(X, np.arange(N)[:, None] % 2),
+            "classification",
+            "task.name: classification needs one class a sample, shape [n], and toy has labels "
+            "of shape [40, 1]; give y.ravel()",
+        ),
+        (
             toy(X, np.arange(N) % 2),
             "tokens",
             "task.name: tokens needs a class for each token, and toy has one class a sample; "

@@ -62,6 +62,8 @@ def first_weights(module, batch, generator):
     return {name: -torch.arange(p.numel(), dtype=torch.float64).view(p.shape)
             for name, p in module.named_parameters() if name.endswith("weight")}
 
+built = nn.Linear(3, 4)
+
 whole = safari.Pruner(first_weights, needs_data=True)
 
 def alternating(*, period: int = 2):
@@ -236,8 +238,8 @@ WRONG = {
     "model": [
         (
             "mine.py:wrong_classes",
-            "model: mine.py:wrong_classes must return a tensor of shape [2, 4] for 2 samples of 4 classes, "
-            "got shape [2, 2]",
+            "model: mine.py:wrong_classes must return a tensor of shape [2, at least 4] "
+            "for 2 samples of 4 classes, got shape [2, 2]",
         ),
         (
             "mine.py:wrong_shape",
@@ -246,13 +248,19 @@ WRONG = {
         ),
         (
             "mine.py:two_answers",
-            "model: mine.py:two_answers must return a tensor of shape [2, 4] for 2 samples of 4 classes, "
-            "got tuple",
+            "model: mine.py:two_answers must return a tensor of shape [2, at least 4] "
+            "for 2 samples of 4 classes, got tuple",
         ),
         ("mine.py:lazy", "weight has no shape yet: run a batch through the lazy module first"),
         (
             "mine.py:no_weights",
             "there is nothing to prune: the module has no weights in convolution or linear layers",
+        ),
+        (
+            "mine.py:built",
+            "model.name: mine.py:built must be a function or a class that builds a module, as in "
+            "def model(shape, classes), got a module itself: "
+            "Linear(in_features=3, out_features=4, bias=True)",
         ),
         ("mine.py:no_module", "model.name: mine.py:no_module must return a torch.nn.Module, got None"),
     ],

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
+from pathlib import Path
 
 import pyarrow
 import pytest
 import torch
 
 import safari
+from report.made_up import record
 from runs.kit import TINY
 from safari.errors import ConfigError, MissingExtraError, RunError
 from safari.runs import RunFolder
@@ -77,6 +80,37 @@ def test_layers_and_summary(finished):
         assert row.top1 == told[row.arm]["seeds"][str(row.seed)]["top1"]
     assert summary.finished.all()
     assert summary.rounds_to_target.isna().any() or summary.rounds_to_target.min() > 0
+
+
+def test_a_number_that_does_not_exist_is_nan_also_where_none_does(synthetic):
+    found = zip((0.25, None, 0.5), (None, 7, 9), strict=True)
+    lines = [
+        record(number, top1=top1, bytes={"up": size, "down": None}, stand_ins={}, layers={"fc.weight": 0.2})
+        for number, (top1, size) in enumerate(found, 1)
+    ]
+    run = safari.load(synthetic({("drop", 0): lines}, {"rounds": 3, "arms": ["drop"]}).path)
+    rounds, summary = run.rounds(), run.summary()
+    assert rounds[["average_top1", "bytes_down", "bytes_up", "top1"]].dtypes.eq("float64").all()
+    assert rounds.average_top1.isna().all()
+    assert rounds.bytes_up.mean() == 8
+    assert summary[["average_top1", "rounds_to_target", "rounds_to_stay"]].dtypes.eq("float64").all()
+    assert run.arrivals()[["stand_in", "share"]].dtypes.eq("float64").all()
+    assert run.layers().age.dtype == run.clients().samples.dtype == "float64"
+    assert run.arrivals().reason.dtype == object, "reasons are texts"
+    assert run.columns("summary")["rounds_to_target"] == [None]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/runs.md", "examples/notebooks/first_run.ipynb"])
+def test_the_example_that_compares_arms_works_with_several_seeds(finished, page):
+    text = (Path(__file__).parents[2] / page).read_text(encoding="utf-8").replace('\\"', '"')
+    index, columns, values = re.search(
+        r'rounds\.pivot_table\(index="(\w+)", columns="(\w+)", values="(\w+)"\)', text
+    ).groups()
+    rounds = safari.load(finished).rounds()
+    compared = rounds.pivot_table(index=index, columns=columns, values=values)
+    both = rounds[(rounds.arm == "safari") & (rounds["round"] == 2)].top1
+    assert compared.safari[2] == pytest.approx(both.mean())
+    assert len(both) == 2
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -189,6 +223,20 @@ def test_figures_by_name(finished):
     assert run.figure().axes[0].get_ylabel() == "top-1 accuracy (%)"
     with pytest.raises(RunError, match=r"figure must be one of .*did you mean 'top1'"):
         run.figure("top-1")
+
+
+def test_a_figure_that_arms_share_is_named_by_the_first(tiny):
+    run = safari.load(tiny.path)
+    names = sorted(run.figures())
+    assert "layers-perfect" in names
+    assert run.figure("layers-perfect")
+    for name in ("layers-drop", "layers-safari"):
+        with pytest.raises(RunError) as error:
+            run.figure(name)
+        assert str(error.value) == (
+            f"figure must be one of {', '.join(names)}; got {name!r}, which looks the same as "
+            "'layers-perfect' and is drawn once, under that name"
+        )
 
 
 def test_models_of_the_newest_checkpoint(finished):

@@ -83,6 +83,21 @@ def test_an_unfinished_run_says_how_far_it_is(synthetic):
     assert [line[header.index("top-1 %")] for line in body] == ["50.0", "–"]
 
 
+def test_progress_counts_seeds_that_have_not_begun(synthetic):
+    run = synthetic(
+        {("drop", 0): trial(*[0.5] * 4), ("drop", 1): trial(0.5, 0.5)}, {"seeds": 3, **EVALUATION}
+    )
+    header, body = cells(rows_of({"demo": summarise(run)}))
+    assert [line[header.index("progress")] for line in body] == ["6 of 12 rounds", "not begun"]
+
+
+def test_a_summary_of_an_earlier_version_is_shown(synthetic):
+    summary = summarise(two_seeds(synthetic))
+    del summary["seeds"]
+    header, _ = cells(rows_of({"demo": summary}))
+    assert "progress" not in header
+
+
 def test_several_runs_carry_their_names_and_targets(synthetic):
     one = summarise(two_seeds(synthetic, folder="one"))
     other = {**one, "target": 0.9}

@@ -195,9 +195,10 @@ def test_the_whole_summary_over_arms_and_seeds(tmp_path):
 
     summary = json.loads(json.dumps(summarise(run), allow_nan=False))
 
-    assert {key: summary[key] for key in ("name", "rounds", "last", "target", "config")} == {
+    assert {key: summary[key] for key in ("name", "rounds", "seeds", "last", "target", "config")} == {
         "name": "by-hand",
         "rounds": 2,
+        "seeds": 3,
         "last": 20,
         "target": 0.85,
         "config": wanted.digest,

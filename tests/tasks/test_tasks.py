@@ -121,6 +121,13 @@ def test_a_fitting_model_passes_the_check_and_others_hear_why(task: Task) -> Non
         task.check(outputs[..., :3] if task.labels != "tokens" else outputs[:, :3], labels, CLASSES)
     with pytest.raises(ConfigError, match="got tuple"):
         task.check((outputs,), labels, CLASSES)  # type: ignore[arg-type]
+    if task.labels in ("class", "tokens"):
+        # More scores than classes are accepted, so the message must not ask for exactly as many.
+        task.check(torch.cat([outputs, outputs], -1), labels, CLASSES)
+        with pytest.raises(
+            ConfigError, match=rf", at least {CLASSES}\] .*, got shape \[11, .*{CLASSES - 1}\]"
+        ):
+            task.check(outputs[..., :-1], labels, CLASSES)
 
 
 def test_a_diverged_model_has_metrics_that_are_no_numbers_and_no_error(task: Task) -> None:

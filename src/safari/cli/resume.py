@@ -66,9 +66,10 @@ def _go_on(run: RunFolder, from_round: int | None, trust: bool, *, as_json: bool
     from safari.cli.finish import finish, stoppable, watchers
     from safari.runs.code import refuse_changed_code
 
+    # First, because approval would not help: nobody should be asked about code that is refused anyway.
+    refuse_changed_code(run)
     table = run.config.to_dict()
     with approval([*needs(table), *contacts(table)], str(run.path / "config.toml"), trust):
-        refuse_changed_code(run)
         if from_round is not None:
             _rewind(run, from_round, quiet)
         with stoppable(run.path):

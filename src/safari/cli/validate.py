@@ -24,7 +24,7 @@ def validate(config: Path, settings: tuple[str, ...], trust: bool, as_json: bool
     Reads the data set, imports your plug-ins and builds everything up to the first round. Exit code 0: the
     run would start; 2: it would not, and each line names the field, what is allowed and what was found.
     Notes say what would not stop the run but may not be meant: a layer that is cut whole, a sample that
-    several clients hold.
+    several clients hold, labels that begin at 1.
     """
     problems: list[str] = []
     notes: list[str] = []

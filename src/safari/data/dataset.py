@@ -269,8 +269,9 @@ def _inputs(field: str, array: object) -> Tensor:
         return x.to(torch.float32).contiguous()
     if x.dtype in (torch.uint8, torch.bool) or x.is_complex():
         # Bytes may be pixels or characters: guessing would fail later, inside the model, and less clearly.
+        pixels = "; for pixels give x / 255.0, as float32" if x.dtype == torch.uint8 else ""
         raise DataError(
-            f"{field} must be float (images, features) or signed integers (tokens), got {x.dtype}"
+            f"{field} must be float (images, features) or signed integers (tokens), got {x.dtype}{pixels}"
         )
     return x.to(torch.int64).contiguous()
 

@@ -19,6 +19,7 @@ from safari.engine.checks import (
     check_parts,
     check_task,
     dead_layers,
+    labels_from_1,
     shared_samples,
 )
 from safari.engine.device import device_of, placed
@@ -26,7 +27,7 @@ from safari.engine.packets import check_packets
 from safari.engine.parts import Parts, Problems, call_own, is_own, parts_of
 from safari.engine.rehearsal import rehearse
 from safari.engine.world import World
-from safari.errors import ConfigError
+from safari.errors import ConfigError, brief
 from safari.hosting import named
 from safari.links import Setting, check_arrays, check_length
 from safari.models import Layout
@@ -100,8 +101,13 @@ def check_rest(config: Config, seed: int, data: Data, problems: Problems) -> Non
 
 
 def notes_of(world: World) -> list[str]:
-    """What a user should know before the run: samples with several owners, layers that the first masks cut."""
-    notes = [note] if (note := shared_samples(world.parts)) else []
+    """What a user should know before the run.
+
+    Labels that begin at 1, samples with several owners, layers that the first masks cut.
+    """
+    own = is_own("data", world.config.data.name)
+    found = (labels_from_1(world.data) if own else "", shared_samples(world.parts))
+    notes = [note for note in found if note]
     masks = world.first_masks(world.start, 0)
     dead = dead_layers(world.client_mask(masks, world.start, 0, 0)[0], world.layout)
     whose = "the first mask" if masks.shared is not None else "client 0's first mask"
@@ -221,5 +227,5 @@ def _module(built: Parts, seed: int, data: Data) -> nn.Module:
             lambda: built.model(data.input_shape, data.classes, **extra, **dict(plug.options)),
         )
     if not isinstance(module, nn.Module):
-        raise ConfigError(f"model.name: {plug.name} must return a torch.nn.Module, got {module!r}")
+        raise ConfigError(f"model.name: {plug.name} must return a torch.nn.Module, got {brief(module)}")
     return module

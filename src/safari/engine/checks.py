@@ -61,6 +61,25 @@ def shared_samples(parts: Sequence[np.ndarray]) -> str:
     return f"partition: {many} held more than once, such as sample {held[first[0]]} by {whom}"
 
 
+def labels_from_1(data: Data) -> str:
+    """What a user should know of data in which every class but 0 has samples; nothing otherwise.
+
+    Classes without samples are legal, and a class 0 that is only in the test set is no mistake of counting.
+
+    >>> x, y = torch.zeros(6, 2), torch.arange(6) % 3
+    >>> labels_from_1(Data("toy", x, y, x, y, classes=3))
+    ''
+    >>> labels_from_1(Data("toy", x, y + 1, x, y + 1, classes=4))
+    'data: no training sample has class 0; labels count from 0 (where yours begin at 1, give y - 1)'
+    """
+    if data.label_kind != "class":
+        return ""
+    used = torch.bincount(data.train_y, minlength=data.classes) > 0
+    if bool(used[0]) or not bool(used[1:].all()) or bool((data.test_y == 0).any()):
+        return ""
+    return "data: no training sample has class 0; labels count from 0 (where yours begin at 1, give y - 1)"
+
+
 def check_draws(local: Local, samples: int) -> None:
     """Can a round of a client with so many samples be drawn?
 
@@ -99,6 +118,11 @@ _LABELS = {
 def check_task(task: Task, data: Data) -> None:
     """Are the data's labels what the task learns from?"""
     numbers = task.labels in ("multi-hot", "numbers")
+    if task.labels == "class" and data.label_kind == "tokens" and data.train_y.shape[1] == 1:
+        raise ConfigError(
+            f"task.name: {task.name} needs {_LABELS[task.labels]}, shape [n], and {data.name} has labels "
+            f"of shape {[*data.train_y.shape]}; give y.ravel()"
+        )
     if data.label_kind != ("numbers" if numbers else task.labels):
         fitting = {"class": "classification", "tokens": "tokens", "numbers": "regression or multilabel"}
         raise ConfigError(

@@ -20,7 +20,7 @@ from safari.engine.assembly import assemble, check_rest, notes_of
 from safari.engine.parts import Parts, Problems, load_data, parts_of
 from safari.engine.state import State, from_saved, initial, similarity_picture, to_saved
 from safari.engine.world import World
-from safari.errors import ConfigError, DataError, RunError, SafariError, one_of
+from safari.errors import ConfigError, DataError, RunError, SafariError, brief, one_of
 from safari.loading import loading
 from safari.plugins import first_line, known
 from safari.rounds.resume import refuse_changes
@@ -97,7 +97,7 @@ def as_config(config: Config | Mapping[str, Any] | str | Path) -> Config:
     if isinstance(config, Config):
         return config
     if not isinstance(config, Mapping):
-        raise ConfigError(f"config must be a Config, a table or the path of a TOML file, got {config!r}")
+        raise ConfigError(f"config must be a Config, a table or the path of a TOML file, got {brief(config)}")
     return parse(config)
 
 
@@ -138,10 +138,11 @@ def resume(
         raise RunError(
             f"{run.path} was made by a Flower federation, and goes on when that is started again with this folder"
         )
+    # First, because approval would not help: nobody should be asked about code that is refused anyway.
+    refuse_changed_code(run)
     table = run.config.to_dict()
     # Trackers are the caller's: no watcher is made from the config here.
     with trusting([*needs(table), *downloads(table)], trust, str(run.path / "config.toml")):
-        refuse_changed_code(run)
         if from_round is not None:
             with run.writing():
                 run.rewind(from_round)

@@ -15,7 +15,7 @@ from safari.aggregation.steps import steps_of
 from safari.config import Config, Plug
 from safari.data import DATASETS, PARTITIONS, Data, as_data
 from safari.engine.device import device_of
-from safari.errors import ConfigError, PruneError, SafariError
+from safari.errors import ConfigError, PruneError, SafariError, brief
 from safari.hosting import build, factory_of, made
 from safari.links import LINKS, PACKET_LINKS, Link, PacketLink, link_of
 from safari.models import MODELS
@@ -171,7 +171,14 @@ def call_own(kind: str, field: str, plug: Plug, make: Callable[[], T]) -> T:
 
 
 def _factory(kind: str, plug: Plug) -> Callable[..., Any]:
-    return factory_of(kind, kind, plug.name, plug.options, KINDS[kind][0], POSITIONAL.get(kind, ()))
+    found = factory_of(kind, kind, plug.name, plug.options, KINDS[kind][0], POSITIONAL.get(kind, ()))
+    if isinstance(found, nn.Module):
+        # It can be called, too, but with a batch: every seed needs a model of its own, built for the data.
+        raise ConfigError(
+            f"{kind}.name: {plug.name} must be a function or a class that builds a module, as in "
+            f"def model(shape, classes), got a module itself: {brief(found)}"
+        )
+    return found
 
 
 def _built(kind: str, plug: Plug, expected: type[T]) -> T:

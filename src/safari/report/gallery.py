@@ -33,13 +33,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure with its words. `run` is whose it is; None when it shows all runs together."""
+    """A figure with its words. `run` is whose it is; None when it shows all runs together.
+
+    `same` are the names that it would have for other arms, which would look the same and are not drawn.
+    """
 
     name: str
     title: str
     caption: str
     figure: Figure
     run: str | None = None
+    same: tuple[str, ...] = ()
 
 
 def draw_all(runs: Sequence[RunData]) -> Iterator[Drawn]:
@@ -159,6 +163,7 @@ def _own(run: RunData) -> Iterator[Drawn]:
             f"Whose update arrived in which round, seed {arm.trials[0].seed}.",
             figures.arrivals(arm.status, arm.stood_in),
             run.name,
+            tuple(f"arrivals-{name}" for name in names[1:]),
         )
     for names, arm in _grouped(run.arms, _same_layers):
         if arm.layers.names and len(arm.layers.rounds) > 1:
@@ -170,6 +175,7 @@ def _own(run: RunData) -> Iterator[Drawn]:
                 f"weight stays, first layer on top, seed {arm.trials[0].seed}.{dead}",
                 figures.layers(arm.layers),
                 run.name,
+                tuple(f"layers-{name}" for name in names[1:]),
             )
     for arm in run.arms:
         if arm.similarity is not None and len(arm.similarity) > 1:

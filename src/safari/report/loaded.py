@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from safari.config import Config
 from safari.errors import MissingExtraError, RunError, one_of
-from safari.report.gallery import draw_all
+from safari.report.gallery import Drawn, draw_all
 from safari.report.gather import read_run
 from safari.report.live import show_figures
 from safari.report.style import styled
 from safari.report.table import cells, rows_of, to_text
 from safari.runs import RunFolder, RunMetrics, Trial, summarise
-from safari.runs.tables import Columns, columns
+from safari.runs.tables import TEXTS, Columns, columns
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -83,19 +83,30 @@ class Run:
 
     def figures(self) -> dict[str, Figure]:
         """Every figure that the records have something to say for, by name; needs the extra `plots`."""
+        return {drawn.name: drawn.figure for drawn in self._drawn()}
+
+    def figure(self, name: str | None = None) -> Figure:
+        """One figure; by default the one of the score. RunError names those that there are."""
+        found = {drawn.name: drawn for drawn in self._drawn()}
+        wanted = name or self.metrics.score.replace("_", "-")
+        if wanted in found:
+            return found[wanted].figure
+        if not found:
+            raise RunError(f"{self.path} has no records yet")
+        for drawn in found.values():
+            if wanted in drawn.same:
+                raise RunError(
+                    f"figure must be one of {', '.join(sorted(found))}; got {wanted!r}, which looks the same "
+                    f"as {drawn.name!r} and is drawn once, under that name"
+                )
+        raise RunError(one_of("figure", wanted, found))
+
+    def _drawn(self) -> list[Drawn]:
         data = read_run(self.folder)
         _warn(list(data.skipped))
         show_figures()
         with styled():
-            return {drawn.name: drawn.figure for drawn in draw_all([data])}
-
-    def figure(self, name: str | None = None) -> Figure:
-        """One figure; by default the one of the score. RunError names those that there are."""
-        found = self.figures()
-        wanted = name or self.metrics.score.replace("_", "-")
-        if wanted not in found:
-            raise RunError(one_of("figure", wanted, found) if found else f"{self.path} has no records yet")
-        return found[wanted]
+            return list(draw_all([data]))
 
     def model(
         self,
@@ -141,7 +152,10 @@ class Run:
             raise MissingExtraError(
                 "pandas", "pandas", f"data frames (run.columns({table!r}) gives plain lists)"
             ) from error
-        return pandas.DataFrame(self.columns(table))
+        found = self.columns(table)
+        # Among numbers None becomes NaN; a column of nothing but None is one of objects, which have no mean.
+        missing = [name for name, values in found.items() if values and set(values) == {None}]
+        return pandas.DataFrame(found).astype({name: "float64" for name in missing if name not in TEXTS})
 
     def _summary(self) -> dict[str, Any]:
         return summarise(self.folder, [])

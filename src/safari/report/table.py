@@ -274,6 +274,7 @@ def _row(label: str, entry: Mapping[str, Any], summary: Mapping[str, Any]) -> Ro
         bytes_down=Value.of(entry["bytes_down"]),
         seeds=len(seeds),
         rounds_done=sum(seed["rounds"] for seed in seeds),
+        # Those of earlier versions do not say how many seeds were asked for.
         rounds_asked=summary["rounds"] * summary.get("seeds", max(1, len(seeds))),
     )
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from safari.errors import RunError
+from safari.errors import RunError, brief
 from safari.runs.files import LONGEST_LINE, is_there, open_plain
 from safari.runs.metrics import CLASSIFICATION, RunMetrics
 
@@ -491,8 +491,7 @@ def _number(value: Any, name: str) -> Number | None:
 
 
 def _short(value: Any) -> str:
-    text = repr(value) if isinstance(value, str | bool | int | float | type(None)) else type(value).__name__
-    return text if len(text) <= 40 else f"{text[:37]}..."
+    return brief(value, 40)
 
 
 def _texts(table: Mapping[int, str]) -> dict[str, str]:

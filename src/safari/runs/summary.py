@@ -136,6 +136,7 @@ def whole(
     """
     return {
         "rounds": config.rounds,
+        "seeds": config.seeds,
         "last": config.evaluation.last,
         "target": config.evaluation.target,
         "metrics": metrics.to_json(),

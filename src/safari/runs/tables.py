@@ -19,6 +19,8 @@ Columns = dict[str, list[Any]]
 _LONGEST = 1e12
 # Every row has a cell in every column, so one line with many fields would multiply the size of the table.
 MOST_COLUMNS = 2_000
+# The columns that hold texts; all others hold numbers.
+TEXTS = ("arm", "layer", "status", "reason")
 _COUNTED = (ClientStatus.ARRIVED, ClientStatus.LOST, ClientStatus.LOST_UP, ClientStatus.LOST_DOWN)
 
 

@@ -52,4 +52,4 @@ def _check(outputs: Tensor, labels: Tensor, classes: int) -> None:
     fits = isinstance(outputs, Tensor) and outputs.ndim == 2 and len(outputs) == len(labels)
     if not fits or outputs.shape[1] < classes:
         n = len(labels)
-        raise shape_error(outputs, f"[{n}, {classes}]", f"for {n} samples of {classes} classes")
+        raise shape_error(outputs, f"[{n}, at least {classes}]", f"for {n} samples of {classes} classes")

@@ -44,7 +44,7 @@ def tokens(*, ignore: int = -100) -> Task:
     def check(outputs: Tensor, labels: Tensor, classes: int) -> None:
         fits = isinstance(outputs, Tensor) and outputs.ndim == 3 and outputs.shape[:2] == labels.shape
         if not fits or outputs.shape[2] < classes:
-            wanted = f"[{', '.join(map(str, labels.shape))}, {classes}]"
+            wanted = f"[{', '.join(map(str, labels.shape))}, at least {classes}]"
             raise shape_error(outputs, wanted, f"(a score for each of {classes} tokens at each position)")
 
     return Task(

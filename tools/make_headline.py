@@ -1,43 +1,27 @@
 """Draw the figure at the top of the README from the numbers in results.json.
 
-    python tools/make_headline.py results/evidence
+    python tools/make_headline.py results/evidence-second
 
 Writes docs/images/headline.svg, headline-dark.svg and headline.png: how far behind a perfect network dropping
-the missing, the paper's rule and safari+ end, with the paper's links and with other kinds of loss. Records of
-the second edition (`safari reproduce rules`) are drawn where there are any.
+the missing, the paper's rule, MIFA and safari+ end, in the settings of `safari reproduce rules`.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from safari.evidence import Results, find, read, shipped
-from safari.evidence.headline import ARMS, LOOKS, Row, headline
+from safari.evidence.headline import Row, headline
 from safari.report.inline import VARIABLES
 from safari.report.sheet import _DARK
 from safari.report.style import render
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 WORDS = "Most updates lost, 80 % of the weights cut: how far behind a perfect network?"
-# What a reader is told: the case of an experiment, or of several (a later one has more seeds of some arms).
-FIRST_EDITION = {
-    "8 of 10 clients lose 70 %": "accuracy/synflow seeds/synflow.all",
-    "everybody loses 80 %": "robustness/nobody-sure",
-    "losses come in bursts": "table/groups.bursts",
-    "good and bad times": "table/groups.staircase",
-    "links come in waves": "table/groups.sine",
-    "links follow the labels": "table/groups.labels",
-    "one group silent for 40 rounds": "robustness/silent-group",
-    "clients come and go": "robustness/come-and-go",
-    "data without groups": "table/dirichlet.stationary",
-    "everybody's data alike": "table/iid.stationary",
-}
-
-
-# Every case of `rules` with plain clients that has been run.
-SECOND_EDITION = {
+# Every case of `rules` with plain clients that has been run, in a reader's words.
+ROWS = {
     "two groups of labels, 8 of 10 clients lose 70 %": "rules/fedavg.groups.stationary",
     "two groups, losses in bursts": "rules/fedavg.groups.bursts",
     "two groups, good and bad periods": "rules/fedavg.groups.staircase",
@@ -51,34 +35,16 @@ SECOND_EDITION = {
 }
 
 
-def rows_of(results: Results, troubles: Mapping[str, str], folder: Path) -> list[Row]:
+def rows_of(results: Results, rows: Mapping[str, str], folder: Path) -> list[Row]:
     """The trials of every arm in these cases."""
-    names = {case.split("/")[0] for cases in troubles.values() for case in cases.split()}
-    experiments = read(find(folder, sorted(names)), [])
+    experiments = read(find(folder, sorted({place.split("/")[0] for place in rows.values()})), [])
     known = {f"{e.name}/{case.name}": case for e in experiments for case in e.cases}
-    return [
-        Row(
-            name,
-            {
-                a.name: results.arm(known[place], a)
-                for place in places.split()
-                for a in known[place].config.arms
-            },
-        )
-        for name, places in troubles.items()
-    ]
+    return [Row(name, results.arms(known[place])) for name, place in rows.items()]
 
 
-def draw(
-    records: Path,
-    out: Path,
-    words: str,
-    troubles: Mapping[str, str],
-    folder: Path,
-    arms: Sequence[str] = ARMS,
-) -> list[Path]:
+def draw(records: Path, out: Path, words: str, rows: Mapping[str, str], folder: Path) -> list[Path]:
     """Write the three files; returns their paths."""
-    figure = headline(rows_of(Results.open(records), troubles, folder), words, arms)
+    figure = headline(rows_of(Results.open(records), rows, folder), words)
     dark = render(figure, "svg", transparent=True).decode("utf-8")
     for light, variable in VARIABLES.items():
         dark = dark.replace(light, _DARK[variable])
@@ -100,9 +66,7 @@ def main() -> None:
     parser.add_argument("--words", default=WORDS, help="what stands above the figure")
     parser.add_argument("--out", type=Path, default=IMAGES)
     given = parser.parse_args()
-    second = "rules" in Results.open(given.records).entries
-    rows, arms = (SECOND_EDITION, tuple(LOOKS)) if second else (FIRST_EDITION, ARMS)
-    for path in draw(given.records, given.out, given.words, rows, shipped(), arms):
+    for path in draw(given.records, given.out, given.words, ROWS, shipped()):
         print(f"wrote {path}")
 
 

@@ -40,7 +40,7 @@ LOOKS = {
     "safari+": Look("safari+", 9.0),
 }
 
-ARMS = ("drop", "safari", "safari+")
+ARMS = tuple(LOOKS)
 
 # Vertical distance between the dots of one line, which would otherwise hide each other.
 _APART = 0.16

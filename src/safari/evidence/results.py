@@ -26,7 +26,7 @@ from safari.evidence.numbers import (
 )
 from safari.evidence.plan import Case, Experiment
 from safari.runs import seeds_of, spread
-from safari.runs.files import is_there, making, read_object, write_atomically
+from safari.runs.files import is_there, making, read_object, remove, temporaries, write_atomically
 from safari.text import visible
 
 FILE = "results.json"
@@ -69,9 +69,11 @@ class Results:
         return found
 
     def save(self, out: Path) -> None:
-        """Write them, atomically."""
+        """Write them, atomically. What a killed process left half-written of them or of the page is removed."""
         table = {"format": FORMAT, "environments": self.environments, "experiments": self.entries}
         with making(out):
+            for left_by_a_crash in temporaries(out, abandoned=True):
+                remove(left_by_a_crash, out)
             write_atomically(out / FILE, (json.dumps(table, separators=(",", ":")) + "\n").encode())
 
     def trial(self, case: Case, arm: Arm, seed: int) -> Numbers | None:

@@ -119,8 +119,12 @@ STRANGE: dict[str, tuple[str, Any, str]] = {
     "a huge loss": ("loss", 1e41, "loss must be null or a number from -1e+40 to 1e+40, got 1e+41"),
     "less than no bytes": ("bytes_up", -1, "bytes_up must be null or a number from 0 to 1e+40, got -1"),
     "no rounds": ("curve", {"top1": [0.5]}, "curve must have round, the list of its rounds, got top1"),
-    "no rounds of groups": ("groups", {"share": [1]}, "groups must have round, the list of its rounds, got share"),
-    "no rounds of errors": ("diagnosis", {}, "diagnosis must have round, the list of its rounds, got nothing"),
+    "no rounds of groups": (
+        "groups", {"share": [1]}, "groups must have round, the list of its rounds, got share",
+    ),
+    "no rounds of errors": (
+        "diagnosis", {}, "diagnosis must have round, the list of its rounds, got nothing",
+    ),
     "no curve": ("curve", None, "curve must be a table of lists of numbers"),
     "a round of null": (
         "curve", {"round": [None], "top1": [0.5]}, "curve.round must be a number from 0 to 1e+09, got None",
@@ -129,7 +133,7 @@ STRANGE: dict[str, tuple[str, Any, str]] = {
         "groups", {"round": ["1"], "share": [0.5]}, "groups.round must be a number from 0 to 1e+09, got '1'",
     ),
     "a round in a list": (
-        "diagnosis", {"round": [[1]], "phi": [0.5]}, "diagnosis.round must be a number from 0 to 1e+09, got a list",
+        "diagnosis", {"round": [[1]]}, "diagnosis.round must be a number from 0 to 1e+09, got a list",
     ),
     "a huge share of a curve": (
         "curve", {"round": [1], "top1": [2]}, "curve.top1 must be null or a number from 0 to 1, got 2",

@@ -25,6 +25,9 @@ from safari.aggregation.rules import (
 from safari.aggregation.similarity import common_cosines, cosines, tally
 from safari.errors import ConfigError
 
+# As many as a config may ask for; gaps are counted in int64.
+_MOST_ROUNDS = 10**9
+
 
 def stale() -> Compensation:
     """The missing are taken to send their last model again: z_j = x_j as it last arrived.
@@ -186,8 +189,8 @@ def fedau(*, cutoff: int = 50) -> Compensation:
 
     A gap is cut off at `cutoff` rounds; before the first, ω is 1.
     """
-    if cutoff < 1:
-        raise ConfigError(f"cutoff must be at least 1, got {cutoff}")
+    if not 1 <= cutoff <= _MOST_ROUNDS:
+        raise ConfigError(f"cutoff must lie between 1 and {_MOST_ROUNDS}, got {cutoff}")
 
     def init(clients: int, size: int, device: torch.device) -> State:
         zeros = torch.zeros(clients, dtype=torch.int64, device=device)

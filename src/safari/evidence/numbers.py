@@ -52,8 +52,8 @@ COLUMNS: dict[str, bool] = {
     "phi": False,
 }
 _SHARES = ("top1", "top5", "accuracy", "top1_wobble", "alternation", "lost_updates", "right_group")
-# A little beyond what float32 holds, so that any loss is within it. Fourth powers of it, in tests and intervals, have
-# a float, and figures have an axis for it: neither is so for what a float64 holds.
+# A little beyond what float32 holds, so that any loss is within it. Fourth powers of it, in tests and
+# intervals, have a float, and figures have an axis for it: neither is so for what a float64 holds.
 LARGEST = 1e40
 # Columns of a trial or its curves that are parts of a whole, and those that may be large, but never below 0.
 _PARTS = ("top1", "top5", "accuracy", "lost_updates", "right_group", "share")
@@ -104,7 +104,7 @@ def read_numbers(path: Path, arm: Arm) -> Numbers | None:
 def problem_of(numbers: Mapping[str, Any]) -> str:
     """What of a trial's numbers could not be computed with, or shown; empty where there is nothing.
 
-    They may come from anywhere, and are saved beside one's own: what a page cannot be made of has to be told here.
+    They may come from anywhere, and are saved beside one's own: what no page can be made of has to be told here.
 
     >>> problem_of({"top1": 0.5, "loss": None, "curve": {"round": [1, 2]}}), problem_of({"top1": "much"})
     ('', "top1 must be null or a number from 0 to 1, got 'much'")
@@ -132,7 +132,8 @@ def _curves_problem(table: str, columns: Any) -> str:
     if not isinstance(columns, dict) or not all(isinstance(column, list) for column in columns.values()):
         return f"{table} must be a table of lists of numbers"
     if "round" not in columns:
-        return f"{table} must have round, the list of its rounds, got {visible(', '.join(columns), 60) or 'nothing'}"
+        there = visible(", ".join(columns), 60) or "nothing"
+        return f"{table} must have round, the list of its rounds, got {there}"
     if len({len(column) for column in columns.values()}) > 1:
         return f"the lists of {table} must be of one length"
     for name, column in columns.items():

@@ -69,7 +69,7 @@ class Results:
         return found
 
     def save(self, out: Path) -> None:
-        """Write them, atomically. What a killed process left half-written of them or of the page is removed."""
+        """Write them, atomically. What a killed process left half-written, of the page too, is removed."""
         table = {"format": FORMAT, "environments": self.environments, "experiments": self.entries}
         with making(out):
             for left_by_a_crash in temporaries(out, abandoned=True):
@@ -246,7 +246,7 @@ def _first(found: Iterable[tuple[str, str]]) -> str:
 
 
 def _machine_problem(machine: Mapping[str, Any]) -> str:
-    """What the page could not say of a machine. What is in a list is written out in ASCII, and does no harm."""
+    """What the page could not say of a machine. Inside of lists, halves of characters are written out."""
     for key, value in machine.items():
         named = visible(key, 60)
         texts = (key, value) if isinstance(value, str) else (key,)

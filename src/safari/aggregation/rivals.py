@@ -25,8 +25,9 @@ from safari.aggregation.rules import (
 from safari.aggregation.similarity import common_cosines, cosines, tally
 from safari.errors import ConfigError
 
-# As many as a config may ask for; gaps are counted in int64.
+# As many as a config may ask for, and more clients than there can be: their product is an int64.
 _MOST_ROUNDS = 10**9
+_MOST_HEARD = 10**9
 
 
 def stale() -> Compensation:
@@ -249,8 +250,8 @@ def few(*, heard: int = 2, clusters: int = 2) -> Compensation:
     It tells what hearing few costs when nothing else is wrong. `clusters`: blocks of neighbouring ids, as in
     the division into groups.
     """
-    if heard < 1:
-        raise ConfigError(f"heard must be at least 1, got {heard}")
+    if not 1 <= heard <= _MOST_HEARD:
+        raise ConfigError(f"heard must lie between 1 and {_MOST_HEARD}, got {heard}")
     if clusters < 1:
         raise ConfigError(f"clusters must be at least 1, got {clusters}")
 

@@ -86,7 +86,9 @@ LIMITS = [
     ("local.batch", 0, "local.batch must be at least 1, got 0"),
     ("local.optimiser", "adm", "local.optimiser must be one of adam, sgd; got 'adm' (did you mean 'adam'?)"),
     ("local.optimiser", "rmsprop", "local.optimiser must be one of adam, sgd; got 'rmsprop'"),
-    ("local.lr", 0.0, "local.lr must be above 0.0, got 0.0"),
+    ("local.lr", 0.0, "local.lr must be at least 1e-30, got 0.0"),
+    ("local.lr", 1e-50, "local.lr must be at least 1e-30, got 1e-50"),
+    ("local.lr", 1e40, "local.lr must be at most 1e+30, got 1e+40"),
     ("local.lr", math.inf, "local.lr must be a finite number, got inf"),
     (
         "local.augment",
@@ -173,6 +175,22 @@ def test_a_limit_in_words(path: str, value: Any, text: str) -> None:
     assert problems(nested(path, value)) == [text]
 
 
+def test_a_rate_that_falls_to_nothing_is_refused() -> None:
+    steps = {"schedule": "steps", "factor": 1e-300}
+    text = (
+        "local.factor must leave a learning rate of at least 1e-30: after {} milestones, 0.001 is {}; got {}"
+    )
+    assert problems({"local": steps}) == [text.format(2, 0, "1e-300")]
+    many = {"schedule": "steps", "milestones": [k / 100 for k in range(50)]}
+    assert problems({"local": many}) == [text.format(50, "1e-53", 0.1)]
+    assert problems({"arms": [{"name": "a", "rule": "drop", "set": {"local": steps}}]}) == [
+        "arms: a.set: " + text.format(2, 0, "1e-300")
+    ]
+    # It never falls: the milestones are not reached, or there are none.
+    parse({"local": {**steps, "milestones": [1.0, 2.0]}})
+    parse({"local": {"factor": 1e-300}})
+
+
 def test_every_limit_is_in_the_table() -> None:
     tested = {path for path, _, _ in LIMITS}
     limited = set()
@@ -188,7 +206,8 @@ def test_every_limit_is_in_the_table() -> None:
         ("pruning.sparsity", 0.999999),
         ("evaluation.target", 1),
         ("cohort", 10),
-        ("local.lr", 5e-324),
+        ("local.lr", 1e-30),
+        ("local.lr", 1e30),
         ("seed", 10**18),
     ],
 )
@@ -291,7 +310,7 @@ def test_all_errors_at_once() -> None:
         "pruning.batsch is not a field (did you mean 'batch'?)",
         "pruning.sparsity must be below 1.0, got 2",
         "local.optimiser must be one of adam, sgd; got 'sdg' (did you mean 'sgd'?)",
-        "local.lr must be above 0.0, got -1",
+        "local.lr must be at least 1e-30, got -1",
         "uplink.name must be a text, got 1",
         "cohort must be at most clients (4), got 9",
         "name may hold letters, digits, and . _ + - only, got 'a b'",

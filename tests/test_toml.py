@@ -106,7 +106,7 @@ def configs(draw: st.DrawFn) -> Config:
         model=draw(PLUGS),
         uplink=draw(PLUGS),
         pruning=dataclasses.replace(Config().pruning, pruner=draw(TEXTS), sparsity=draw(st.floats(0, 0.999))),
-        local=dataclasses.replace(Config().local, lr=draw(st.floats(5e-324, 1e308))),
+        local=dataclasses.replace(Config().local, lr=draw(st.floats(1e-30, 1e30))),
         track=dataclasses.replace(Config().track, tensorboard=draw(st.booleans()), mlflow=draw(TEXTS)),
     )
 

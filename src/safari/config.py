@@ -92,6 +92,10 @@ class Pruning:
     )
 
 
+# Of any round: less is 0 in float32 once it is divided by the steps.
+_LEAST_LR = 1e-30
+
+
 @dataclass(frozen=True)
 class Local:
     """What a client does in a round (Algorithm 2)."""
@@ -100,7 +104,8 @@ class Local:
     epochs: float = _f(0.0, "passes over the client's own data instead of `steps`; 0: use `steps`", least=0.0)
     batch: int = _f(32, "samples in a step", least=1)
     optimiser: str = _f("adam", "adam (lr) or sgd (lr/τ, as in the paper)", choices=("adam", "sgd"))
-    lr: float = _f(0.001, "learning rate η", above=0.0)
+    # Far beyond, it is 0 or infinite in float32, and a run trains nothing without a word.
+    lr: float = _f(0.001, "learning rate η", least=_LEAST_LR, most=1e30)
     schedule: str = _f(
         "constant",
         "learning rate over the rounds: constant; cosine: down to `final` · lr; steps: times `factor` after "
@@ -446,6 +451,7 @@ def examine(table: Mapping[str, Any]) -> tuple[Config, list[str]]:
         problems.append(f"cohort must be at most clients ({clients}), got {cohort}")
         del values["cohort"]
     problems += _schedule_problems(values.get("pruning", Pruning()))
+    problems += _rate_problems(values.get("local", Local()))
     wire = values.get("wire", Wire())
     if wire.feeds_back and ValueMode(wire.values).exact:
         problems.append(f"wire.feedback needs lossy wire.values, got {wire.values!r}")
@@ -532,6 +538,18 @@ def _schedule_problems(pruning: Pruning) -> list[str]:
             f"pruning.initial must be at most pruning.sparsity ({pruning.sparsity}), got {pruning.initial}"
         ]
     return []
+
+
+def _rate_problems(local: Local) -> list[str]:
+    """A rate that falls so far that clients train nothing any more, and say nothing of it."""
+    drops = sum(part < 1 for part in local.milestones)
+    last = local.lr * local.factor**drops
+    if local.schedule != "steps" or last >= _LEAST_LR:
+        return []
+    return [
+        f"local.factor must leave a learning rate of at least {_LEAST_LR:g}: after {drops} milestones, "
+        f"{local.lr:g} is {last:g}; got {local.factor:g}"
+    ]
 
 
 def override(table: Mapping[str, Any], settings: Sequence[tuple[str, Any]]) -> dict[str, Any]:

@@ -117,7 +117,8 @@ def test_known_p_divides_by_the_probability() -> None:
 @pytest.mark.parametrize(
     ("rule", "options", "text"),
     [
-        ("few", {"heard": 0}, "heard must be at least 1, got 0"),
+        ("few", {"heard": 0}, "heard must lie between 1 and 1000000000, got 0"),
+        ("few", {"heard": 10**21}, "heard must lie between 1 and 1000000000, got 1000000000000000000000"),
         ("few", {"clusters": 0}, "clusters must be at least 1, got 0"),
         ("few", {"clusters": 4}, "clusters must be at most the 3 clients, got 4"),
         ("known-p", {"p": 0.0}, "p must lie above 0 and be at most 1, got 0.0"),
@@ -127,7 +128,8 @@ def test_known_p_divides_by_the_probability() -> None:
             {"p": [1, 0.5]},
             "p must hold one number or a list whose length divides the 3 clients; got 2 numbers",
         ),
-        ("fedau", {"cutoff": 0}, "cutoff must be at least 1, got 0"),
+        ("fedau", {"cutoff": 0}, "cutoff must lie between 1 and 1000000000, got 0"),
+        ("fedau", {"cutoff": 10**21}, "cutoff must lie between 1 and 1000000000, got 1000000000000000000000"),
         ("cluster-fedvarp", {"clusters": 0}, "clusters must be at least 1, got 0"),
         ("cluster-fedvarp", {"clusters": 4}, "clusters must be at most the 3 clients, got 4"),
         ("safari+", {"patience": 0.5}, "patience must be at least 1, got 0.5"),

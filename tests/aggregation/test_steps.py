@@ -410,7 +410,11 @@ def test_a_checkpoint_without_the_state_of_a_step() -> None:
         ("fedyogi", {"beta2": float("nan")}, "beta2 must be at least 0 and below 1, got nan"),
         ("ghbm", {"tau": 0}, "tau must lie between 1 and 100, got 0"),
         ("ghbm", {"momentum": 1.0}, "momentum must be at least 0 and below 1, got 1.0"),
-        ("fedadagrad", {"tau": 0.0}, "tau must be a finite number above 0, got 0.0"),
+        ("fedadagrad", {"tau": 0.0}, "tau must lie between 1e-30 and 1e+18, got 0.0"),
+        ("fedadagrad", {"tau": 1e300}, "tau must lie between 1e-30 and 1e+18, got 1e+300"),
+        ("fedadam", {"tau": 1e200}, "tau must lie between 1e-30 and 1e+18, got 1e+200"),
+        ("fedyogi", {"tau": 1e-50}, "tau must lie between 1e-30 and 1e+18, got 1e-50"),
+        ("fedyogi", {"tau": float("nan")}, "tau must lie between 1e-30 and 1e+18, got nan"),
     ],
 )
 def test_options_out_of_bounds(name: str, options: dict[str, Any], text: str) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from report.made_up import record
 from safari.config import parse
 from safari.evidence.numbers import group_of, trial_numbers
 
+ROOT = Path(__file__).parents[2]
 CONFIG = parse({"rounds": 4, "clients": 3, "evaluation": {"last": 2, "target": 0.5}})
 
 
@@ -132,6 +135,29 @@ def test_a_task_with_other_metrics():
     assert "top1" not in found["curve"]
     assert found["perplexity"] is not None
     assert "alternation" in found
+
+
+def test_what_a_run_that_diverged_leaves_is_unknown_and_can_be_read_again():
+    from safari.evidence.numbers import problem_of
+    from safari.runs.metrics import RunMetrics
+    from safari.tasks import tokens
+
+    values = [2.0, 1e260, 1e300, float("inf")]
+    records = [
+        {**record(t), "perplexity": value, "accuracy": 0.1, "loss": 1538.0, "average": None}
+        for t, value in enumerate(values, 1)
+    ]
+    found = trial_numbers(records, CONFIG, None, RunMetrics.of(tokens()))
+    assert found["curve"]["perplexity"] == [2.0, None, None, None]
+    assert (found["perplexity"], found["loss"]) == (None, 1538.0)
+    assert problem_of(found) == ""
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("results/**/results.json")), ids=lambda p: p.parent.name)
+def test_our_own_results_can_be_read(path):
+    from safari.evidence import Results
+
+    assert Results.open(path.parent).entries
 
 
 def test_an_option_that_a_rule_got_later_does_not_make_old_records_strange():

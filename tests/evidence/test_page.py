@@ -447,6 +447,19 @@ def test_what_another_version_only_began_is_not_gone_on_with(
     assert "made (" in str(refused.exception)
 
 
+def test_what_a_killed_process_left_half_written_is_swept_up(finished: Path, tmp_path: Path) -> None:
+    dead, living = "999999999-0123abcd", "1-0123abcd"
+    left = [f".results.json.{dead}.tmp", f".report.md.{dead}.tmp", f"figures/.tiny-a.b-top1.svg.{dead}.tmp"]
+    # Of a process that is alive (the first of the machine), or of nobody we know.
+    kept = [f".results.json.{living}.tmp", ".notes.tmp", f".paper.tex.{dead}.tmp"]
+    (tmp_path / "figures").mkdir()
+    for name in (*left, *kept):
+        (tmp_path / name).touch()
+    Results.open(finished / "out").save(tmp_path)
+    there = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert there == {"results.json", *kept}
+
+
 def test_records_of_the_first_format_have_their_wobble_computed_again(finished: Path, tmp_path: Path) -> None:
     table = json.loads((finished / "out/results.json").read_text())
     trial = table["experiments"]["tiny"]["cases"]["mag"]["arms"]["drop"]["seeds"]["0"]

@@ -228,3 +228,10 @@ def test_early_bird_cuts_as_the_plain_loop(tolerance: float, window: int, latest
         assert kept == (everything if cut is None else cut)
     assert cut is not None
     assert history[0] != cut
+
+
+@pytest.mark.parametrize("strength", [0.0, 1e-7, 1e300, float("nan")])
+def test_beliefs_are_neither_lost_in_rounding_nor_infinite(strength: float) -> None:
+    with pytest.raises(ConfigError) as error:
+        POLICIES["fedrts"](strength=strength)
+    assert str(error.value) == f"strength must lie between 1e-06 and 1e+06, got {strength}"

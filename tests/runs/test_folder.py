@@ -197,7 +197,11 @@ def test_reading_needs_no_lock(holder):
 def test_what_a_killed_writer_left_half_written_is_swept_up(tmp_path):
     run = RunFolder.create(tmp_path / "run", CONFIG)
     trial: Trial = run.trial("drop", 0)
-    for path in (run.path / ".summary.json.1234.tmp", trial.path / ".checkpoint.safetensors.1234.tmp"):
+    for path in (
+        run.path / ".summary.json.999999999.tmp",
+        trial.path / ".checkpoint.safetensors.999999999.tmp",
+        trial.path / ".best.safetensors.999999999-0123abcd.tmp",
+    ):
         path.write_bytes(b"half")
     with run.writing():
         trial.append({"round": 1}, {})

@@ -410,7 +410,11 @@ def test_a_task_without_classes_is_refused_with_a_reason(name: str) -> None:
         ("calibrated", {"smoothing": 0.0}, "smoothing must be above 0 and at most 1, got 0.0"),
         ("dane", {"mu": float("nan")}, "mu must be at least 0, got nan"),
         ("mime", {"momentum": 1.0}, "momentum must be at least 0 and below 1, got 1.0"),
-        ("mime", {"clip": 0.0}, "clip must be above 0, got 0.0"),
+        ("mime", {"second": 0.99999999}, "second must lie between 0 and 0.999999, got 0.99999999"),
+        ("mime", {"clip": 0.0}, "clip must lie between 1e-30 and 1e+30, got 0.0"),
+        ("mime", {"clip": 1e39}, "clip must lie between 1e-30 and 1e+30, got 1e+39"),
+        ("mime", {"eps": 1e40}, "eps must lie between 1e-30 and 1e+30, got 1e+40"),
+        ("mime", {"eps": 1e-50}, "eps must lie between 1e-30 and 1e+30, got 1e-50"),
         (
             "mime",
             {"scale": "client"},

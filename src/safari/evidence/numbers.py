@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -21,6 +20,7 @@ from safari.runs.metrics import read_metrics
 from safari.runs.summary import average_columns, wobbles
 from safari.runs.versions import versions_of
 from safari.stats import steadiness
+from safari.text import visible
 
 # The file beside a trial's records.
 NUMBERS = "numbers.json"
@@ -52,6 +52,16 @@ COLUMNS: dict[str, bool] = {
     "phi": False,
 }
 _SHARES = ("top1", "top5", "accuracy", "top1_wobble", "alternation", "lost_updates", "right_group")
+# A little beyond what float32 holds, so that any loss is within it. Fourth powers of it, in tests and
+# intervals, have a float, and figures have an axis for it: neither is so for what a float64 holds.
+LARGEST = 1e40
+# Columns of a trial or its curves that are parts of a whole, and those that may be large, but never below 0.
+_PARTS = ("top1", "top5", "accuracy", "lost_updates", "right_group", "share")
+_SIZES = ("alternation", "rounds_to_target", "rounds_to_stay", "bytes_up", "megabytes_up")
+# Of a part of a whole that was computed in float32.
+_ROUNDING = 1e-6
+# As many as a config may ask for.
+_MOST_ROUNDS = 1e9
 # Options that rules were given after records were made, with the value that is what they did before.
 _FORMER: dict[str, dict[str, Any]] = {"mifa": {"idle": False}}
 _WINDOWS = 20
@@ -86,49 +96,105 @@ def read_numbers(path: Path, arm: Arm) -> Numbers | None:
     if not is_there(file):
         return None
     numbers: Numbers = read_object(file)
-    if problem := problem_of(numbers):
+    if problem := maker_problem(numbers) or problem_of(numbers):
         raise RunError(f"{file} does not hold a trial's numbers: {problem}; remove it")
-    try:
-        return numbers if made_by(numbers, arm) else None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"{file} does not hold a trial's numbers: {error!r}; remove it") from error
+    return numbers if made_by(numbers, arm) else None
 
 
 def problem_of(numbers: Mapping[str, Any]) -> str:
-    """What of a trial's numbers could not be computed with; empty where there is nothing. They may come from anywhere.
+    """What of a trial's numbers could not be computed with, or shown; empty where there is nothing.
+
+    They may come from anywhere, and are saved beside one's own: what no page can be made of has to be told here.
 
     >>> problem_of({"top1": 0.5, "loss": None, "curve": {"round": [1, 2]}}), problem_of({"top1": "much"})
-    ('', "top1 must be a finite number or null, got 'much'")
+    ('', "top1 must be null or a number from 0 to 1, got 'much'")
     """
     for name in COLUMNS:
-        value = numbers.get(name)
-        if not _is_number(value):
-            return f"{name} must be a finite number or null, got {str(value)[:60]!r}"
-    for name in ("curve", "groups"):
-        columns = numbers.get(name) or {}
-        if not isinstance(columns, dict) or not all(_are_numbers(column) for column in columns.values()):
-            return f"{name} must be a table of lists of numbers"
-        if len({len(column) for column in columns.values()}) > 1:
-            return f"the lists of {name} must be of one length"
+        if problem := _number_problem(name, numbers.get(name), limits_of(name)):
+            return problem
+    for name in ("curve", "groups", "diagnosis"):
+        if problem := _curves_problem(name, numbers[name]) if name in numbers else "":
+            return problem
     rows = numbers.get("similarity") or []
-    if not isinstance(rows, list) or not all(_are_numbers(row) and len(row) == len(rows) for row in rows):
+    if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == len(rows) for row in rows):
         return "similarity must be a square of numbers"
+    for value in (value for row in rows for value in row):
+        if problem := _number_problem("similarity", value, limits_of("similarity")):
+            return problem
     code = numbers.get("code") or []
     if not isinstance(code, list) or not all(isinstance(version, str) for version in code):
         return "code must be a list of texts"
+    return next((problem for version in code if (problem := text_problem("code", version))), "")
+
+
+def _curves_problem(table: str, columns: Any) -> str:
+    """What is wrong with numbers by round; every one of them needs its round."""
+    if not isinstance(columns, dict) or not all(isinstance(column, list) for column in columns.values()):
+        return f"{table} must be a table of lists of numbers"
+    if "round" not in columns:
+        there = visible(", ".join(columns), 60) or "nothing"
+        return f"{table} must have round, the list of its rounds, got {there}"
+    if len({len(column) for column in columns.values()}) > 1:
+        return f"the lists of {table} must be of one length"
+    for name, column in columns.items():
+        of_rounds, where = name == "round", visible(f"{table}.{name}", 60)
+        limits = (0.0, _MOST_ROUNDS) if of_rounds else limits_of(name)
+        for value in column:
+            if problem := _number_problem(where, value, limits, known=of_rounds):
+                return problem
     return ""
 
 
-def _are_numbers(values: Any) -> bool:
-    return isinstance(values, list) and all(map(_is_number, values))
+def limits_of(column: str) -> tuple[float, float]:
+    """Between what a column's numbers lie.
+
+    >>> limits_of("average_top1"), limits_of("loss")
+    ((0.0, 1.0), (-1e+40, 1e+40))
+    """
+    plain = column.removeprefix("average_")
+    if plain in _PARTS:
+        return 0.0, 1.0
+    return 0.0 if plain in _SIZES or plain.endswith("_wobble") else -LARGEST, LARGEST
 
 
-def _is_number(value: Any) -> bool:
-    """A number that is finite, or None, which stands for what is unknown?"""
-    if value is None:
-        return True
-    # Not isfinite, which fails for a whole number that no float can hold.
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+def _number_problem(name: str, value: Any, limits: tuple[float, float], *, known: bool = False) -> str:
+    """What is wrong with a number; None stands for one that is unknown, unless it has to be `known`."""
+    low, high = limits
+    if value is None and not known:
+        return ""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    # Compared as it is: a whole number may be too long for a float.
+    if is_number and low - _ROUNDING <= value <= high + _ROUNDING:
+        return ""
+    return (
+        f"{name} must be {'' if known else 'null or '}a number from {low:g} to {high:g}, got {_shown(value)}"
+    )
+
+
+def _shown(value: Any) -> str:
+    """A value from a file, short: what is in a list or a table is left out."""
+    return f"a {type(value).__name__}" if isinstance(value, list | dict) else repr(value)[:60]
+
+
+def text_problem(name: str, text: str) -> str:
+    r"""What is wrong with a text that is to be written: JSON can hold halves of characters, no file can.
+
+    >>> text_problem("code", "0.1.0"), text_problem("code", "\ud800")
+    ('', "code must be a text that UTF-8 can hold, got '\\ud800'")
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return f"{name} must be a text that UTF-8 can hold, got {text[:60]!r}"
+    return ""
+
+
+def maker_problem(entry: Mapping[str, Any]) -> str:
+    """What keeps `made_by` from saying which rule made an entry."""
+    for name, value in (("rule", entry.get("rule")), ("defaults", entry.get("defaults", {}))):
+        if not isinstance(value, dict):
+            return f"{name} must be a table, got {_shown(value)}"
+    return ""
 
 
 def maker_of(arm: Arm) -> dict[str, dict[str, Any]]:
@@ -144,7 +210,10 @@ def maker_of(arm: Arm) -> dict[str, dict[str, Any]]:
 
 
 def made_by(entry: Mapping[str, Any], arm: Arm) -> bool:
-    """Was this made by the rule that the arm has now? Entries that do not name defaults are believed."""
+    """Was this made by the rule that the arm has now? Entries that do not name defaults are believed.
+
+    The entry is one in which `maker_problem` finds nothing.
+    """
     now = maker_of(arm)
     former = {k: v for k, v in _FORMER.get(arm.rule.name, {}).items() if k not in arm.rule.options}
     then = {**former, **entry.get("defaults", now["defaults"])}
@@ -190,7 +259,7 @@ def trial_numbers(
         for key in ("error", "phi"):
             known = [value for value in series[key] if value is not None]
             numbers[key] = fmean(known) if known else None
-    return numbers
+    return numbers | {name: _sayable(numbers[name]) for name in COLUMNS if name in numbers}
 
 
 def steadiness_numbers(
@@ -272,6 +341,14 @@ def _seconds(trial: Trial) -> float:
 
 def _rounded(value: float | int | None) -> float | int | None:
     """Five digits are more than a figure shows, and a third of the space."""
-    if value is None or value != value:
-        return None
-    return value if isinstance(value, int) else float(f"{value:.{_DIGITS}g}")
+    value = _sayable(value)
+    return value if value is None or isinstance(value, int) else float(f"{value:.{_DIGITS}g}")
+
+
+def _sayable(value: float | int | None) -> float | int | None:
+    """The number; None, unknown, where it is no number or beyond all limits, as of a run that diverged.
+
+    >>> _sayable(1538.0), _sayable(math.exp(600)), _sayable(math.nan)
+    (1538.0, None, None)
+    """
+    return value if value is not None and abs(value) <= LARGEST else None

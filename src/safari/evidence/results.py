@@ -7,7 +7,7 @@ machine, and the report needs nothing else.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,16 @@ from safari.evidence.numbers import (
     Numbers,
     made_by,
     maker_of,
+    maker_problem,
     problem_of,
     read_numbers,
     steadiness_numbers,
+    text_problem,
 )
 from safari.evidence.plan import Case, Experiment
 from safari.runs import seeds_of, spread
-from safari.runs.files import is_there, making, read_object, write_atomically
+from safari.runs.files import is_there, making, read_object, remove, temporaries, write_atomically
+from safari.text import visible
 
 FILE = "results.json"
 # What is said of trials from before a record named its code.
@@ -66,9 +69,11 @@ class Results:
         return found
 
     def save(self, out: Path) -> None:
-        """Write them, atomically."""
+        """Write them, atomically. What a killed process left half-written, of the page too, is removed."""
         table = {"format": FORMAT, "environments": self.environments, "experiments": self.entries}
         with making(out):
+            for left_by_a_crash in temporaries(out, abandoned=True):
+                remove(left_by_a_crash, out)
             write_atomically(out / FILE, (json.dumps(table, separators=(",", ":")) + "\n").encode())
 
     def trial(self, case: Case, arm: Arm, seed: int) -> Numbers | None:
@@ -127,7 +132,10 @@ class Results:
         self._put(case, there)
         environment = path / "environment.json"
         if is_there(environment):
-            self._made_on([read_object(environment)])
+            machine = read_object(environment)
+            if problem := _machine_problem(machine):
+                raise RunError(f"{environment} does not say on what a run was made: {problem}")
+            self._made_on([machine])
 
     def take_in(self, experiments: Sequence[Experiment], other: Results) -> int:
         """Add the trials of these experiments that are finished in other results and not in these; returns how many."""
@@ -214,16 +222,34 @@ def _problem(table: Mapping[str, Any]) -> str:
     machines = table.get("environments")
     if not isinstance(machines, list) or not all(isinstance(machine, dict) for machine in machines):
         return "environments must be a list of tables"
+    if problem := next((found for machine in machines if (found := _machine_problem(machine))), ""):
+        return f"environments: {problem}"
     # Tables in tables, from experiments down to the numbers of a seed.
     level: list[tuple[str, Any]] = [("experiments", table.get("experiments"))]
     for inside in ("cases", "arms", "seeds", None):
         for name, entries in level:
             if not isinstance(entries, dict) or not all(isinstance(e, dict) for e in entries.values()):
                 return f"{name} must be a table of tables"
-        tables = [(key, entry) for _, entries in level for key, entry in entries.items()]
+        tables = [(visible(key, 60), entry) for _, entries in level for key, entry in entries.items()]
         if inside == "arms" and not all(isinstance(entry.get("setting"), str) for _, entry in tables):
             return "every case must have a setting, a text"
+        if inside == "seeds" and (problem := _first((f"arm {a}", maker_problem(e)) for a, e in tables)):
+            return problem
         if inside is not None:
             level = [(f"{inside} of {key}", entry.get(inside)) for key, entry in tables]
-    wrong = ((f"seed {seed}", problem_of(numbers)) for seed, numbers in tables)
-    return next((f"{where}: {problem}" for where, problem in wrong if problem), "")
+    return _first((f"seed {seed}", problem_of(numbers)) for seed, numbers in tables)
+
+
+def _first(found: Iterable[tuple[str, str]]) -> str:
+    """The first problem, with where it is; empty where there is none."""
+    return next((f"{where}: {problem}" for where, problem in found if problem), "")
+
+
+def _machine_problem(machine: Mapping[str, Any]) -> str:
+    """What the page could not say of a machine. Inside of lists, halves of characters are written out."""
+    for key, value in machine.items():
+        named = visible(key, 60)
+        texts = (key, value) if isinstance(value, str) else (key,)
+        if problem := next((found for text in texts if (found := text_problem(named, text))), ""):
+            return problem
+    return ""

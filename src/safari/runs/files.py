@@ -33,9 +33,9 @@ _DIR_FDS = {os.open, os.stat, os.unlink, os.rename, os.mkdir} <= os.supports_dir
 
 # Temporary files of this package: `.NAME.PID-TOKEN.tmp`, without the token in version 0.1.
 _TEMPORARY = re.compile(
-    r"\.(?:config\.toml|(?:summary|clients|model|environment|plugins|mlflow|numbers|code|task)\.json|report\.html"
-    r"|\.writer"
-    r"|checkpoint(?:-\d+)?\.safetensors|[\w+-]+\.(?:png|svg|py))\.(?P<pid>\d+)(?:-[0-9a-f]{8})?\.tmp"
+    r"\.(?:config\.toml|(?:summary|clients|model|environment|plugins|mlflow|numbers|code|task|results)\.json"
+    r"|report\.(?:html|md)|\.writer|(?:checkpoint(?:-\d+)?|best)\.safetensors|[\w.+-]+\.(?:png|svg|py))"
+    r"\.(?P<pid>\d+)(?:-[0-9a-f]{8})?\.tmp"
 )
 # Seconds after which nobody is still writing one.
 _LONG_AGO = 3600.0
@@ -232,7 +232,7 @@ def temporaries(root: Path, *, abandoned: bool = False) -> list[Path]:
     """Temporary files of `write_atomically` in a run's folder, and no other file, however it is called.
 
     Args:
-        root: the run's folder.
+        root: the run's folder, or one of `safari reproduce`, in which runs clean up after themselves.
         abandoned: only those whose process was killed, not what this one or another is writing at the moment.
     """
     folders = [root, root / "figures", root / "plugins", *_subfolders(root / "trials", depth=2)]

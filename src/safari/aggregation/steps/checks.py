@@ -14,6 +14,13 @@ def above(name: str, value: float, limit: float) -> float:
     return value
 
 
+def within(name: str, value: float, least: float, most: float) -> float:
+    """The value, when it lies between two limits, or is one of them."""
+    if not least <= value <= most:
+        raise ConfigError(f"{name} must lie between {least:g} and {most:g}, got {value}")
+    return value
+
+
 def fraction(name: str, value: float) -> float:
     """The value, when it is at least 0 and below 1."""
     if not 0 <= value < 1:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from safari.aggregation.compensation import Round, State
-from safari.aggregation.steps.checks import above, fraction
+from safari.aggregation.steps.checks import above, fraction, within
 from safari.aggregation.steps.step import ServerStep
 
 
@@ -52,9 +52,13 @@ def fedadam(*, lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: f
     return _adaptive(lambda v, square: beta * v + (1 - beta) * square, lr, beta1, tau)
 
 
+# Of τ in float32: its square is finite, and it is not 0 itself.
+_LEAST, _MOST = 1e-30, 1e18
+
+
 def _adaptive(second: Callable[[Tensor, Tensor], Tensor], lr: float, beta1: float, tau: float) -> ServerStep:
     """The three in one; `second(v, Δ²)` is the next v."""
-    rate, beta, tau = above("lr", lr, 0), fraction("beta1", beta1), above("tau", tau, 0)
+    rate, beta, tau = above("lr", lr, 0), fraction("beta1", beta1), within("tau", tau, _LEAST, _MOST)
 
     def init(model: Tensor) -> State:
         return {"m": torch.zeros_like(model), "v": torch.full_like(model, tau**2)}

@@ -22,6 +22,9 @@ from safari.pruning.policies.regrow import Pace, first_mask, layer_counts, moved
 from safari.pruning.policy import Arrivals, MaskPolicy, MaskRound, Masks, State
 from safari.pruning.scope import weight_entries
 
+# Beliefs are float32 and begin at 1: less would be rounded away, more would end at infinity.
+_STRENGTHS = (1e-6, 1e6)
+
 
 def fedrts(
     *,
@@ -41,8 +44,9 @@ def fedrts(
     pace = Pace(interval, fraction, stop)
     if not 0 <= gamma <= 1:
         raise ConfigError(f"gamma must lie between 0 and 1, got {gamma}")
-    if not 0 < strength < float("inf"):
-        raise ConfigError(f"strength must be above 0, got {strength}")
+    least, most = _STRENGTHS
+    if not least <= strength <= most:
+        raise ConfigError(f"strength must lie between {least:g} and {most:g}, got {strength}")
 
     def init(layout: Layout, device: torch.device) -> State:
         ones = torch.ones(layout.size, device=device)

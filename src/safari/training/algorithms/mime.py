@@ -39,6 +39,11 @@ Scale = Literal["mean", "clients"]
 
 # Beyond this a gradient would have an infinite square, and what is infinite stays so.
 _LARGEST = 1e18
+# Of scale and bound: far beyond, they are 0 or infinite in float32.
+_SIZES = (1e-30, 1e30)
+# The largest β₂: float32 tells by how much it is below 1, to 3 %. From 0.99999998 on it would be 1, and
+# moments 0/0.
+_MOST_KEPT = 0.999999
 
 
 def mime(
@@ -65,7 +70,7 @@ def mime(
     taken of: the `mean` over clients, as in the paper, or the `clients`' own, which is safer in long runs with many
     clients whose data differ. Steps are then smaller at the same `lr`, the more so the less clients agree.
     """
-    _check({"momentum": momentum, "second": second}, {"eps": eps, "clip": clip}, scale)
+    _check(momentum, second, {"eps": eps, "clip": clip}, scale)
     loss = calibrated(strength=strength, smoothing=smoothing) if strength else ClientAlgorithm()
 
     def init(clients: int, parameters: int, device: torch.device) -> State:
@@ -113,13 +118,15 @@ def mime(
     )
 
 
-def _check(parts: dict[str, float], sizes: dict[str, float], scale: str) -> None:
-    for name, value in parts.items():
-        if not 0 <= value < 1:
-            raise ConfigError(f"{name} must be at least 0 and below 1, got {value}")
+def _check(momentum: float, second: float, sizes: dict[str, float], scale: str) -> None:
+    if not 0 <= momentum < 1:
+        raise ConfigError(f"momentum must be at least 0 and below 1, got {momentum}")
+    if not 0 <= second <= _MOST_KEPT:
+        raise ConfigError(f"second must lie between 0 and {_MOST_KEPT}, got {second}")
+    least, most = _SIZES
     for name, value in sizes.items():
-        if not 0 < value < float("inf"):
-            raise ConfigError(f"{name} must be above 0, got {value}")
+        if not least <= value <= most:
+            raise ConfigError(f"{name} must lie between {least:g} and {most:g}, got {value}")
     if scale not in get_args(Scale):
         raise ConfigError(one_of("scale", scale, get_args(Scale)))
 

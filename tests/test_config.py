@@ -484,8 +484,8 @@ def test_arrays_are_not_poured_into_the_message():
 
 @pytest.mark.parametrize(
     "value",
-    [[1.5] * 10**6, {"k" * 10**6: 1}, "x" * 10**6, 10**4000, np.zeros(900), np.zeros((50, 50))],
-    ids=["list", "table", "text", "number", "array", "matrix"],
+    [[1.5] * 10**6, {"k" * 10**6: 1}, "x" * 10**6, 10**4000, 10**5000, np.zeros(900), np.zeros((50, 50))],
+    ids=["list", "table", "text", "number", "endless", "array", "matrix"],
 )
 def test_a_long_value_is_cut_in_every_message(value):
     for table in ({"rounds": value}, {"arms": value}, {"name": [value]}, {"arms": [["x", value]]},

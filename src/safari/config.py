@@ -417,11 +417,11 @@ ARM_TABLES = (
     "aggregation", "client", "downlink", "local", "packets", "policy", "pruning", "sampling", "uplink", "wire",
 )  # fmt: skip
 
-# The fields that name a plug-in, with what they name by default.
 # How a plug-in of the user's own is named.
 _OWN = '"file.py:NAME" or "__main__:NAME"'
 # A longer text is no name that somebody mistyped.
 _LONGEST_HINT = 80
+# The fields that name a plug-in, with what they name by default.
 _PLUGS = {
     f.name: plug for f in dataclasses.fields(Config) if isinstance(plug := getattr(Config(), f.name), Plug)
 }
@@ -632,7 +632,7 @@ def _meant(path: str, value: object, hint: Any) -> str:
 def _is_of_a_file(value: object) -> bool:
     if isinstance(value, list | tuple):
         return all(map(_is_of_a_file, value))
-    return isinstance(value, str | int | float | Mapping)
+    return value is None or isinstance(value, str | int | float | Mapping)
 
 
 def _name_form(value: object) -> str:

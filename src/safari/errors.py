@@ -84,5 +84,8 @@ def brief(value: object, longest: int = 100) -> str:
     shortened = Repr()
     shortened.maxlist = shortened.maxtuple = shortened.maxdict = shortened.maxset = longest
     shortened.maxstring = shortened.maxlong = shortened.maxother = 10 * longest
-    text = " ".join(shortened.repr(value).split())
+    try:
+        text = " ".join(shortened.repr(value).split())
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        text = f"a {type(value).__name__} that is too long to be shown"
     return text if len(text) <= longest else f"{text[: longest - 3]}..."

@@ -170,3 +170,13 @@ def test_an_option_that_a_rule_got_later_does_not_make_old_records_strange():
     assert not made_by(old, idle)
     assert all(made_by(maker_of(arm), arm) for arm in (plain, idle))
     assert not made_by(maker_of(idle), plain)
+
+
+def test_a_score_of_ones_own_task_may_count_to_a_hundred() -> None:
+    from safari.evidence.numbers import problem_of
+
+    curve = {"round": [1, 2], "accuracy": [10.0, 37.5], "share": [3.0, 4.0]}
+    assert problem_of({"accuracy": 37.5, "curve": curve}) == ""
+    assert problem_of({"lost_updates": 37.5}).startswith(
+        "lost_updates must be null or a number from 0 to 1, got"
+    )

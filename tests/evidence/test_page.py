@@ -570,3 +570,13 @@ def test_more_processes_than_trials_are_not_started(tmp_path: Path) -> None:
     few = reproduce("tiny", "--from", folder, "--out", tmp_path / "out", "--only", "mag", "--arms", "drop",
                     "--jobs", 10**12, "--seeds", 1, "--no-report")  # fmt: skip
     assert few.exit_code == 0, few.output
+
+
+def test_a_shared_arm_is_added_with_the_cases_that_need_it(tmp_path: Path) -> None:
+    folder, there = write(tmp_path / "experiments", links=LINKS), tmp_path / "there"
+    where = ("--from", folder, "--set", "arms=perfect,drop", "--seeds", "1", "--no-report")
+    assert reproduce(*where, "--out", there).exit_code == 0
+    here = reproduce(*where, "--out", tmp_path / "here", "--only", "bursts", "--add", there)
+    assert here.stderr.splitlines()[0] == f"{there}: 2 trials"
+    # Both are there, so that nothing is run.
+    assert not (tmp_path / "here/links").exists()

@@ -248,7 +248,7 @@ def test_results_from_before_feedback_was_automatic_keep_their_names() -> None:
         (TINY.replace("margin = 0.99", "margin = 1"),
          ["FILE: checks[0].margin must lie between -1 and 1, because top1 is a fraction (a point is 0.01); got 1"]),
         (TINY.replace("margin = 0.99", "within = 2.5"),
-         ["FILE: checks[0].within must lie between -1 and 1, because top1 is a fraction (a point is 0.01); got 2.5"]),
+         ["FILE: checks[0].within must lie between 0 and 1, because top1 is a fraction (a point is 0.01); got 2.5"]),
         (TINY.replace("margin = 0.99", "times = inf"), ["FILE: checks[0].times must be finite, got inf"]),
         (TINY + "[cost]\ncpu = nan",
          ["FILE: cost.cpu must lie above 0 and at most at 1,000,000 seconds, got nan"]),

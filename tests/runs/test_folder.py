@@ -14,6 +14,7 @@ from runs.kit import RESUME, TINY, environment, python
 from safari.config import parse
 from safari.errors import ConfigError, RunError
 from safari.runs import RoundRecord, RunFolder, Saved, Trial, read_lines, seeds_of
+from safari.runs.files import temporaries
 from safari.toml import read_toml
 
 CONFIG = parse(TINY)
@@ -218,3 +219,11 @@ def test_what_a_killed_writer_left_half_written_is_swept_up(tmp_path):
 def test_a_run_killed_before_its_config_was_there_can_be_begun_again(tmp_path):
     (tmp_path / ".config.toml.1234.tmp").write_bytes(b"rou")
     assert RunFolder.create(Path(tmp_path), CONFIG).config == CONFIG
+
+
+def test_a_file_that_another_process_has_finished_meanwhile_is_no_leftover(tmp_path, monkeypatch):
+    (tmp_path / ".results.json.4000000-abcdef01.tmp").touch()
+    listed = list(tmp_path.iterdir())
+    listed[0].unlink()
+    monkeypatch.setattr(type(tmp_path), "iterdir", lambda self: iter(listed if self == tmp_path else []))
+    assert temporaries(tmp_path, abandoned=True) == []

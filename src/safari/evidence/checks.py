@@ -81,8 +81,10 @@ def _wrong_bound(name: str, value: float, column: str) -> list[str]:
         return [f"at_least must lie between 0 and 1, because {column} is a fraction; got {value}"]
     # Whoever writes 1 means a point, and with 1 as a fraction the claim would always hold.
     if name in ("margin", "within") and not -1 < value < 1:
+        least = "0" if name == "within" else "-1"
         return [
-            f"{name} must lie between -1 and 1, because {column} is a fraction (a point is 0.01); got {value}"
+            f"{name} must lie between {least} and 1, because {column} is a fraction (a point is 0.01); "
+            f"got {value}"
         ]
     return []
 

@@ -55,8 +55,9 @@ _SHARES = ("top1", "top5", "accuracy", "top1_wobble", "alternation", "lost_updat
 # A little beyond what float32 holds, so that any loss is within it. Fourth powers of it, in tests and
 # intervals, have a float, and figures have an axis for it: neither is so for what a float64 holds.
 LARGEST = 1e40
-# Columns of a trial or its curves that are parts of a whole, and those that may be large, but never below 0.
-_PARTS = ("top1", "top5", "accuracy", "lost_updates", "right_group", "share")
+# Columns that are parts of a whole, and those that may be large, but never below 0. Scores are neither: a task of
+# somebody's own may count what it calls accuracy from 0 to 100.
+_PARTS = ("lost_updates", "right_group")
 _SIZES = ("alternation", "rounds_to_target", "rounds_to_stay", "bytes_up", "megabytes_up")
 # Of a part of a whole that was computed in float32.
 _ROUNDING = 1e-6
@@ -107,7 +108,7 @@ def problem_of(numbers: Mapping[str, Any]) -> str:
     They may come from anywhere, and are saved beside one's own: what no page can be made of has to be told here.
 
     >>> problem_of({"top1": 0.5, "loss": None, "curve": {"round": [1, 2]}}), problem_of({"top1": "much"})
-    ('', "top1 must be null or a number from 0 to 1, got 'much'")
+    ('', "top1 must be null or a number from -1e+40 to 1e+40, got 'much'")
     """
     for name in COLUMNS:
         if problem := _number_problem(name, numbers.get(name), limits_of(name)):
@@ -148,7 +149,7 @@ def _curves_problem(table: str, columns: Any) -> str:
 def limits_of(column: str) -> tuple[float, float]:
     """Between what a column's numbers lie.
 
-    >>> limits_of("average_top1"), limits_of("loss")
+    >>> limits_of("lost_updates"), limits_of("loss")
     ((0.0, 1.0), (-1e+40, 1e+40))
     """
     plain = column.removeprefix("average_")

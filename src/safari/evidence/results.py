@@ -140,20 +140,20 @@ class Results:
     def take_in(self, experiments: Sequence[Experiment], other: Results) -> int:
         """Add the trials of these experiments that are finished in other results and not in these; returns how many."""
         count = 0
-        for experiment in experiments:
-            for case in experiment.cases:
-                there = [
-                    (arm, seed, numbers)
-                    for arm in case.config.arms
-                    for seed in seeds_of(case.config)
-                    if case.source(arm) is case and self.trial(case, arm, seed) is None
-                    if (numbers := other.trial(case, arm, seed)) is not None
-                ]
-                if there:
-                    about = self.entries.setdefault(experiment.name, {"cases": {}})
-                    about |= _words(experiment)
-                    self._put(case, there)
-                    count += len(there)
+        asked = [
+            (experiment, case.source(arm), arm, seed)
+            for experiment in experiments
+            for case in experiment.cases
+            for arm in case.config.arms
+            for seed in seeds_of(case.config)
+        ]
+        for experiment, case, arm, seed in asked:
+            numbers = other.trial(case, arm, seed) if self.trial(case, arm, seed) is None else None
+            if numbers is not None:
+                about = self.entries.setdefault(experiment.name, {"cases": {}})
+                about |= _words(experiment)
+                self._put(case, [(arm, seed, numbers)])
+                count += 1
         if count:
             self._made_on(other.environments)
         return count

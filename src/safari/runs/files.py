@@ -247,7 +247,9 @@ def _is_abandoned(file: Path) -> bool:
     # In a container, the process that was killed may have had the same number as this one, or as any other.
     if int(match["pid"]) == os.getpid() or not is_alive(int(match["pid"])):
         return True
-    return time.time() - file.stat().st_mtime > _LONG_AGO
+    with contextlib.suppress(FileNotFoundError):  # finished meanwhile
+        return time.time() - file.stat().st_mtime > _LONG_AGO
+    return False
 
 
 def is_alive(pid: int) -> bool:
@@ -273,7 +275,14 @@ def _subfolders(folder: Path, depth: int) -> list[Path]:
 def _plain_files(folder: Path) -> list[Path]:
     if folder.is_symlink() or not folder.is_dir():
         return []
-    return [entry for entry in folder.iterdir() if stat.S_ISREG(entry.lstat().st_mode)]
+    return [entry for entry in folder.iterdir() if _is_plain(entry)]
+
+
+def _is_plain(entry: Path) -> bool:
+    try:
+        return stat.S_ISREG(entry.lstat().st_mode)
+    except FileNotFoundError:  # a temporary file of another process, which has it finished meanwhile
+        return False
 
 
 def _whole_lines(handle: BinaryIO, most: int) -> tuple[int, int]:

@@ -114,8 +114,8 @@ HALF = "\ud800"
 # Where in the numbers of a seed, what stands there, and what is said of it.
 STRANGE: dict[str, tuple[str, Any, str]] = {
     "half a character": ("code", [HALF], "code must be a text that UTF-8 can hold, got '\\ud800'"),
-    "a huge share": ("top1", 1.7e308, "top1 must be null or a number from 0 to 1, got 1.7e+308"),
-    "a share below 0": ("average_top1", -0.5, "average_top1 must be null or a number from 0 to 1, got -0.5"),
+    "a huge score": ("top1", 1.7e308, "top1 must be null or a number from -1e+40 to 1e+40, got 1.7e+308"),
+    "a share below 0": ("lost_updates", -0.5, "lost_updates must be null or a number from 0 to 1, got -0.5"),
     "a huge loss": ("loss", 1e41, "loss must be null or a number from -1e+40 to 1e+40, got 1e+41"),
     "less than no bytes": ("bytes_up", -1, "bytes_up must be null or a number from 0 to 1e+40, got -1"),
     "no rounds": ("curve", {"top1": [0.5]}, "curve must have round, the list of its rounds, got top1"),
@@ -135,8 +135,9 @@ STRANGE: dict[str, tuple[str, Any, str]] = {
     "a round in a list": (
         "diagnosis", {"round": [[1]]}, "diagnosis.round must be a number from 0 to 1e+09, got a list",
     ),
-    "a huge share of a curve": (
-        "curve", {"round": [1], "top1": [2]}, "curve.top1 must be null or a number from 0 to 1, got 2",
+    "a huge score of a curve": (
+        "curve", {"round": [1], "top1": [1e41]},
+        "curve.top1 must be null or a number from -1e+40 to 1e+40, got 1e+41",
     ),
     "too alike": (
         "similarity", [[1e308]], "similarity must be null or a number from -1e+40 to 1e+40, got 1e+308",

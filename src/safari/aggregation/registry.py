@@ -41,7 +41,7 @@ def rule_of(name: str, options: Mapping[str, Any]) -> Compensation:
     >>> rule_of("fedau", {"cutoff": 0})
     Traceback (most recent call last):
     ...
-    safari.errors.ConfigError: arms: cutoff must be at least 1, got 0
+    safari.errors.ConfigError: arms: cutoff must lie between 1 and 1000000000, got 0
     """
     rule = build("rule", "arms", name, options, RULES, Compensation)
     return rule if name in RULES else _checked(rule, f"arms: {name}")

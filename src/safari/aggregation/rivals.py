@@ -25,9 +25,8 @@ from safari.aggregation.rules import (
 from safari.aggregation.similarity import common_cosines, cosines, tally
 from safari.errors import ConfigError
 
-# As many as a config may ask for, and more clients than there can be: their product is an int64.
-_MOST_ROUNDS = 10**9
-_MOST_HEARD = 10**9
+# Of rounds and of clients: as many as a config may ask for. The product of two of them fits into an int64.
+_MOST = 10**9
 
 
 def stale() -> Compensation:
@@ -190,8 +189,8 @@ def fedau(*, cutoff: int = 50) -> Compensation:
 
     A gap is cut off at `cutoff` rounds; before the first, ω is 1.
     """
-    if not 1 <= cutoff <= _MOST_ROUNDS:
-        raise ConfigError(f"cutoff must lie between 1 and {_MOST_ROUNDS}, got {cutoff}")
+    if not 1 <= cutoff <= _MOST:
+        raise ConfigError(f"cutoff must lie between 1 and {_MOST}, got {cutoff}")
 
     def init(clients: int, size: int, device: torch.device) -> State:
         zeros = torch.zeros(clients, dtype=torch.int64, device=device)
@@ -250,8 +249,8 @@ def few(*, heard: int = 2, clusters: int = 2) -> Compensation:
     It tells what hearing few costs when nothing else is wrong. `clusters`: blocks of neighbouring ids, as in
     the division into groups.
     """
-    if not 1 <= heard <= _MOST_HEARD:
-        raise ConfigError(f"heard must lie between 1 and {_MOST_HEARD}, got {heard}")
+    if not 1 <= heard <= _MOST:
+        raise ConfigError(f"heard must lie between 1 and {_MOST}, got {heard}")
     if clusters < 1:
         raise ConfigError(f"clusters must be at least 1, got {clusters}")
 

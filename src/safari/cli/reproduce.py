@@ -190,12 +190,8 @@ def _selected(experiments: Sequence[Experiment], only: str | None) -> list[Exper
 
 def _wanted_arms(experiments: Sequence[Experiment], patterns: str | None) -> set[str]:
     """The names of the arms to run: all, or those that match; ConfigError where a pattern matches none."""
-    names = {name for e in experiments for name in _arms(e)}
+    names = {name for e in experiments for name in e.arms}
     return names if patterns is None else _matching("--arms", patterns, names)
-
-
-def _arms(experiment: Experiment) -> list[str]:
-    return list(dict.fromkeys(arm.name for case in experiment.cases for arm in case.config.arms))
 
 
 def _matching(option: str, patterns: str, names: set[str]) -> set[str]:
@@ -396,7 +392,7 @@ def _show(
             title=e.title,
             claim=e.claim,
             cases=[case.name for case in e.cases],
-            arms=[name for name in _arms(e) if name in arms],
+            arms=[name for name in e.arms if name in arms],
             trials=sum(case.trials_among(names) for case, names in _sources(e, arms)),
             trials_left=sum(len(unit.done) for unit in units[e.name]),
             rounds_left=sum(unit.rounds for unit in units[e.name]),

@@ -170,7 +170,7 @@ _OF_A_CASE = {"groups": _groups, "similarity": _similarity, "diagnosis": _diagno
 def _sweep(experiment: Experiment, results: Results) -> Iterator[Figure]:
     """Final top-1 of each arm over the values of the one axis."""
     ((axis, values),) = experiment.axes.items()
-    arms = list(dict.fromkeys(arm.name for case in experiment.cases for arm in case.config.arms))
+    arms = experiment.arms
     table = {arm: [_final(case, results, arm) for case in experiment.cases] for arm in arms}
     if not any(point is not None for points in table.values() for point in points):
         return

@@ -127,6 +127,11 @@ class Experiment:
     cost: Cost
 
     @property
+    def arms(self) -> list[str]:
+        """The names of the arms of all cases, each once."""
+        return list(dict.fromkeys(arm.name for case in self.cases for arm in case.config.arms))
+
+    @property
     def score(self) -> str:
         """The column that ranks models."""
         tasks = {case.config.task.name for case in self.cases}

@@ -92,7 +92,7 @@ def main_table(
     names = [name for name in _TITLES if (not columns or name in columns) and name not in hidden]
     rows = []
     several = len(made_by([experiment], results)) > 1
-    finished = any(_run(case, results) for case in experiment.cases)
+    finished = any(_arms_run(case, results) for case in experiment.cases)
     for case in experiment.cases:
         reference = reference_of(case)
         for arm in case.config.arms:
@@ -131,10 +131,10 @@ def matrices(experiment: Experiment, results: Results, name: str = "top1") -> It
     parts: dict[tuple[str, ...], list[Case]] = {}
     for case in experiment.cases:
         parts.setdefault(case.values[:-1], []).append(case)
-    arms, absent = _arms(experiment), list[str]()
-    run = {arm for case in experiment.cases for arm in _run(case, results)}
+    arms, absent = experiment.arms, list[str]()
+    run = {arm for case in experiment.cases for arm in _arms_run(case, results)}
     if run:
-        empty = [v for v, cases in parts.items() if not any(_run(case, results) for case in cases)]
+        empty = [v for v, cases in parts.items() if not any(_arms_run(case, results) for case in cases)]
         parts = {values: cases for values, cases in parts.items() if values not in empty}
         absent = [" · ".join(values) for values in empty] + [arm for arm in arms if arm not in run]
         arms = [arm for arm in arms if arm in run]
@@ -155,7 +155,7 @@ def matrices(experiment: Experiment, results: Results, name: str = "top1") -> It
 def rivals(experiment: Experiment, results: Results, name: str = "top1") -> Iterator[Table]:
     """The arm that the experiment compares, against every ranked rival: over all cases, then case by case."""
     ours = experiment.compare
-    others = [arm for arm in _arms(experiment) if arm != ours and arm not in experiment.unranked]
+    others = [arm for arm in experiment.arms if arm != ours and arm not in experiment.unranked]
     found = {}
     for case in experiment.cases:
         arms = results.arms(case)
@@ -258,11 +258,7 @@ def made_by(experiments: Sequence[Experiment], results: Results) -> dict[str, in
     return counts
 
 
-def _arms(experiment: Experiment) -> list[str]:
-    return list(dict.fromkeys(arm.name for case in experiment.cases for arm in case.config.arms))
-
-
-def _run(case: Case, results: Results) -> set[str]:
+def _arms_run(case: Case, results: Results) -> set[str]:
     """The arms of a case that have a finished trial."""
     return {arm for arm, trials in results.arms(case).items() if trials}
 
@@ -271,7 +267,7 @@ def _missing(experiment: Experiment, results: Results) -> list[str]:
     """What has no finished trial: whole cases, then single arms of the others."""
     cases, arms = [], []
     for case in experiment.cases:
-        run = _run(case, results)
+        run = _arms_run(case, results)
         if not run:
             cases.append(case.name)
         else:

@@ -149,15 +149,61 @@ def check_conv_pool(device: str, dtype: torch.dtype, tolerance: float) -> None:
     assert torch.equal(found.nan_to_num(7.5), expected.nan_to_num(7.5))
 
 
-def check_fused_net(device: str) -> tuple[float, float]:
+def conv_relu_errors(case: Case, device: str, dtype: torch.dtype, bias: bool = True) -> dict[str, float]:
+    """How far `relu(conv(x) + bias)` and its gradients are from torch in float64, relative to their size."""
+    from safari.engine.stack.fused import ConvRelu
+
+    draw = torch.Generator().manual_seed(9)
+    k, side = case.clients, case.side
+    x = torch.randn(k * case.n, case.inner, case.height, case.width, generator=draw)
+    weight = torch.randn(k, case.outer, case.inner, side, side, generator=draw) / (side * case.inner**0.5)
+    inputs = {"x": x, "weight": weight} | (
+        {"bias": torch.randn(k, case.outer, generator=draw)} if bias else {}
+    )
+    # Rounded first, so that both sides begin with the same numbers.
+    inputs = {name: value.to(dtype).float() for name, value in inputs.items()}
+    theirs = {name: value.double().requires_grad_() for name, value in inputs.items()}
+    own = zip(theirs["x"].chunk(k), theirs["weight"], theirs.get("bias", [None] * k), strict=True)
+    before = torch.cat([F.conv2d(*each, case.stride, side // 2) for each in own])
+    # At the kink of the ReLU rounding decides about the whole gradient: leave those numbers out.
+    probe = torch.randn(before.shape, generator=draw) * (before.detach().abs() > 0.05)
+    probe = probe.to(dtype).float()
+    F.relu(before).backward(probe.double())
+
+    ours = {name: value.to(device).requires_grad_() for name, value in inputs.items()}
+    pixels = ours["x"].permute(0, 2, 3, 1)
+    out = ConvRelu.apply(pixels, ours["weight"], ours.get("bias"), case.stride, dtype).permute(0, 3, 1, 2)
+    out.backward(probe.to(device, dtype))
+    expected = {"out": F.relu(before)} | {f"d{name}": value.grad for name, value in theirs.items()}
+    found = {"out": out} | {f"d{name}": value.grad for name, value in ours.items()}
+    assert {n: v.shape for n, v in found.items()} == {n: v.shape for n, v in expected.items()}
+    return {name: _error(found[name], expected[name]) for name in expected}
+
+
+def check_conv_relu(device: str, dtype: torch.dtype, tolerance: float) -> None:
+    """Every convolution that there is a kernel for, and one without a bias; what is no number stays none."""
+    from safari.engine.stack.fused import ConvRelu
+
+    cases = {name: (case, True) for name, case in (CASES | WIDE_CASES).items()}
+    for name, (case, bias) in (cases | {"without bias": (Case(3, 16, 6, 6, 1), False)}).items():
+        for what, error in conv_relu_errors(case, device, dtype, bias).items():
+            assert error < tolerance, f"{name}: {what} is off by {error:.2g}"
+    x, weight = torch.ones(1, 4, 4, 3, device=device), torch.ones(1, 16, 3, 3, 3, device=device)
+    x[0, 0, 0, 0] = torch.nan
+    found = ConvRelu.apply(x, weight, None, 1, dtype).isnan().any(-1)[0]
+    assert found.int().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
+
+
+def check_fused_net(device: str, name: str = "fedawe_cnn") -> tuple[float, float]:
     """How far outputs and gradients of a whole net through the fused steps are from those without."""
+    from safari import models
     from safari.engine.stack.forward import by_layers
     from safari.engine.stack.trial import distances
-    from safari.models import Layout, fedawe_cnn
+    from safari.models import Layout
 
     shape = (3, 32, 32) if device == "cuda" else (3, 9, 8)
     torch.manual_seed(0)
-    module = fedawe_cnn(shape, 10).to(device)
+    module = getattr(models, name)(shape, 10).to(device)
     example = torch.randn(8 if device == "cuda" else 4, *shape, generator=torch.Generator().manual_seed(5))
     ways = (by_layers(module, True, fuse=fuse) for fuse in (True, False))
     return distances(*ways, module, Layout.of(module), example.to(device))
@@ -399,8 +445,10 @@ def main() -> None:
     check_conv_pool("cpu", torch.float32, 1e-5)
     # The interpreter knows no products of bfloat16; these are rounded, too.
     check_conv_pool("cpu", torch.float16, 3e-3)
+    check_conv_relu("cpu", torch.float32, 1e-5)
     fusion.DTYPE = torch.float32
     assert max(check_fused_net("cpu")) < 1e-5
+    assert max(check_fused_net("cpu", "cnn")) < 1e-5
     for size, rate in ((3000, 0.1), (3001, 0.1), (3000, torch.tensor(0.1))):
         assert sgd_error("cpu", size, rate) < 1e-6
     for rate in (0.1, torch.tensor(0.1)):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from safari.engine.stack.fusion import PoolFusion, find_fusions, pool_first
+from safari.engine.stack.fusion import PoolFusion, ReluFusion, find_fusions, pool_first
 from safari.models import cnn, fedawe_cnn, pfl_cnn, resnet18
+
+F_ = TypeVar("F_", PoolFusion, ReluFusion)
 
 
 class Net(nn.Module):
@@ -133,9 +136,17 @@ class ReadBetween(Pooled):
         return F.max_pool2d(z, 2).sum() + (z if self.then else y)
 
 
-def pooled(module: nn.Module) -> list[PoolFusion]:
+def fusions(module: nn.Module, kind: type[F_]) -> list[F_]:
     found = find_fusions(fx.Tracer().trace(module), dict(module.named_modules()))
-    return [fusion for fusion in found.values() if isinstance(fusion, PoolFusion)]
+    return [fusion for fusion in found.values() if isinstance(fusion, kind)]
+
+
+def pooled(module: nn.Module) -> list[PoolFusion]:
+    return fusions(module, PoolFusion)
+
+
+def rectified(module: nn.Module) -> list[ReluFusion]:
+    return fusions(module, ReluFusion)
 
 
 HALVINGS = [
@@ -216,3 +227,37 @@ def test_which_layers_of_the_small_nets_are_fused_with_pooling():
     assert [f.conv_name for f in pooled(cnn((1, 8, 8), 10))] == ["2"]
     # Its convolutions have no padding.
     assert not pooled(pfl_cnn((3, 32, 32), 10))
+
+
+@pytest.mark.parametrize("relu", RELUS)
+@pytest.mark.parametrize(
+    "conv",
+    [
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.Conv2d(3, 16, 3, padding=1, bias=False),
+        nn.Conv2d(16, 32, 3, padding=1, stride=2),
+        nn.Conv2d(64, 128, 1),
+    ],
+)
+def test_convolution_and_relu_become_one_step(conv, relu):
+    (fusion,) = rectified(Pooled(relu, conv=conv))
+    assert fusion.conv is conv
+    assert fusion.source.op == "placeholder"
+    assert [node.target for node in fusion.inner] == ["conv"]
+
+
+def test_convolutions_without_a_kernel_or_without_a_relu_of_their_own_are_left_alone():
+    assert not rectified(Pooled(torch.tanh))
+    assert not rectified(Pooled(nn.BatchNorm2d(16), nn.ReLU()))
+    assert not rectified(Pooled(nn.ReLU(), conv=nn.Conv2d(3, 24, 3, padding=1)))
+    assert not rectified(Pooled(nn.ReLU(), conv=nn.Conv2d(3, 16, 3)))
+    # Somebody reads what the ReLU reads: it is not the convolution's alone.
+    assert not rectified(ReadBetween())
+    # A convolution is part of one step.
+    assert not rectified(Pooled(nn.ReLU(), nn.MaxPool2d(2)))
+
+
+def test_every_convolution_of_the_small_nets_is_part_of_a_step():
+    assert [f.conv_name for f in rectified(cnn((3, 32, 32), 10))] == ["0"]
+    assert [f.conv_name for f in pooled(cnn((3, 32, 32), 10))] == ["2"]
+    assert not rectified(fedawe_cnn((3, 32, 32), 10))

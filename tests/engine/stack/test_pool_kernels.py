@@ -1,4 +1,4 @@
-"""Convolution, ReLU and max pooling as one step, SGD and augmentation, on a GPU.
+"""Convolution and ReLU, with or without max pooling, as one step; SGD and augmentation; on a GPU.
 
 `test_kernels` runs them interpreted, with the others.
 """
@@ -36,11 +36,19 @@ def test_conv_pool_in_bfloat16():
     check_conv_pool("cuda", torch.bfloat16, 0.02)
 
 
-def test_a_whole_net_through_the_fused_steps():
+def test_conv_relu_in_bfloat16():
+    """Up to the rounding of bfloat16."""
+    from engine.stack.kernel_check import check_conv_relu
+
+    check_conv_relu("cuda", torch.bfloat16, 0.02)
+
+
+@pytest.mark.parametrize("name", ["fedawe_cnn", "cnn"])
+def test_a_whole_net_through_the_fused_steps(name):
     from engine.stack.kernel_check import check_fused_net
 
     with torch.autocast("cuda", torch.bfloat16):
-        output, gradient = check_fused_net("cuda")
+        output, gradient = check_fused_net("cuda", name)
     # Ties and ReLUs near 0 send gradients elsewhere in either way.
     assert output < 0.02
     assert gradient < 0.2

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.func import functional_call
 
-from safari.engine.stack.fusion import Fusion, PoolFusion, find_fusions, find_in_place, pool_first
+from safari.engine.stack.fusion import AnyFusion, find_fusions, find_in_place, pool_first
 from safari.engine.stack.ops import LAYERS, Stacked, Tensors, Value, refuses
 from safari.engine.stack.random_state import Forward, RandomState, seeded_by
 from safari.engine.stack.sequences import CALLS
@@ -137,7 +137,7 @@ def by_layers(module: nn.Module, training: bool, fuse: bool = False) -> Forward:
 
     In eval mode all clients must have the same weights (`shared`). `fuse`: in bfloat16 through the kernels,
     where they serve (CUDA); in training convolution, batch norm, shortcut and ReLU are then one step, and so
-    are convolution, ReLU and max pooling.
+    are convolution and ReLU, with or without max pooling.
     """
     with _mode(module, training):
         graph = fx.Tracer().trace(module)
@@ -147,7 +147,7 @@ def by_layers(module: nn.Module, training: bool, fuse: bool = False) -> Forward:
             pool_first(graph, modules)
         frozen = frozen_tensors(module)
         # The kernels read each client's own weights.
-        fusions: Mapping[fx.Node, Fusion | PoolFusion | Folded] = (
+        fusions: Mapping[fx.Node, AnyFusion | Folded] = (
             find_fusions(graph, modules) if fuse and training and not frozen else {}
         )
         if not training:

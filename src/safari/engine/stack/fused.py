@@ -1,5 +1,5 @@
-"""Differentiable steps over many clients, each a few kernels (CUDA): convolution, batch norm, shortcut and ReLU; and
-convolution, ReLU and max pooling."""
+"""Differentiable steps over many clients, each a few kernels (CUDA): convolution, batch norm, shortcut and ReLU;
+convolution and ReLU; and convolution, ReLU and max pooling."""
 
 from __future__ import annotations
 
@@ -86,6 +86,53 @@ class ConvNorm(torch.autograd.Function):
             dx = k.conv_input_gradient(dy, turned, cin, clients, stride, h, wd, side)[..., :inner]
         dw = k.conv_weight_gradient(x, dy, inner, clients, stride, side=side)
         return dx, dw, sums[1], sums[0], dresidual, *[None] * 6
+
+
+class ConvRelu(torch.autograd.Function):
+    """`relu(conv(x) + bias)` with each client's own weights, for the convolutions of `ConvNorm`.
+
+    x is `[clients · n, h, w, channels]` of any strides and floating type; the weight `[clients, out, in, side, side]`
+    and the bias `[clients, out]`, if any, in float32. The result is by pixel, in `dtype`.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, dtype: torch.dtype
+    ) -> Tensor:
+        """The step; what the backward pass needs is saved."""
+        clients, cout, inner, side, _ = weight.shape
+        x = pk.packed(x, padded(inner), dtype)
+        w, turned = k.weights_for(weight, x.shape[-1], dtype)
+        y, _ = k.conv(x, w, cout, clients, stride, stats=False, side=side)
+        # A norm with a scale of 1; in place, because the gradient needs the result alone.
+        one = torch.ones((clients, cout), device=x.device)
+        shift = torch.zeros_like(one) if bias is None else bias.contiguous()
+        size = y.numel() // clients
+        k._norm_apply_kernel[triton.cdiv(size, k.BLOCK), clients](y, one, shift, y, y, size,
+            C=cout, RESIDUAL=False, RELU=True, BLOCK=k.BLOCK,
+        )  # fmt: skip
+        ctx.save_for_backward(x, turned, y)
+        ctx.facts = (clients, stride, inner, side)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients with respect to x, weight and bias."""
+        x, turned, out = ctx.saved_tensors
+        clients, stride, inner, side = ctx.facts
+        dy = torch.ops.aten.threshold_backward(grad.contiguous(), out, 0)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            h, wd, cin = x.shape[1:]
+            dx = k.conv_input_gradient(dy, turned, cin, clients, stride, h, wd, side)[..., :inner]
+        dw = k.conv_weight_gradient(x, dy, inner, clients, stride, side=side)
+        db = (
+            dy.view(clients, -1, dy.shape[-1]).sum(1, dtype=torch.float32)
+            if ctx.needs_input_grad[2]
+            else None
+        )
+        return dx, dw, db, None, None
 
 
 class ConvPool(torch.autograd.Function):

@@ -1,12 +1,12 @@
-"""Which nodes of a graph become one step: convolution, batch norm, and perhaps a shortcut and a ReLU; or convolution,
-ReLU and max pooling."""
+"""Which nodes of a graph become one step: convolution, batch norm, and perhaps a shortcut and a ReLU; convolution and
+ReLU; or convolution, ReLU and max pooling."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -60,6 +60,26 @@ class Fusion:
 
 
 @dataclass(frozen=True)
+class ReluFusion:
+    """A convolution and the ReLU behind it as one step."""
+
+    conv: nn.Conv2d
+    conv_name: str
+    source: fx.Node
+    inner: tuple[fx.Node, ...]
+
+    def run(self, values: Mapping[fx.Node, Value], tensors: Tensors) -> Value:
+        """The step for all clients."""
+        from safari.engine.stack.fused import ConvRelu
+
+        x = values[self.source]
+        bias = None if self.conv.bias is None else tensors[f"{self.conv_name}.bias"]
+        weight, stride = tensors[f"{self.conv_name}.weight"], self.conv.stride[0]
+        out = ConvRelu.apply(x.batch().permute(0, 2, 3, 1), weight, bias, stride, DTYPE)  # type: ignore[no-untyped-call]
+        return Value(out.permute(0, 3, 1, 2), x.clients)
+
+
+@dataclass(frozen=True)
 class PoolFusion:
     """A 3x3 convolution, ReLU and 2x2 max pooling as one step; the last two in either order, which gives the same."""
 
@@ -80,14 +100,33 @@ class PoolFusion:
         return Value(out.permute(0, 3, 1, 2), x.clients)
 
 
-def find_fusions(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> dict[fx.Node, Fusion | PoolFusion]:
+AnyFusion: TypeAlias = Fusion | ReluFusion | PoolFusion
+
+
+def find_fusions(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> dict[fx.Node, AnyFusion]:
     """The fusions of a graph, each under the node that its result replaces."""
-    found: dict[fx.Node, Fusion | PoolFusion] = {}
+    found: dict[fx.Node, AnyFusion] = {}
     for node in graph.nodes:
-        fusion = _fusion_at(node, modules, found) or _pool_fusion_at(node, modules)
+        fusion = (
+            _fusion_at(node, modules, found)
+            or _pool_fusion_at(node, modules)
+            or _relu_fusion_at(node, modules)
+        )
         if fusion is not None:
             found[fusion[0]] = fusion[1]
     return found
+
+
+def _relu_fusion_at(node: fx.Node, modules: Mapping[str, nn.Module]) -> tuple[fx.Node, ReluFusion] | None:
+    conv = modules.get(str(node.target)) if node.op == "call_module" else None
+    if type(conv) is not nn.Conv2d or not _plain(conv):
+        return None
+    after, source = _only_user(node), node.args[0] if node.args else None
+    if after is None or not _is_relu(after, modules) or not isinstance(source, fx.Node):
+        return None
+    if not serves(conv.in_channels, conv.out_channels, conv.kernel_size[0]):
+        return None
+    return after, ReluFusion(conv, str(node.target), source, (node,))
 
 
 def _pool_fusion_at(node: fx.Node, modules: Mapping[str, nn.Module]) -> tuple[fx.Node, PoolFusion] | None:
@@ -139,7 +178,7 @@ def _pair(value: Any) -> tuple[Any, ...]:
 
 
 def _fusion_at(
-    node: fx.Node, modules: Mapping[str, nn.Module], found: Mapping[fx.Node, Fusion | PoolFusion]
+    node: fx.Node, modules: Mapping[str, nn.Module], found: Mapping[fx.Node, AnyFusion]
 ) -> tuple[fx.Node, Fusion] | None:
     conv = modules.get(str(node.target)) if node.op == "call_module" else None
     if type(conv) is not nn.Conv2d or not _plain(conv) or conv.bias is not None:

@@ -204,7 +204,8 @@ def _norm_apply_kernel(
     if RESIDUAL:
         value += tl.load(residual + base + at, mask=inside, other=0.0).to(tl.float32)
     if RELU:
-        value = tl.maximum(value, 0.0)
+        # Not by maximum, which makes a number of NaN.
+        value = tl.where(value <= 0, 0.0, value)
     tl.store(out + base + at, value.to(out.dtype.element_ty), mask=inside)
 
 

@@ -35,6 +35,7 @@ class Look:
 # The last is drawn on top.
 LOOKS = {
     "drop": Look("the missing are dropped"),
+    "fedau": Look("FedAU"),
     "safari": Look("the paper's rule"),
     "mifa": Look("MIFA"),
     "safari+": Look("safari+", 9.0),
@@ -43,7 +44,7 @@ LOOKS = {
 ARMS = tuple(LOOKS)
 
 # Vertical distance between the dots of one line, which would otherwise hide each other.
-_APART = 0.16
+_APART = 0.15
 
 
 def headline(rows: Sequence[Row], words: str, arms: Sequence[str] = ARMS, against: str = "perfect") -> Figure:
@@ -88,7 +89,7 @@ def headline(rows: Sequence[Row], words: str, arms: Sequence[str] = ARMS, agains
         axes.set_xlabel("points of test accuracy behind a perfect network")
         axes.xaxis.set_major_formatter(lambda x, _: f"{0 - x:g}")
         axes.legend(
-            loc="lower left", bbox_to_anchor=(0, 1), ncols=len(arms), frameon=False, borderaxespad=0.2,
+            loc="lower right", bbox_to_anchor=(1, 1), ncols=len(arms), frameon=False, borderaxespad=0.2,
             handletextpad=0.1, columnspacing=1.2,
         )  # fmt: skip
         return figure

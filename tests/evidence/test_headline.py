@@ -68,7 +68,9 @@ def tool() -> ModuleType:
 
 
 def test_the_tool_writes_light_dark_and_png(tool: ModuleType, tmp_path: Path) -> None:
-    arms = '[set]\nseeds = 1\narms = ["perfect", "drop", "fedau", "safari", "mifa", "safari+"]\n\n[axes.pruner]'
+    arms = (
+        '[set]\nseeds = 1\narms = ["perfect", "drop", "fedau", "safari", "mifa", "safari+"]\n\n[axes.pruner]'
+    )
     folder = write(tmp_path / "files", tiny=TINY.replace("[axes.pruner]", arms))
     out = tmp_path / "out"
     (experiment,) = read(find(folder), [])

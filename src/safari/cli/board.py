@@ -12,6 +12,8 @@ from safari.evidence import Unit
 
 # Without a terminal, a line at most so often.
 _SECONDS_BETWEEN_LINES = 10.0
+# The pace of the first seconds says little: processes are still starting.
+_SECONDS_TO_JUDGE = 5.0
 
 
 class Board:
@@ -31,7 +33,9 @@ class Board:
         self._total = sum(unit.work for unit in units)
         self._count, self._ended = len(units), 0
         self._done: dict[str, float] = {}
-        self._clock, self._began, self._last_line = clock, clock(), clock()
+        self._clock, self._last_line = clock, clock()
+        # When the first rounds were reported, and how much was done then: loading and compiling are no rounds.
+        self._began: tuple[float, float] | None = None
         self._bars = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -60,6 +64,7 @@ class Board:
     def at(self, worker: int, unit: Unit, rounds: int, text: str) -> None:
         """Move its line and the bar of all."""
         self._done[unit.label] = rounds * unit.weight
+        self._began = self._began or (self._clock(), sum(self._done.values()))
         self._bars.update(self._lines[worker], completed=rounds, text=text)
         self._bars.update(self._all, completed=sum(self._done.values()), text=self._left())
         if self._clock() - self._last_line >= _SECONDS_BETWEEN_LINES:
@@ -84,10 +89,13 @@ class Board:
             self._console.print(f"{place}  {text}", highlight=False, markup=False, soft_wrap=True)
 
     def _left(self) -> str:
-        done = sum(self._done.values())
-        if not done:
+        if self._began is None:
             return ""
-        return f"{spoken((self._total - done) * (self._clock() - self._began) / done)} left"
+        done = sum(self._done.values())
+        seconds, more = self._clock() - self._began[0], done - self._began[1]
+        if seconds < _SECONDS_TO_JUDGE or more <= 0:
+            return ""
+        return f"{spoken((self._total - done) * seconds / more)} left"
 
 
 def spoken(seconds: float) -> str:

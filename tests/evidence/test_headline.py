@@ -97,7 +97,7 @@ def test_all_that_the_readme_shows_is_in_the_records(tool: ModuleType) -> None:
     rows = tool.rows_of(results, tool.ROWS, ROOT / "experiments")
     for row in rows:
         for arm in ("perfect", *ARMS):
-            assert len(row.arms[arm]) >= 5, (row.name, arm)
+            assert len(row.arms[arm]) >= 3, (row.name, arm)
     # No setting with plain clients that was run in full is left out of the picture.
     (experiment,) = read(find(ROOT / "experiments", ["rules"]), [])
     plain = [case for case in experiment.cases if case.name.startswith("fedavg.")]

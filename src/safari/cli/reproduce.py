@@ -147,6 +147,8 @@ def reproduce(
         _refuse_versions(experiments, out, results)
     if todo and not quiet and device == "cpu":
         _warn_of_crowd(jobs, min(jobs, len(todo)))
+    if todo and not quiet:
+        _warn_of_schedules(selected)
     outcome, interrupted = _execute(todo, experiments, results, out, jobs, within, quiet)
     for experiment in experiments:
         results.gather(experiment, out)
@@ -438,6 +440,16 @@ def _warn_of_crowd(jobs: int, processes: int) -> None:
             f"--jobs {jobs}: {processes} processes are more than the cores ({cores()}), and there is no GPU",
             err=True,
         )
+
+
+def _warn_of_schedules(experiments: Sequence[Experiment]) -> None:
+    from safari.evidence import partial_tests
+
+    for experiment in experiments:
+        for note, cases in partial_tests(experiment).items():
+            click.echo(
+                f"note: {experiment.name} ({visible(', '.join(cases), _LONGEST_LIST)}): {note}", err=True
+            )
 
 
 def _device() -> str:

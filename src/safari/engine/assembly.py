@@ -21,6 +21,7 @@ from safari.engine.checks import (
     dead_layers,
     labels_from_1,
     shared_samples,
+    unseen_phases,
 )
 from safari.engine.device import device_of, placed
 from safari.engine.packets import check_packets
@@ -103,10 +104,18 @@ def check_rest(config: Config, seed: int, data: Data, problems: Problems) -> Non
 def notes_of(world: World) -> list[str]:
     """What a user should know before the run.
 
-    Labels that begin at 1, samples with several owners, layers that the first masks cut.
+    Labels that begin at 1, samples with several owners, tests that see only part of a link's period, layers that the
+    first masks cut.
     """
-    own = is_own("data", world.config.data.name)
-    found = (labels_from_1(world.data) if own else "", shared_samples(world.parts))
+    own, config = is_own("data", world.config.data.name), world.config
+    found = [
+        labels_from_1(world.data) if own else "",
+        shared_samples(world.parts),
+        *(
+            unseen_phases(direction, link.period, config.evaluation, config.rounds)
+            for direction, link in (("uplink", world.uplink), ("downlink", world.downlink))
+        ),
+    ]
     notes = [note for note in found if note]
     masks = world.first_masks(world.start, 0)
     dead = dead_layers(world.client_mask(masks, world.start, 0, 0)[0], world.layout)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import nn
 
-from safari.config import Local
+from safari.config import Evaluation, Local
 from safari.data import Augmentation, Data
 from safari.errors import ConfigError
 from safari.models import Layout
@@ -40,6 +41,32 @@ def check_parts(parts: object, clients: int, samples: int) -> None:
         raise ConfigError(
             f"partition: client {wrong.min()} must hold at least one sample, each between 0 and {samples - 1}"
         )
+
+
+def unseen_phases(direction: str, period: int | None, evaluation: Evaluation, rounds: int) -> str:
+    """What a user should know of tests that see only part of a link's period; nothing where they see all of it.
+
+    Among the last rounds, whose tests count, two phases that are tested may be half a period apart and no further.
+
+    >>> print(unseen_phases("uplink", 6, Evaluation(every=6, last=12), 24))
+    the tests that count see only part of the uplink's period of 6 rounds; with evaluation.every = 5 they see all of it
+    >>> unseen_phases("uplink", 6, Evaluation(every=3, last=12), 24)
+    ''
+    """
+    if period is None or period > rounds or not _is_partial(period, evaluation, rounds):
+        return ""
+    told = f"the tests that count see only part of the {direction}'s period of {period} rounds"
+    for every in range(evaluation.every - 1, 0, -1):
+        if not _is_partial(period, replace(evaluation, every=every), rounds):
+            return f"{told}; with evaluation.every = {every} they see all of it"
+    return f"{told}; with evaluation.last = {period} they could see all of it"
+
+
+def _is_partial(period: int, evaluation: Evaluation, rounds: int) -> bool:
+    counted = range(max(1, rounds - evaluation.last + 1), rounds + 1)
+    phases = sorted({done % period for done in counted if evaluation.is_due(done, rounds)})
+    following = [*phases[1:], phases[0] + period]
+    return max(b - a for a, b in zip(phases, following, strict=True)) > period / 2
 
 
 def shared_samples(parts: Sequence[np.ndarray]) -> str:

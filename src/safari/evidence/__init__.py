@@ -2,6 +2,7 @@
 
 from safari.evidence.plan import Case, Experiment, find, read, shipped
 from safari.evidence.results import Results
+from safari.evidence.schedules import partial_tests
 from safari.evidence.work import (
     Observer,
     Outcome,
@@ -24,6 +25,7 @@ __all__ = [
     "cores",
     "execute",
     "find",
+    "partial_tests",
     "read",
     "shipped",
     "split_for",

@@ -69,4 +69,4 @@ def fedawe(
         now = base * max(0.0, 1 - depth + depth * np.sin(2 * np.pi * t / period))
         return np.where(now < cutoff, 0.0, now) if dynamics == "interleaved" else now
 
-    return from_probability(init, schedule)
+    return from_probability(init, schedule, period=None if dynamics == "stationary" else period)

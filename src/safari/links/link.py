@@ -36,12 +36,14 @@ class Link:
 
     `delivered` holds a bool a client. `rng` is fresh every round; draw as many numbers for each client, in
     order, so that adding a client does not change what the others draw. `rounds(state)`, for a link that ends,
-    says how many rounds it has: a longer run is refused before it begins.
+    says how many rounds it has: a longer run is refused before it begins. `period`, for a link that changes over and
+    over in the same way: after how many rounds; who tests in one phase of it alone is told.
     """
 
     init: Callable[[Setting], State]
     apply: Callable[[State, int, np.random.Generator], tuple[Bools, State]]
     rounds: Callable[[State], int] | None = None
+    period: int | None = None
 
 
 def check_length(field: str, link: Link, state: State, rounds: int) -> None:
@@ -58,9 +60,13 @@ def check_length(field: str, link: Link, state: State, rounds: int) -> None:
 
 
 def from_probability(
-    init: Callable[[Setting], Floats], schedule: Callable[[Floats, int], Floats] | None = None
+    init: Callable[[Setting], Floats],
+    schedule: Callable[[Floats, int], Floats] | None = None,
+    *,
+    period: int | None = None,
 ) -> Link:
-    """A link with a success probability for each client, perhaps changed over time by `schedule(p, round)`.
+    """A link with a success probability for each client, perhaps changed over time by `schedule(p, round)`, and then
+    perhaps the same again after `period` rounds.
 
     >>> link = from_probability(lambda setting: np.array([1.0, 0.0]), lambda p, t: p if t < 5 else 1 - p)
     >>> rng = np.random.default_rng(0)
@@ -92,7 +98,7 @@ def from_probability(
         _check_range(p, f"in round {t}")
         return rng.random(len(p)) < p, state
 
-    return Link(start, apply)
+    return Link(start, apply, period=period)
 
 
 def _check_range(p: Floats, when: str) -> None:

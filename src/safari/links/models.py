@@ -37,7 +37,9 @@ def staircase(
     steps = probabilities("levels", levels)
     _at_least("every", every, 1)
     return from_probability(
-        lambda setting: spread("p", p, setting.clients), lambda base, t: base * steps[t // every % len(steps)]
+        lambda setting: spread("p", p, setting.clients),
+        lambda base, t: base * steps[t // every % len(steps)],
+        period=every * len(steps),
     )
 
 
@@ -47,7 +49,9 @@ def sine(*, p: float | Sequence[float] = 0.6, depth: float = 0.6, period: int = 
     probabilities("depth", depth)
     _at_least("period", period, 2)
     return from_probability(
-        lambda setting: spread("p", p, setting.clients), lambda base, t: base * _wave(t / period, depth)
+        lambda setting: spread("p", p, setting.clients),
+        lambda base, t: base * _wave(t / period, depth),
+        period=period,
     )
 
 
@@ -65,7 +69,7 @@ def interleaved(
         now = base * _wave(t / period + shift, depth)
         return np.where(now < cutoff, 0.0, now)
 
-    return from_probability(lambda setting: spread("p", p, setting.clients), schedule)
+    return from_probability(lambda setting: spread("p", p, setting.clients), schedule, period=period)
 
 
 def labels(*, low: float = 0.1, high: float = 0.9, p: Sequence[float] = ()) -> Link:
@@ -160,7 +164,7 @@ def silence(
         now[list(who)] = 0.0
         return now
 
-    return from_probability(init, schedule)
+    return from_probability(init, schedule, period=every or None)
 
 
 def come_and_go(*, p: float | Sequence[float] = 0.6, stay: float = 50.0, away: float = 50.0) -> Link:

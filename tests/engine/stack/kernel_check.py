@@ -194,8 +194,53 @@ def check_conv_relu(device: str, dtype: torch.dtype, tolerance: float) -> None:
     assert found.int().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
 
 
+def check_nan(device: str, dtype: torch.dtype) -> None:
+    """What is no number goes through a norm with a shortcut, forwards and back, as torch has it."""
+    from safari.engine.stack.fused import ConvNorm
+
+    draw = torch.Generator().manual_seed(10)
+    x, weight = torch.randn(2, 4, 4, 16, generator=draw), torch.randn(1, 16, 16, 3, 3, generator=draw) / 12
+    residual, probe = torch.randn(2, 2, 4, 4, 16, generator=draw).unbind()
+    residual[1, 2, 3, 4] = torch.nan
+    inputs = [x.to(device, dtype), weight.to(device), *torch.ones(2, 1, 16, device=device).unbind()]
+    shortcut = residual.to(device, dtype).requires_grad_()
+    out = ConvNorm.apply(
+        *inputs, shortcut, *torch.ones(2, 1, 16, device=device).unbind(), 1, True, MOMENTUM, EPS
+    )
+    out.backward(probe.to(device, dtype))
+    where = (1, 2, 3, 4)
+    assert out.isnan().nonzero().tolist() == [list(where)]
+    assert shortcut.grad is not None
+    assert float(shortcut.grad[where]) == float(probe.to(dtype)[where])
+    # Of weights that are none, nothing is a number.
+    inputs[1] = inputs[1].masked_fill(inputs[1] == inputs[1].max(), torch.nan)
+    mean, var = torch.ones(2, 1, 16, device=device).unbind()
+    out = ConvNorm.apply(*inputs, None, mean, var, 1, True, MOMENTUM, EPS)
+    lost = out.isnan().flatten(0, 2).all(0).cpu()
+    assert int(lost.sum()) == 1
+    assert mean[0].isnan().cpu().equal(lost)
+    assert var[0].isnan().cpu().equal(lost)
+
+
+class Plain(torch.nn.Module):
+    """Convolutions without norms, one after the other, with one ReLU for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        conv = torch.nn.Conv2d
+        self.layers = torch.nn.ModuleList(
+            [conv(3, 16, 3, padding=1), conv(16, 32, 3, 2, 1, bias=False), conv(32, 16, 3, padding=1)]
+        )
+        self.relu, self.last = torch.nn.ReLU(), torch.nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = self.relu(layer(x))
+        return self.last(x.mean((2, 3)))
+
+
 def check_fused_net(device: str, name: str = "fedawe_cnn") -> tuple[float, float]:
-    """How far outputs and gradients of a whole net through the fused steps are from those without."""
+    """How far outputs and gradients of a whole net (`plain`: see above) through the fused steps are from those without."""
     from safari import models
     from safari.engine.stack.forward import by_layers
     from safari.engine.stack.trial import distances
@@ -203,7 +248,7 @@ def check_fused_net(device: str, name: str = "fedawe_cnn") -> tuple[float, float
 
     shape = (3, 32, 32) if device == "cuda" else (3, 9, 8)
     torch.manual_seed(0)
-    module = getattr(models, name)(shape, 10).to(device)
+    module = (Plain() if name == "plain" else getattr(models, name)(shape, 10)).to(device)
     example = torch.randn(8 if device == "cuda" else 4, *shape, generator=torch.Generator().manual_seed(5))
     ways = (by_layers(module, True, fuse=fuse) for fuse in (True, False))
     return distances(*ways, module, Layout.of(module), example.to(device))
@@ -446,9 +491,11 @@ def main() -> None:
     # The interpreter knows no products of bfloat16; these are rounded, too.
     check_conv_pool("cpu", torch.float16, 3e-3)
     check_conv_relu("cpu", torch.float32, 1e-5)
+    check_nan("cpu", torch.float32)
     fusion.DTYPE = torch.float32
     assert max(check_fused_net("cpu")) < 1e-5
     assert max(check_fused_net("cpu", "cnn")) < 1e-5
+    assert max(check_fused_net("cpu", "plain")) < 1e-5
     for size, rate in ((3000, 0.1), (3001, 0.1), (3000, torch.tensor(0.1))):
         assert sgd_error("cpu", size, rate) < 1e-6
     for rate in (0.1, torch.tensor(0.1)):

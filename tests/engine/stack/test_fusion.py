@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from engine.stack.kernel_check import Plain
 from safari.engine.stack.fusion import PoolFusion, ReluFusion, find_fusions, pool_first
 from safari.models import cnn, fedawe_cnn, pfl_cnn, resnet18
 
-F_ = TypeVar("F_", PoolFusion, ReluFusion)
+Kind = TypeVar("Kind", PoolFusion, ReluFusion)
 
 
 class Net(nn.Module):
@@ -136,7 +137,7 @@ class ReadBetween(Pooled):
         return F.max_pool2d(z, 2).sum() + (z if self.then else y)
 
 
-def fusions(module: nn.Module, kind: type[F_]) -> list[F_]:
+def fusions(module: nn.Module, kind: type[Kind]) -> list[Kind]:
     found = find_fusions(fx.Tracer().trace(module), dict(module.named_modules()))
     return [fusion for fusion in found.values() if isinstance(fusion, kind)]
 
@@ -261,3 +262,9 @@ def test_every_convolution_of_the_small_nets_is_part_of_a_step():
     assert [f.conv_name for f in rectified(cnn((3, 32, 32), 10))] == ["0"]
     assert [f.conv_name for f in pooled(cnn((3, 32, 32), 10))] == ["2"]
     assert not rectified(fedawe_cnn((3, 32, 32), 10))
+
+
+def test_one_relu_behind_several_convolutions_ends_each_of_them():
+    found = rectified(Plain())
+    assert [f.conv_name for f in found] == ["layers.0", "layers.1", "layers.2"]
+    assert len({node for f in found for node in f.inner}) == 3

@@ -43,7 +43,13 @@ def test_conv_relu_in_bfloat16():
     check_conv_relu("cuda", torch.bfloat16, 0.02)
 
 
-@pytest.mark.parametrize("name", ["fedawe_cnn", "cnn"])
+def test_what_is_no_number_stays_none():
+    from engine.stack.kernel_check import check_nan
+
+    check_nan("cuda", torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", ["fedawe_cnn", "cnn", "plain"])
 def test_a_whole_net_through_the_fused_steps(name):
     from engine.stack.kernel_check import check_fused_net
 

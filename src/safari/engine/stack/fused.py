@@ -92,7 +92,8 @@ class ConvRelu(torch.autograd.Function):
     """`relu(conv(x) + bias)` with each client's own weights, for the convolutions of `ConvNorm`.
 
     x is `[clients · n, h, w, channels]` of any strides and floating type; the weight `[clients, out, in, side, side]`
-    and the bias `[clients, out]`, if any, in float32. The result is by pixel, in `dtype`.
+    and the bias `[clients, out]`, if any, in float32. The result is by pixel, in `dtype`; it is rounded to that before
+    the bias is added and again after it, as torch does under autocast.
     """
 
     @staticmethod

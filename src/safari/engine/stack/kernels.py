@@ -176,7 +176,8 @@ def _norm_statistics_kernel(
         one += tl.load(place, mask=(row < blocks)[:, None], other=0.0)
         two += tl.load(place + C, mask=(row < blocks)[:, None], other=0.0)
     mu = tl.sum(one, 0) / count
-    var = tl.maximum(tl.sum(two, 0) / count - mu * mu, 0.0)
+    var = tl.sum(two, 0) / count - mu * mu
+    var = tl.where(var < 0, 0.0, var)
     inverse = 1.0 / tl.sqrt(var + eps)
     place = client * C + c
     factor = tl.load(weight + place) * inverse
@@ -223,10 +224,10 @@ def _norm_gradient_sums_kernel(
     grad = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)
     if RELU:
         if RESIDUAL:
-            alive = tl.load(out + at, mask=inside, other=0.0).to(tl.float32) > 0
+            cut = tl.load(out + at, mask=inside, other=0.0).to(tl.float32) <= 0
         else:
-            alive = values * tl.load(scale + place) + tl.load(shift + place) > 0
-        grad = tl.where(alive, grad, 0.0)
+            cut = values * tl.load(scale + place) + tl.load(shift + place) <= 0
+        grad = tl.where(cut, 0.0, grad)
     normal = (values - tl.load(mean + place)) * tl.load(rstd + place)
     spot = partial + ((client * blocks + block) * 2) * C + c
     tl.store(spot, tl.sum(grad, 0))
@@ -266,10 +267,10 @@ def _norm_gradient_kernel(
     factor = tl.load(scale + place)
     if RELU:
         if RESIDUAL:
-            alive = tl.load(out + at, mask=inside, other=0.0).to(tl.float32) > 0
+            cut = tl.load(out + at, mask=inside, other=0.0).to(tl.float32) <= 0
         else:
-            alive = values * factor + tl.load(shift + place) > 0
-        grad = tl.where(alive, grad, 0.0)
+            cut = values * factor + tl.load(shift + place) <= 0
+        grad = tl.where(cut, 0.0, grad)
     if RESIDUAL:
         tl.store(dresidual + at, grad.to(dresidual.dtype.element_ty), mask=inside)
     normal = (values - tl.load(mean + place)) * tl.load(rstd + place)
@@ -356,7 +357,7 @@ def weights_for(weight: Tensor, cin: int, dtype: torch.dtype) -> tuple[Tensor, T
         return w, w
     w, turned = torch.empty((2, clients, 9 * cin * cout), dtype=dtype, device=weight.device).unbind()
     grid = (triton.cdiv(9 * cin * cout, BLOCK), clients)
-    _weights_kernel[grid](weight, w, turned, inner, CIN=cin, COUT=cout, BLOCK=BLOCK)
+    _weights_kernel[grid](weight.contiguous(), w, turned, inner, CIN=cin, COUT=cout, BLOCK=BLOCK)
     return w, turned
 
 

@@ -1,0 +1,22 @@
+"""Which cases of an experiment test only part of what their links do over time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from safari.engine.checks import unseen_phases
+from safari.evidence.plan import Experiment
+from safari.links import link_of
+
+
+def partial_tests(experiment: Experiment) -> dict[str, list[str]]:
+    """What is to be known of the tests, each with the names of the cases that it is about."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for case in experiment.cases:
+        config = case.config
+        for direction, part in (("uplink", config.uplink), ("downlink", config.downlink)):
+            period = link_of(direction, part.name, part.options, config.clients).period
+            note = unseen_phases(direction, period, config.evaluation, config.rounds)
+            if note:
+                found[note].append(case.name)
+    return dict(found)

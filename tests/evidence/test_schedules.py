@@ -1,0 +1,87 @@
+"""Tests of a model that fall on one phase of the links say nothing about the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from evidence.kit import write
+from safari.cli import cli
+from safari.config import Evaluation
+from safari.engine.checks import unseen_phases
+from safari.evidence import find, partial_tests, read, shipped
+from safari.links import LINKS
+
+# Their records were made with this schedule, and docs/evidence.md says what it misses; a new run should change it.
+KNOWN = {
+    False: {"fedawe", "fedawe-more", "tuning-fedawe"},
+    True: {"options", "table"},
+}
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_the_experiments_see_all_of_their_links(quick: bool) -> None:
+    experiments = read(find(shipped()), [], quick=quick)
+    assert {e.name for e in experiments if partial_tests(e)} == KNOWN[quick]
+
+
+def test_which_links_have_a_period() -> None:
+    found = {name: LINKS[name]().period for name in LINKS if name != "trace"}
+    assert {name: period for name, period in found.items() if period} == {
+        "staircase": 100, "sine": 100, "interleaved": 100, "fedawe": 20,
+    }  # fmt: skip
+    assert LINKS["staircase"](levels=[1.0, 0.5, 0.2], every=7).period == 21
+    assert LINKS["fedawe"](dynamics="stationary").period is None
+    assert LINKS["silence"](every=150).period == 150
+
+
+# By hand, for a period of 40: every 40 rounds sees one phase, every 20 two that are half a period apart; tests in the
+# last 20 rounds leave a stretch of 21 between the last phase and the first, those in the last 21 one of 20.
+@pytest.mark.parametrize(
+    ("every", "pairs", "last", "seen"),
+    [
+        (40, False, 100, False),
+        (40, True, 100, False),
+        (20, False, 100, True),
+        (20, False, 20, False),
+        (10, True, 20, False),
+        (10, True, 31, True),
+        (25, True, 100, True),
+        (1, False, 20, False),
+        (1, False, 21, True),
+    ],
+)
+def test_which_schedules_see_a_whole_period(every: int, pairs: bool, last: int, seen: bool) -> None:
+    note = unseen_phases("uplink", 40, Evaluation(every=every, pairs=pairs, last=last), 400)
+    assert (note == "") == seen
+    assert unseen_phases("uplink", None, Evaluation(every=every), 400) == ""
+    # In a run that is shorter than the period nothing could be done about it.
+    assert unseen_phases("uplink", 40, Evaluation(every=every), 39) == ""
+
+
+def test_the_remedy_that_is_named_helps() -> None:
+    note = unseen_phases("downlink", 20, Evaluation(every=20, pairs=True, last=100), 2000)
+    assert note == (
+        "the tests that count see only part of the downlink's period of 20 rounds; "
+        "with evaluation.every = 18 they see all of it"
+    )
+    assert unseen_phases("downlink", 20, Evaluation(every=18, pairs=True, last=100), 2000) == ""
+    short = unseen_phases("uplink", 40, Evaluation(every=10, last=10), 60)
+    assert short.endswith("with evaluation.last = 40 they could see all of it")
+    assert unseen_phases("uplink", 40, Evaluation(every=10, last=40), 60) == ""
+
+
+def test_reproduce_tells_which_cases(tmp_path: Path) -> None:
+    waves = "[set]\nrounds = 8\nevaluation = { every = 8, last = 8 }\n\n[axes.link]\nstill = {}\n"
+    waves += 'wave = { uplink = { name = "sine", period = 4 } }\n'
+    folder = write(tmp_path / "files", mine=f'title = "t"\nclaim = "c"\nbase = "base.toml"\n{waves}')
+    (folder / "base.toml").write_text(
+        'clients = 5\narms = ["drop"]\n[model]\nname = "mlp"\nhidden = [4]\n[engine]\ndevice = "cpu"\n'
+    )
+    command = ["reproduce", "mine", "--from", str(folder), "--out", str(tmp_path / "out"), "--seeds", "1"]
+    done = CliRunner().invoke(cli, command)
+    assert done.exit_code == 0, done.output
+    told = "note: mine (wave): the tests that count see only part of the uplink's period of 4 rounds; "
+    assert told + "with evaluation.every = 6 they see all of it" in done.stderr

@@ -240,7 +240,7 @@ class Plain(torch.nn.Module):
 
 
 def check_fused_net(device: str, name: str = "fedawe_cnn") -> tuple[float, float]:
-    """How far outputs and gradients of a whole net (`plain`: see above) through the fused steps are from those without."""
+    """How far a whole net through the fused steps, outputs and gradients, is from the same without them."""
     from safari import models
     from safari.engine.stack.forward import by_layers
     from safari.engine.stack.trial import distances

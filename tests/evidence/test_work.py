@@ -259,6 +259,17 @@ def test_the_time_is_up_and_the_same_call_goes_on(tmp_path: Path) -> None:
         assert (out / path.relative_to(straight)).read_text() == path.read_text()
 
 
+def test_only_folders_in_which_something_was_begun_are_summarised(tmp_path: Path) -> None:
+    experiment, out = tiny(tmp_path, seeds=1), tmp_path / "out"
+    ticks = iter(range(10**6))
+    # The time is up in the first case.
+    ending = execute(todo(experiment, out), out, Listener(), within=4, clock=lambda: next(ticks))
+    assert ending.stopped
+    first, second = (out / "tiny" / case.folder for case in experiment.cases)
+    assert (first / "summary.json").exists()
+    assert not (second / "summary.json").exists()
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_case_that_fails_leaves_the_others_alone(tmp_path: Path, jobs: int) -> None:
     (tmp_path / "bad.py").write_text(

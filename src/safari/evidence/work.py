@@ -205,6 +205,7 @@ def execute(
     Every folder is locked meanwhile. A unit that fails does not stop the others.
     """
     deadline = _Deadline(None if within is None else clock() + within, clock)
+    begun = _Begun(observer)
     with contextlib.ExitStack() as locks:
         runs = {unit.folder: open_folder(unit.case, out) for unit in units}
         for run in runs.values():
@@ -212,12 +213,35 @@ def execute(
         if deadline.passed():
             failed = {}
         elif jobs == 1:
-            failed = _in_this_process(units, observer, deadline)
+            failed = _in_this_process(units, begun, deadline)
         else:
-            failed = _Pool(units, observer, deadline, min(jobs, max(1, len(units)))).run()
-        for run in runs.values():
+            failed = _Pool(units, begun, deadline, min(jobs, max(1, len(units)))).run()
+        # Reading every record of a folder takes seconds: those that nobody wrote to are as they were.
+        for folder in begun.folders:
+            run = runs[folder]
             run.write("summary.json", json.dumps(summarise(run), indent=2) + "\n")
     return Outcome(failed, deadline.passed())
+
+
+class _Begun:
+    """Passes everything on to an observer, and keeps the folders in which a unit was begun."""
+
+    def __init__(self, observer: Observer):
+        self._observer = observer
+        self.folders: dict[Path, None] = {}
+
+    def begin(self, worker: int, unit: Unit) -> None:
+        """Note the unit's folder."""
+        self.folders[unit.folder] = None
+        self._observer.begin(worker, unit)
+
+    def at(self, worker: int, unit: Unit, rounds: int, text: str) -> None:
+        """Pass it on."""
+        self._observer.at(worker, unit, rounds, text)
+
+    def end(self, worker: int, unit: Unit, problem: str) -> None:
+        """Pass it on."""
+        self._observer.end(worker, unit, problem)
 
 
 class _Deadline:

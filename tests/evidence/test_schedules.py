@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from evidence.kit import write
 from safari.cli import cli
@@ -59,6 +61,34 @@ def test_which_schedules_see_a_whole_period(every: int, pairs: bool, last: int, 
     assert unseen_phases("uplink", None, Evaluation(every=every), 400) == ""
     # In a run that is shorter than the period nothing could be done about it.
     assert unseen_phases("uplink", 40, Evaluation(every=every), 39) == ""
+
+
+@given(
+    period=st.integers(2, 60),
+    every=st.integers(1, 50),
+    last=st.integers(1, 200),
+    rounds=st.integers(1, 300),
+    pairs=st.booleans(),
+)
+def test_no_two_tested_phases_are_more_than_half_a_period_apart(
+    period: int, every: int, last: int, rounds: int, pairs: bool
+) -> None:
+    """Against a look at every round."""
+    evaluation = Evaluation(every=every, pairs=pairs, last=last)
+    counted = range(max(1, rounds - last + 1), rounds + 1)
+    phases = {done % period for done in counted if evaluation.is_due(done, rounds)}
+    gaps = [next(d for d in range(1, period + 1) if (phase + d) % period in phases) for phase in phases]
+    expected = period <= rounds and max(gaps) > period / 2
+    assert bool(unseen_phases("uplink", period, evaluation, rounds)) == expected
+
+
+def test_long_runs_are_judged_at_once() -> None:
+    """Every round of a billion would take minutes."""
+    huge = 10**9
+    assert unseen_phases("uplink", 40, Evaluation(every=40, last=huge), huge) != ""
+    assert unseen_phases("uplink", 40, Evaluation(every=3, last=huge), huge) == ""
+    assert unseen_phases("uplink", huge - 1, Evaluation(every=1, last=huge), huge) == ""
+    assert unseen_phases("uplink", huge - 1, Evaluation(every=10**6, last=100), huge) != ""
 
 
 def test_the_remedy_that_is_named_helps() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,6 +17,9 @@ from safari.models import Layout
 from safari.pruning import weight_entries
 from safari.tasks import Task
 
+# Distances between tests that are tried to find one that sees a whole period; tests in the last rounds of which each is
+# looked at.
+_MOST_TRIED, _MOST_TESTS = 100, 10_000
 # A round's samples are drawn at once, 8 bytes each, for every client.
 MOST_DRAWN = 10**9
 
@@ -56,15 +60,27 @@ def unseen_phases(direction: str, period: int | None, evaluation: Evaluation, ro
     if period is None or period > rounds or not _is_partial(period, evaluation, rounds):
         return ""
     told = f"the tests that count see only part of the {direction}'s period of {period} rounds"
-    for every in range(evaluation.every - 1, 0, -1):
+    for every in range(evaluation.every - 1, max(0, evaluation.every - _MOST_TRIED), -1):
         if not _is_partial(period, replace(evaluation, every=every), rounds):
             return f"{told}; with evaluation.every = {every} they see all of it"
     return f"{told}; with evaluation.last = {period} they could see all of it"
 
 
 def _is_partial(period: int, evaluation: Evaluation, rounds: int) -> bool:
-    counted = range(max(1, rounds - evaluation.last + 1), rounds + 1)
-    phases = sorted({done % period for done in counted if evaluation.is_due(done, rounds)})
+    first, every = max(1, rounds - evaluation.last + 1), evaluation.every
+    tested = range(-(-first // every) * every, rounds + 1, every)
+    step = math.gcd(every, period)
+    if len(tested) >= period // step:
+        # They go through all multiples of the step, over and over.
+        if step < period:
+            return False
+        tested = tested[:1]
+    elif len(tested) > _MOST_TESTS:
+        return False
+    due = {*tested, rounds}
+    if evaluation.pairs:
+        due |= {done - 1 for done in due if done > first}
+    phases = sorted({done % period for done in due})
     following = [*phases[1:], phases[0] + period]
     return max(b - a for a, b in zip(phases, following, strict=True)) > period / 2
 

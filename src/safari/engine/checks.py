@@ -82,7 +82,7 @@ def _is_partial(period: int, evaluation: Evaluation, rounds: int) -> bool:
         due |= {done - 1 for done in due if done > first}
     phases = sorted({done % period for done in due})
     following = [*phases[1:], phases[0] + period]
-    return max(b - a for a, b in zip(phases, following, strict=True)) > period / 2
+    return any(b - a > period / 2 for a, b in zip(phases, following, strict=True))
 
 
 def shared_samples(parts: Sequence[np.ndarray]) -> str:

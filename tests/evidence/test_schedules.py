@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
@@ -13,8 +14,9 @@ from evidence.kit import write
 from safari.cli import cli
 from safari.config import Evaluation
 from safari.engine.checks import unseen_phases
+from safari.errors import ConfigError
 from safari.evidence import find, partial_tests, read, shipped
-from safari.links import LINKS
+from safari.links import LINKS, from_probability
 
 # Their records were made with this schedule, and docs/evidence.md says what it misses; a new run should change it.
 KNOWN = {
@@ -37,6 +39,12 @@ def test_which_links_have_a_period() -> None:
     assert LINKS["staircase"](levels=[1.0, 0.5, 0.2], every=7).period == 21
     assert LINKS["fedawe"](dynamics="stationary").period is None
     assert LINKS["silence"](every=150).period == 150
+
+
+@pytest.mark.parametrize("period", [0, -3, 2.5, True, "4"])
+def test_a_period_is_a_number_of_rounds(period: object) -> None:
+    with pytest.raises(ConfigError, match=r"^period must be a whole number of rounds, at least 1, got "):
+        from_probability(lambda setting: np.ones(setting.clients), period=period)
 
 
 # By hand, for a period of 40: every 40 rounds sees one phase, every 20 two that are half a period apart; tests in the

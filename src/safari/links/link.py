@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from safari.errors import ConfigError
+from safari.errors import ConfigError, brief
 
 State = dict[str, np.ndarray]
 Bools = NDArray[np.bool_]
@@ -44,6 +44,12 @@ class Link:
     apply: Callable[[State, int, np.random.Generator], tuple[Bools, State]]
     rounds: Callable[[State], int] | None = None
     period: int | None = None
+
+    def __post_init__(self) -> None:
+        """ConfigError for a period that is no number of rounds."""
+        period: object = self.period
+        if period is not None and (isinstance(period, bool) or not isinstance(period, int) or period < 1):
+            raise ConfigError(f"period must be a whole number of rounds, at least 1, got {brief(period)}")
 
 
 def check_length(field: str, link: Link, state: State, rounds: int) -> None:

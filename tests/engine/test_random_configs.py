@@ -85,8 +85,9 @@ def differences(config: dict[str, Any], seed: int) -> Iterator[str]:
     for t in range(config["rounds"]):
         (expected, record, _), (found, other, _) = (engine(state) for engine in engines)
         for name in ("arrived", "trained", "stand_ins"):
-            if record[name] != other[name]:
-                yield f"round {t}: {name} {record[name]} and {other[name]}"
+            ours, theirs = (_in_order(r[name]) for r in (record, other))
+            if ours != theirs:
+                yield f"round {t}: {name} {ours} and {theirs}"
         tensors = {"model": (expected.server.model, found.server.model, state.server.model)}
         tensors |= {
             f"client's {k}": (v, found.clients[k], state.clients[k]) for k, v in expected.clients.items()
@@ -99,6 +100,11 @@ def differences(config: dict[str, Any], seed: int) -> Iterator[str]:
         if not bool(expected.server.model.isfinite().all()):
             return
         state = expected
+
+
+def _in_order(found: Any) -> Any:
+    """Stand-ins by their ids: those with equal shares come in any order."""
+    return {who: sorted(ids) for who, ids in found.items()} if isinstance(found, dict) else found
 
 
 def compare(first: int, count: int) -> None:

@@ -37,6 +37,8 @@ def test_which_links_have_a_period() -> None:
         "staircase": 100, "sine": 100, "interleaved": 100, "fedawe": 20,
     }  # fmt: skip
     assert LINKS["staircase"](levels=[1.0, 0.5, 0.2], every=7).period == 21
+    assert LINKS["staircase"](levels=[0.5, 0.5], every=7).period is None
+    assert LINKS["staircase"](every=np.int64(20)).period == 40
     assert LINKS["fedawe"](dynamics="stationary").period is None
     assert LINKS["silence"](every=150).period == 150
 
@@ -72,7 +74,7 @@ def test_which_schedules_see_a_whole_period(every: int, pairs: bool, last: int, 
 
 
 @given(
-    period=st.integers(2, 60),
+    period=st.integers(1, 60),
     every=st.integers(1, 50),
     last=st.integers(1, 200),
     rounds=st.integers(1, 300),
@@ -86,7 +88,7 @@ def test_no_two_tested_phases_are_more_than_half_a_period_apart(
     counted = range(max(1, rounds - last + 1), rounds + 1)
     phases = {done % period for done in counted if evaluation.is_due(done, rounds)}
     gaps = [next(d for d in range(1, period + 1) if (phase + d) % period in phases) for phase in phases]
-    expected = period <= rounds and max(gaps) > period / 2
+    expected = 2 <= period <= rounds and max(gaps) > period / 2
     assert bool(unseen_phases("uplink", period, evaluation, rounds)) == expected
 
 
@@ -97,18 +99,23 @@ def test_long_runs_are_judged_at_once() -> None:
     assert unseen_phases("uplink", 40, Evaluation(every=3, last=huge), huge) == ""
     assert unseen_phases("uplink", huge - 1, Evaluation(every=1, last=huge), huge) == ""
     assert unseen_phases("uplink", huge - 1, Evaluation(every=10**6, last=100), huge) != ""
+    assert unseen_phases("uplink", 10**6, Evaluation(every=1, last=20_000), 10**7) != ""
 
 
 def test_the_remedy_that_is_named_helps() -> None:
     note = unseen_phases("downlink", 20, Evaluation(every=20, pairs=True, last=100), 2000)
     assert note == (
-        "the tests that count see only part of the downlink's period of 20 rounds; "
-        "with evaluation.every = 18 they see all of it"
+        "no test that counts falls in 18 of the 20 rounds of the downlink's period; "
+        "evaluation.every = 17 would spread them over it"
     )
-    assert unseen_phases("downlink", 20, Evaluation(every=18, pairs=True, last=100), 2000) == ""
+    assert unseen_phases("downlink", 20, Evaluation(every=17, pairs=True, last=100), 2000) == ""
     short = unseen_phases("uplink", 40, Evaluation(every=10, last=10), 60)
-    assert short.endswith("with evaluation.last = 40 they could see all of it")
+    assert short.endswith("; evaluation.last must be at least 40 to see all of it")
     assert unseen_phases("uplink", 40, Evaluation(every=10, last=40), 60) == ""
+    # Tests that are further apart than the period is long.
+    assert unseen_phases("uplink", 4, Evaluation(every=1000, last=8), 8).endswith(
+        "evaluation.every = 1 would spread them over it"
+    )
 
 
 def test_reproduce_tells_which_cases(tmp_path: Path) -> None:
@@ -121,5 +128,7 @@ def test_reproduce_tells_which_cases(tmp_path: Path) -> None:
     command = ["reproduce", "mine", "--from", str(folder), "--out", str(tmp_path / "out"), "--seeds", "1"]
     done = CliRunner().invoke(cli, command)
     assert done.exit_code == 0, done.output
-    told = "note: mine (wave): the tests that count see only part of the uplink's period of 4 rounds; "
-    assert told + "with evaluation.every = 6 they see all of it" in done.stderr
+    assert (
+        "note: mine (wave): no test that counts falls in 3 of the 4 rounds of the uplink's period; "
+        in done.stderr
+    )

@@ -48,41 +48,49 @@ def check_parts(parts: object, clients: int, samples: int) -> None:
 
 
 def unseen_phases(direction: str, period: int | None, evaluation: Evaluation, rounds: int) -> str:
-    """What a user should know of tests that see only part of a link's period; nothing where they see all of it.
+    """What a user should know where the tests that count leave more than half of a link's period out in one stretch;
+    nothing otherwise.
 
-    Among the last rounds, whose tests count, two phases that are tested may be half a period apart and no further.
-
-    >>> print(unseen_phases("uplink", 6, Evaluation(every=6, last=12), 24))
-    the tests that count see only part of the uplink's period of 6 rounds; with evaluation.every = 5 they see all of it
-    >>> unseen_phases("uplink", 6, Evaluation(every=3, last=12), 24)
+    >>> print(unseen_phases("uplink", 8, Evaluation(every=8, last=24), 48))
+    no test that counts falls in 7 of the 8 rounds of the uplink's period;
+    evaluation.every = 6 would spread them over it
+    >>> unseen_phases("uplink", 8, Evaluation(every=4, last=24), 48)
     ''
     """
-    if period is None or period > rounds or not _is_partial(period, evaluation, rounds):
+    if period is None or not 2 <= period <= rounds:
         return ""
-    told = f"the tests that count see only part of the {direction}'s period of {period} rounds"
-    for every in range(evaluation.every - 1, max(0, evaluation.every - _MOST_TRIED), -1):
-        if not _is_partial(period, replace(evaluation, every=every), rounds):
-            return f"{told}; with evaluation.every = {every} they see all of it"
-    return f"{told}; with evaluation.last = {period} they could see all of it"
+    gap = _longest_gap(period, evaluation, rounds)
+    if gap <= period / 2:
+        return ""
+    told = f"no test that counts falls in {gap - 1} of the {period} rounds of the {direction}'s period"
+    every = range(min(evaluation.every, period) - 1, 0, -1)[:_MOST_TRIED]
+    for enough in (period / 4, period / 2):
+        for fewer in every:
+            if _longest_gap(period, replace(evaluation, every=fewer), rounds) <= enough:
+                return f"{told}; evaluation.every = {fewer} would spread them over it"
+    return f"{told}; evaluation.last must be at least {period} to see all of it"
 
 
-def _is_partial(period: int, evaluation: Evaluation, rounds: int) -> bool:
+def _longest_gap(period: int, evaluation: Evaluation, rounds: int) -> int:
+    """From one phase that is tested to the next one, in rounds."""
     first, every = max(1, rounds - evaluation.last + 1), evaluation.every
     tested = range(-(-first // every) * every, rounds + 1, every)
     step = math.gcd(every, period)
     if len(tested) >= period // step:
         # They go through all multiples of the step, over and over.
         if step < period:
-            return False
+            return step
         tested = tested[:1]
     elif len(tested) > _MOST_TESTS:
-        return False
+        # So many tests lie closely; what they miss is what the last rounds do not reach.
+        return max(every, period - (rounds - first))
     due = {*tested, rounds}
     if evaluation.pairs:
         due |= {done - 1 for done in due if done > first}
     phases = sorted({done % period for done in due})
     following = [*phases[1:], phases[0] + period]
-    return any(b - a > period / 2 for a, b in zip(phases, following, strict=True))
+    longest: int = max(after - before for before, after in zip(phases, following, strict=True))
+    return longest
 
 
 def shared_samples(parts: Sequence[np.ndarray]) -> str:

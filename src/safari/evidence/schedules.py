@@ -10,7 +10,7 @@ from safari.links import link_of
 
 
 def partial_tests(experiment: Experiment) -> dict[str, list[str]]:
-    """What is to be known of the tests, each with the names of the cases that it is about."""
+    """Notes about the tests, each with the names of the cases that it applies to."""
     found: dict[str, list[str]] = defaultdict(list)
     for case in experiment.cases:
         config = case.config

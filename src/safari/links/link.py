@@ -36,8 +36,8 @@ class Link:
 
     `delivered` holds a bool a client. `rng` is fresh every round; draw as many numbers for each client, in
     order, so that adding a client does not change what the others draw. `rounds(state)`, for a link that ends,
-    says how many rounds it has: a longer run is refused before it begins. `period`, for a link that changes over and
-    over in the same way: after how many rounds; who tests in one phase of it alone is told.
+    says how many rounds it has: a longer run is refused before it begins. `period`: after how many rounds a link that
+    repeats itself starts over; a run whose tests leave out most of it gets a note.
     """
 
     init: Callable[[Setting], State]
@@ -48,8 +48,11 @@ class Link:
     def __post_init__(self) -> None:
         """ConfigError for a period that is no number of rounds."""
         period: object = self.period
-        if period is not None and (isinstance(period, bool) or not isinstance(period, int) or period < 1):
+        if period is None:
+            return
+        if isinstance(period, bool) or not isinstance(period, int | np.integer) or period < 1:
             raise ConfigError(f"period must be a whole number of rounds, at least 1, got {brief(period)}")
+        object.__setattr__(self, "period", int(period))
 
 
 def check_length(field: str, link: Link, state: State, rounds: int) -> None:
@@ -71,8 +74,8 @@ def from_probability(
     *,
     period: int | None = None,
 ) -> Link:
-    """A link with a success probability for each client, perhaps changed over time by `schedule(p, round)`, and then
-    perhaps the same again after `period` rounds.
+    """A link with a success probability for each client, perhaps changed over time by `schedule(p, round)`, which may
+    repeat itself after `period` rounds.
 
     >>> link = from_probability(lambda setting: np.array([1.0, 0.0]), lambda p, t: p if t < 5 else 1 - p)
     >>> rng = np.random.default_rng(0)

@@ -39,7 +39,7 @@ def staircase(
     return from_probability(
         lambda setting: spread("p", p, setting.clients),
         lambda base, t: base * steps[t // every % len(steps)],
-        period=every * len(steps),
+        period=every * len(steps) if len(set(steps)) > 1 else None,
     )
 
 

@@ -29,6 +29,8 @@ CLIENTS = [
     "calibrated", "dane", "feddyn", "fednova", "fedpbc", "fedprox", "masked-loss", "mime", "scaffold", "fedawe",
     "bvr-l-sgd",
 ]  # fmt: skip
+# Clients that send nothing beside their model, as lossy packets need it.
+ALONE = ["fedavg", "calibrated", "fedprox", "masked-loss"]
 VALUES = ["difference", "bf16", "int8", "qsgd", "step", "sign", "top-k", "unbiased", "threshold"]
 POLICIES = ["set", "rigl", "sparse-momentum", "feddst", "fedrts"]
 STEPS = ["fedavgm", "fedadam", "fedyogi", "fedadagrad", "ghbm"]
@@ -69,7 +71,7 @@ def draw(rng: random.Random) -> dict[str, Any]:
     }
     if rng.random() < 0.4:
         config["policy"] = {"name": rng.choice(POLICIES), "interval": rng.choice([1, 2])}
-    if rng.random() < 0.2:
+    if rng.random() < 0.4 and config["client"]["name"] in ALONE and "policy" not in config:
         config["packets"] = {"name": "lossy"}
     if rng.random() < 0.3:
         config["aggregation"] = {"steps": [rng.choice(STEPS)]}

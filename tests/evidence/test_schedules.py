@@ -18,8 +18,8 @@ from safari.errors import ConfigError
 from safari.evidence import find, partial_tests, read, shipped
 from safari.links import LINKS, from_probability
 
-# Their records were made with this schedule, and docs/evidence.md (algorithm.md for `options`) says what it misses where their
-# numbers are quoted; a new run should change it.
+# Their records were made with this schedule; the pages that quote them (evidence.md, algorithm.md) say what it misses.
+# A new run should change it.
 KNOWN = {
     False: {"fedawe", "fedawe-more", "tuning-fedawe"},
     True: {"options", "table"},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
 
 import pytest
 import torch
@@ -11,10 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from engine.stack.kernel_check import Plain
-from safari.engine.stack.fusion import PoolFusion, ReluFusion, find_fusions, pool_first
+from safari.engine.stack.fusion import ReluFusion, find_fusions, pool_first
 from safari.models import cnn, fedawe_cnn, pfl_cnn, resnet18
-
-Kind = TypeVar("Kind", PoolFusion, ReluFusion)
 
 
 class Net(nn.Module):
@@ -137,17 +134,17 @@ class ReadBetween(Pooled):
         return F.max_pool2d(z, 2).sum() + (z if self.then else y)
 
 
-def fusions(module: nn.Module, kind: type[Kind]) -> list[Kind]:
+def fusions(module: nn.Module, pooled: bool) -> list[ReluFusion]:
     found = find_fusions(fx.Tracer().trace(module), dict(module.named_modules()))
-    return [fusion for fusion in found.values() if isinstance(fusion, kind)]
+    return [f for f in found.values() if isinstance(f, ReluFusion) and f.pooled == pooled]
 
 
-def pooled(module: nn.Module) -> list[PoolFusion]:
-    return fusions(module, PoolFusion)
+def pooled(module: nn.Module) -> list[ReluFusion]:
+    return fusions(module, pooled=True)
 
 
 def rectified(module: nn.Module) -> list[ReluFusion]:
-    return fusions(module, ReluFusion)
+    return fusions(module, pooled=False)
 
 
 HALVINGS = [

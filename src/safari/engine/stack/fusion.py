@@ -61,46 +61,30 @@ class Fusion:
 
 @dataclass(frozen=True)
 class ReluFusion:
-    """A convolution and the ReLU behind it as one step."""
+    """A convolution and the ReLU behind it as one step; `pooled`: with 2x2 max pooling, too, before the ReLU or after
+    it, which gives the same."""
 
     conv: nn.Conv2d
     conv_name: str
     source: fx.Node
     inner: tuple[fx.Node, ...]
+    pooled: bool = False
 
     def run(self, values: Mapping[fx.Node, Value], tensors: Tensors) -> Value:
         """The step for all clients."""
-        from safari.engine.stack.fused import ConvRelu
+        from safari.engine.stack.fused import ConvPool, ConvRelu
 
         x = values[self.source]
+        pixels, weight = x.batch().permute(0, 2, 3, 1), tensors[f"{self.conv_name}.weight"]
         bias = None if self.conv.bias is None else tensors[f"{self.conv_name}.bias"]
-        weight, stride = tensors[f"{self.conv_name}.weight"], self.conv.stride[0]
-        out = ConvRelu.apply(x.batch().permute(0, 2, 3, 1), weight, bias, stride, DTYPE)  # type: ignore[no-untyped-call]
+        if self.pooled:
+            out = ConvPool.apply(pixels, weight, bias, DTYPE)  # type: ignore[no-untyped-call]
+        else:
+            out = ConvRelu.apply(pixels, weight, bias, self.conv.stride[0], DTYPE)  # type: ignore[no-untyped-call]
         return Value(out.permute(0, 3, 1, 2), x.clients)
 
 
-@dataclass(frozen=True)
-class PoolFusion:
-    """A 3x3 convolution, ReLU and 2x2 max pooling as one step; the last two in either order, which gives the same."""
-
-    conv: nn.Conv2d
-    conv_name: str
-    source: fx.Node
-    inner: tuple[fx.Node, ...]
-
-    def run(self, values: Mapping[fx.Node, Value], tensors: Tensors) -> Value:
-        """The step for all clients."""
-        from safari.engine.stack.fused import ConvPool
-
-        x = values[self.source]
-        bias = None if self.conv.bias is None else tensors[f"{self.conv_name}.bias"]
-        out = ConvPool.apply(  # type: ignore[no-untyped-call]
-            x.batch().permute(0, 2, 3, 1), tensors[f"{self.conv_name}.weight"], bias, DTYPE
-        )
-        return Value(out.permute(0, 3, 1, 2), x.clients)
-
-
-AnyFusion: TypeAlias = Fusion | ReluFusion | PoolFusion
+AnyFusion: TypeAlias = Fusion | ReluFusion
 
 
 def find_fusions(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> dict[fx.Node, AnyFusion]:
@@ -129,7 +113,7 @@ def _relu_fusion_at(node: fx.Node, modules: Mapping[str, nn.Module]) -> tuple[fx
     return after, ReluFusion(conv, str(node.target), source, (node,))
 
 
-def _pool_fusion_at(node: fx.Node, modules: Mapping[str, nn.Module]) -> tuple[fx.Node, PoolFusion] | None:
+def _pool_fusion_at(node: fx.Node, modules: Mapping[str, nn.Module]) -> tuple[fx.Node, ReluFusion] | None:
     conv = modules.get(str(node.target)) if node.op == "call_module" else None
     if type(conv) is not nn.Conv2d or not _plain(conv) or (conv.kernel_size, conv.stride) != ((3, 3), (1, 1)):
         return None
@@ -144,7 +128,7 @@ def _pool_fusion_at(node: fx.Node, modules: Mapping[str, nn.Module]) -> tuple[fx
     source = node.args[0] if node.args else None
     if not either or not chained or not isinstance(source, fx.Node):
         return None
-    return last, PoolFusion(conv, str(node.target), source, (node, after))
+    return last, ReluFusion(conv, str(node.target), source, (node, after), pooled=True)
 
 
 def _is_halving(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:

@@ -147,6 +147,7 @@ LIMITS = [
     ("evaluation.validation", 1, "evaluation.validation must be below 1.0, got 1"),
     ("evaluation.clients", 1, "evaluation.clients must be below 1.0, got 1"),
     ("evaluation.last", 0, "evaluation.last must be at least 1, got 0"),
+    ("evaluation.last_every", -1, "evaluation.last_every must be at least 0, got -1"),
     ("evaluation.target", 0, "evaluation.target must be above 0.0, got 0"),
     ("pruning.scope", "erdos", "pruning.scope must be one of erk, global, uniform; got 'erdos'"),
     ("pruning.least", 1.5, "pruning.least must be at most 1.0, got 1.5"),

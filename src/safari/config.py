@@ -260,6 +260,12 @@ class Evaluation:
         below=1.0,
     )
     last: int = _f(20, "final accuracy is the mean over the evaluations of so many last rounds", least=1)
+    last_every: int = _f(
+        0,
+        "rounds between two evaluations within those last rounds: a long run can be tested rarely and still end "
+        "with a score over many tests. 0: `every`",
+        least=0,
+    )
     target: float = _f(0.85, "the task's score for 'rounds to target'; an accuracy is a fraction", above=0.0)
 
     def is_due(self, done: int, rounds: int) -> bool:
@@ -267,8 +273,18 @@ class Evaluation:
 
         >>> [done for done in range(1, 12) if Evaluation(every=4, pairs=True).is_due(done, 11)]
         [3, 4, 7, 8, 10, 11]
+        >>> [done for done in range(1, 13) if Evaluation(every=4, last=4, last_every=2).is_due(done, 12)]
+        [4, 8, 10, 12]
         """
-        return any(after % self.every == 0 or after == rounds for after in (done, done + 1)[: 1 + self.pairs])
+        return any(
+            after % (self.final_every if after > rounds - self.last else self.every) == 0 or after == rounds
+            for after in (done, done + 1)[: 1 + self.pairs]
+        )
+
+    @property
+    def final_every(self) -> int:
+        """Rounds between two evaluations within the last rounds."""
+        return self.last_every or self.every
 
 
 @dataclass(frozen=True)

@@ -246,10 +246,18 @@ def test_epochs_count_passes_over_each_clients_own_data(unequal):
     assert world_of(unequal).steps(0) == 2
 
 
-@pytest.mark.parametrize(("pairs", "tested"), [(False, [3, 6, 8]), (True, [2, 3, 5, 6, 7, 8])])
-def test_evaluation_every_so_often_and_always_at_the_end(pairs, tested):
+@pytest.mark.parametrize(
+    ("schedule", "tested"),
+    [
+        ({}, [3, 6, 8]),
+        ({"pairs": True}, [2, 3, 5, 6, 7, 8]),
+        ({"last": 3, "last_every": 1}, [3, 6, 7, 8]),
+        ({"last": 4, "last_every": 2, "pairs": True}, [2, 3, 5, 6, 7, 8]),
+    ],
+)
+def test_evaluation_every_so_often_and_always_at_the_end(schedule, tested):
     every = records({**SMALL, "rounds": 8, "evaluation": {"every": 1}})
-    third = records({**SMALL, "rounds": 8, "evaluation": {"every": 3, "pairs": pairs}})
+    third = records({**SMALL, "rounds": 8, "evaluation": {"every": 3, **schedule}})
     assert [r["round"] for r in third if r["top1"] is not None] == tested
     for full, sparse in zip(every, third, strict=True):
         scores = ("loss", "top1", "top5")

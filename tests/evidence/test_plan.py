@@ -72,6 +72,15 @@ def test_settings_go_on_top_of_everything(tmp_path: Path) -> None:
         assert (case.config.pruning.pruner, case.config.rounds, case.config.seeds) == ("snip", 8, 1)
         # In proportion: 4 rounds had evaluations each round and the last 2.
         assert (case.config.evaluation.every, case.config.evaluation.last) == (2, 4)
+        assert case.config.evaluation.last_every == 0
+
+
+def test_all_of_a_schedule_keeps_its_proportion_to_the_rounds(tmp_path: Path) -> None:
+    text = 'title = "t"\nclaim = "c"\nbase = "base/tiny.toml"\n[set]\nrounds = 8\n'
+    text += "evaluation = { every = 4, last = 4, last_every = 2 }"
+    (experiment,) = read(find(write(tmp_path, one=text)), [("rounds", 16)])
+    found = experiment.cases[0].config.evaluation
+    assert (found.every, found.last, found.last_every) == (8, 8, 4)
 
 
 def test_evaluations_that_are_set_stay_as_they_are_set(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def unseen_phases(direction: str, period: int | None, evaluation: Evaluation, ro
 
     >>> print(unseen_phases("uplink", 8, Evaluation(every=8, last=24), 48))
     no test that counts falls in 7 of the 8 rounds of the uplink's period;
-    evaluation.every = 6 would spread them over it
+    evaluation.last_every = 6 would spread them over it
     >>> unseen_phases("uplink", 8, Evaluation(every=4, last=24), 48)
     ''
     """
@@ -63,17 +63,17 @@ def unseen_phases(direction: str, period: int | None, evaluation: Evaluation, ro
     if gap <= period / 2:
         return ""
     told = f"no test that counts falls in {gap - 1} of the {period} rounds of the {direction}'s period"
-    every = range(min(evaluation.every, period) - 1, 0, -1)[:_MOST_TRIED]
+    every = range(min(evaluation.final_every, period) - 1, 0, -1)[:_MOST_TRIED]
     for enough in (period / 4, period / 2):
         for fewer in every:
-            if _longest_gap(period, replace(evaluation, every=fewer), rounds) <= enough:
-                return f"{told}; evaluation.every = {fewer} would spread them over it"
+            if _longest_gap(period, replace(evaluation, last_every=fewer), rounds) <= enough:
+                return f"{told}; evaluation.last_every = {fewer} would spread them over it"
     return f"{told}; evaluation.last must be at least {period} to see all of it"
 
 
 def _longest_gap(period: int, evaluation: Evaluation, rounds: int) -> int:
     """From one phase that is tested to the next one, in rounds."""
-    first, every = max(1, rounds - evaluation.last + 1), evaluation.every
+    first, every = max(1, rounds - evaluation.last + 1), evaluation.final_every
     tested = range(-(-first // every) * every, rounds + 1, every)
     step = math.gcd(every, period)
     if len(tested) >= period // step:

@@ -221,8 +221,8 @@ def read(
     """The experiments of these files, each case with `settings` on top. ConfigError lists every problem.
 
     With `quick`, only those that have a `[quick]` table, in that form. A plug-in's option (`data.root`) goes
-    to the cases whose plug-in takes it. When `rounds` is changed and `evaluation.every` and `evaluation.last`
-    are not, they keep their proportion to it.
+    to the cases whose plug-in takes it. When `rounds` is changed, `evaluation.every`, `last` and `last_every`
+    keep their proportion to it, unless they are changed, too.
     """
     problems: list[str] = []
     found, changes = [], _Settings(settings)
@@ -478,8 +478,8 @@ def _in_proportion(
     evaluation = dataclasses.asdict(old.evaluation)
     scaled = [
         (f"evaluation.{key}", max(1, round(evaluation[key] * share)))
-        for key in ("every", "last")
-        if f"evaluation.{key}" not in given
+        for key in ("every", "last", "last_every")
+        if evaluation[key] and f"evaluation.{key}" not in given
     ]
     return override(after, scaled)
 

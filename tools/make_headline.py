@@ -34,6 +34,8 @@ ROWS = {
     "Dirichlet 0.1, loss depends on the labels": "rules/fedavg.dirichlet.labels",
     "IID data, 8 of 10 clients lose 70 %": "rules/fedavg.iid.stationary",
     "IID data, losses in bursts": "rules/fedavg.iid.bursts",
+    "IID data, good and bad periods": "rules/fedavg.iid.staircase",
+    "IID data, links that rise and fall": "rules/fedavg.iid.sine",
     "IID data, loss depends on the labels": "rules/fedavg.iid.labels",
 }
 

@@ -60,6 +60,44 @@ def test_a_rival_over_all_cases_and_case_by_case(tmp_path: Path) -> None:
     assert "Holm's correction over all 2 of them" in whole.note
 
 
+def test_a_rival_by_what_cases_have_in_common(tmp_path: Path) -> None:
+    text = '''
+compare = "safari"
+unranked = ["perfect"]
+title = "t"
+claim = "c"
+base = "base/tiny.toml"
+[axes.sparsity]
+half = { pruning.sparsity = 0.5 }
+most = { pruning.sparsity = 0.9 }
+none = { pruning.sparsity = 0.0 }
+[axes.link]
+even = { uplink = { name = "bernoulli", p = 0.5 } }
+wave = { uplink = { name = "sine", period = 4 } }
+'''
+    (experiment,) = read(find(write(tmp_path, tiny=text)), [("seeds", 3)])
+    scores = {
+        # Ahead of dropping by 2, 3 and 4 points, and by 4, 5 and 6.
+        ("half.even", "safari"): [0.52, 0.53, 0.54],
+        ("half.even", "drop"): [0.50, 0.50, 0.50],
+        ("half.wave", "safari"): [0.54, 0.55, 0.56],
+        ("half.wave", "drop"): [0.50, 0.50, 0.50],
+        ("half.even", "perfect"): [0.52, 0.53, 0.54],
+        # Behind by 2 with each seed; the other link was not run.
+        ("most.even", "safari"): [0.48, 0.48, 0.48],
+        ("most.even", "drop"): [0.50, 0.50, 0.50],
+    }
+    _, groups, _ = rivals(experiment, results_of(experiment, scores))
+    # The case without losses of the second link shares the first one's perfect network: 0, and 2 points ahead of it.
+    # By seed: 3, 4 and 5 points, so ± 4.303 / √3; over all three cases 1.33, 2 and 2.67.
+    assert groups.header == ["safari minus", "perfect", "drop"]
+    assert groups.rows == [
+        ["half", "+1.0 ± 0.0", "+4.0 ± 2.5"],
+        ["most", "–", "-2.0 ± 0.0"],
+        ["all 3", "+1.0 ± 0.0", "+2.0 ± 1.7"],
+    ]
+
+
 def test_nothing_to_compare_is_no_table(tmp_path: Path) -> None:
     experiment = experiment_with(tmp_path)
     assert list(rivals(experiment, results_of(experiment, SCORES))) == []

@@ -153,7 +153,8 @@ def matrices(experiment: Experiment, results: Results, name: str = "top1") -> It
 
 
 def rivals(experiment: Experiment, results: Results, name: str = "top1") -> Iterator[Table]:
-    """The arm that the experiment compares, against every ranked rival: over all cases, then case by case."""
+    """The arm that the experiment compares, against every ranked rival: over all cases, over those that differ in the
+    last axis alone (here with the unranked arms, too), then case by case."""
     ours = experiment.compare
     others = [arm for arm in experiment.arms if arm != ours and arm not in experiment.unranked]
     found = {}
@@ -186,7 +187,7 @@ def rivals(experiment: Experiment, results: Results, name: str = "top1") -> Iter
         whole.append(
             [
                 rival,
-                _over_cases(ours, rival, experiment, results, name),
+                _over_cases(ours, rival, experiment.cases, results, name),
                 f"{sum(sign * found[key].mean > 0 for key in keys)} of {len(keys)}",
                 str(shown.count(AHEAD)),
                 str(shown.count(BEHIND)),
@@ -207,6 +208,7 @@ def rivals(experiment: Experiment, results: Results, name: str = "top1") -> Iter
         f"{len(tested)} of them, {100 * ALPHA:g} %. p over cases: two-sided, flipping the signs of the "
         "cases' means.",
     )
+    yield from _by_group(experiment, results, name, what)
     yield Table(
         [f"{ours} minus", *compared],
         single,
@@ -300,10 +302,33 @@ def _race_cells(reached: Sequence[tuple[float, float | None] | None]) -> list[st
     return [f"{fmean(r for r, _ in known):.0f}{of}", f"{fmean(sent):.3g}" if sent else NOTHING]
 
 
-def _over_cases(ours: str, rival: str, experiment: Experiment, results: Results, name: str) -> str:
+def _by_group(experiment: Experiment, results: Results, name: str, what: str) -> Iterator[Table]:
+    """The same differences as means over the last axis; nothing where there is one axis, or none."""
+    ours, groups = experiment.compare, dict[str, list[Case]]()
+    for case in experiment.cases:
+        if _arms_run(case, results):
+            groups.setdefault(" · ".join(case.values[:-1]), []).append(case)
+    if len(groups) < 2:
+        return
+    groups[f"all {sum(map(len, groups.values()))}"] = [case for cases in groups.values() for case in cases]
+    others = [arm for arm in experiment.arms if arm != ours]
+    rows = [
+        [group, *(_over_cases(ours, arm, cases, results, name) for arm in others)]
+        for group, cases in groups.items()
+    ]
+    run = [0, *(k for k in range(1, len(others) + 1) if any(row[k] != NOTHING for row in rows))]
+    header = [f"{ours} minus", *others]
+    yield Table(
+        [header[k] for k in run],
+        [[row[k] for k in run] for row in rows],
+        f"{what}: means over the cases of each row.",
+    )
+
+
+def _over_cases(ours: str, rival: str, cases: Sequence[Case], results: Results, name: str) -> str:
     """The mean difference over the cases, with its interval over the seeds that all cases have."""
     by_seed: dict[int, list[float]] = {}
-    for case in experiment.cases:
+    for case in cases:
         arms = results.arms(case)
         for seed, numbers in arms.get(ours, {}).items():
             other = arms.get(rival, {}).get(seed, {})
@@ -317,7 +342,8 @@ def _over_cases(ours: str, rival: str, experiment: Experiment, results: Results,
 
 def _with_half(mean: float, interval: Interval | None, factor: float, digits: int = 1) -> str:
     half = "" if interval is None else f" ± {factor * (interval.high - interval.low) / 2:.{digits}f}"
-    return f"{mean:+.{digits}f}{half}"
+    # Adding 0 turns a rounded -0.0 into +0.0.
+    return f"{round(mean, digits) + 0.0:+.{digits}f}{half}"
 
 
 def _cell(cell: Cell | None) -> str:

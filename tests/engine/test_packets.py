@@ -163,6 +163,13 @@ def test_the_residual_of_what_was_lost_waits_for_the_next_upload(tmp_path, engin
     assert not bool(parts.residual[2:].any())
 
 
-def test_algorithms_that_send_more_than_a_model_are_refused():
+@pytest.mark.parametrize("client", ["scaffold", "feddyn", "fednova", "dane", "bvr-l-sgd"])
+def test_algorithms_that_send_more_than_a_model_are_refused_before_the_run(client):
     with pytest.raises(ConfigError, match=r"packets.name must be 'none' where clients send something beside"):
-        records({**BIG, "packets": LOSSY, "client": {"name": "scaffold"}})
+        world_of({**BIG, "packets": LOSSY, "client": {"name": client}})
+
+
+def test_a_policy_that_votes_is_refused_where_it_votes():
+    config = {**BIG, "rounds": 4, "packets": LOSSY, "policy": {"name": "rigl", "interval": 2}}
+    with pytest.raises(ConfigError, match=r"packets.name must be 'none' .*: client fedavg, policy rigl$"):
+        records(config)

@@ -16,6 +16,7 @@ from safari.engine.world import World
 from safari.errors import ConfigError
 from safari.links import Packetisation, coverage, range_coverage
 from safari.rounds.arrivals import Arrived
+from safari.rounds.half import vectors_up
 from safari.seeds import generator
 
 
@@ -31,10 +32,7 @@ def deliver(
     if link.whole or state.server.rule.overrides_network:
         return arrived, None, state.packets
     if arrived.up or arrived.votes is not None:
-        raise ConfigError(
-            "packets.name must be 'none' where clients send something beside their model, got "
-            f"{world.config.packets.name!r}: client {world.config.client.name}, policy {world.config.policy.name}"
-        )
+        raise _sends_more(world)
     if not arrived.ids:
         return arrived, None, state.packets
     cut, known = _packetisation(world, state, arrived, codec)
@@ -102,8 +100,20 @@ def _keep_residuals(before: Tensor | None, after: Tensor | None, ids: list[int],
         after[rows] = torch.where(came[:, :trained], after[rows], before[rows])
 
 
+def _sends_more(world: World) -> ConfigError:
+    return ConfigError(
+        "packets.name must be 'none' where clients send something beside their model, got "
+        f"{world.config.packets.name!r}: client {world.config.client.name}, policy {world.config.policy.name}"
+    )
+
+
 def check_packets(world: World) -> None:
-    """ConfigError for what does not go together with packets."""
+    """ConfigError for what does not go together with packets.
+
+    A policy's votes are found in the first round that has any.
+    """
+    if not world.packets.whole and vectors_up(world.client, world.layout.parameters):
+        raise _sends_more(world)
     if world.packets.rounds is not None:
         rounds = world.packets.rounds(world.packets.init(world.setting("packets")))
         if rounds < world.config.rounds:

@@ -110,7 +110,9 @@ def test_the_remedy_that_is_named_helps() -> None:
         "no test that counts falls in 18 of the 20 rounds of the downlink's period; "
         "evaluation.last_every = 17 would spread them over it"
     )
-    assert unseen_phases("downlink", 20, Evaluation(every=20, pairs=True, last=100, last_every=17), 2000) == ""
+    assert (
+        unseen_phases("downlink", 20, Evaluation(every=20, pairs=True, last=100, last_every=17), 2000) == ""
+    )
     short = unseen_phases("uplink", 40, Evaluation(every=10, last=10), 60)
     assert short.endswith("; evaluation.last must be at least 40 to see all of it")
     assert unseen_phases("uplink", 40, Evaluation(every=10, last=40), 60) == ""

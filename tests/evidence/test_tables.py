@@ -61,7 +61,7 @@ def test_a_rival_over_all_cases_and_case_by_case(tmp_path: Path) -> None:
 
 
 def test_a_rival_by_what_cases_have_in_common(tmp_path: Path) -> None:
-    text = '''
+    text = """
 compare = "safari"
 unranked = ["perfect"]
 title = "t"
@@ -74,7 +74,7 @@ none = { pruning.sparsity = 0.0 }
 [axes.link]
 even = { uplink = { name = "bernoulli", p = 0.5 } }
 wave = { uplink = { name = "sine", period = 4 } }
-'''
+"""
     (experiment,) = read(find(write(tmp_path, tiny=text)), [("seeds", 3)])
     scores = {
         # Ahead of dropping by 2, 3 and 4 points, and by 4, 5 and 6.

@@ -78,21 +78,22 @@ class Results:
 
     def trial(self, case: Case, arm: Arm, seed: int) -> Numbers | None:
         """A finished trial of this setting and rule, whichever experiment made it, or None."""
-        setting = case.source(arm).setting
-        for about in self.entries.values():
-            for entry in about["cases"].values():
-                if entry["setting"] != setting:
-                    continue
-                for found in entry["arms"].values():
-                    if str(seed) in found["seeds"] and made_by(found, arm):
-                        numbers: Numbers = found["seeds"][str(seed)]
-                        return numbers
-        return None
+        return self._seeds(case, arm).get(str(seed))
 
     def arm(self, case: Case, arm: Arm) -> dict[int, Numbers]:
         """The finished seeds of an arm, of those that the case asks for."""
-        found = {seed: self.trial(case, arm, seed) for seed in seeds_of(case.config)}
-        return {seed: numbers for seed, numbers in found.items() if numbers is not None}
+        found = self._seeds(case, arm)
+        return {seed: found[str(seed)] for seed in seeds_of(case.config) if str(seed) in found}
+
+    def _seeds(self, case: Case, arm: Arm) -> dict[str, Numbers]:
+        """The finished seeds of this setting and rule; of two experiments that made the same one, the first counts."""
+        setting, found = case.source(arm).setting, dict[str, Numbers]()
+        for about in self.entries.values():
+            for entry in about["cases"].values():
+                for made in entry["arms"].values() if entry["setting"] == setting else ():
+                    if made_by(made, arm):
+                        found = {**made["seeds"], **found}
+        return found
 
     def arms(self, case: Case) -> dict[str, dict[int, Numbers]]:
         """The finished seeds of every arm of a case."""
@@ -100,13 +101,11 @@ class Results:
 
     def progress(self, experiments: Sequence[Experiment]) -> tuple[int, int]:
         """How many trials are finished and how many are asked for; one that several ask for counts once."""
-        asked = {
-            identity(case, arm, seed): self.trial(case, arm, seed) is not None
-            for e in experiments
-            for case in e.cases
-            for arm in case.config.arms
-            for seed in seeds_of(case.config)
-        }
+        asked: dict[tuple[str, str, int], bool] = {}
+        for case in (case for experiment in experiments for case in experiment.cases):
+            for arm in case.config.arms:
+                done = self.arm(case, arm)
+                asked |= {identity(case, arm, seed): seed in done for seed in seeds_of(case.config)}
         return sum(asked.values()), len(asked)
 
     def gather(self, experiment: Experiment, out: Path, cases: Sequence[Case] | None = None) -> None:

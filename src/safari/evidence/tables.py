@@ -5,11 +5,11 @@ A ± is half of the 95 % interval of a mean over seeds (Student's t), of differe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 
 from safari.evidence.blocks import Table
-from safari.evidence.compare import ALPHA, Cell, cells, judge, paired, reference_of, scale, spelled_p
+from safari.evidence.compare import ALPHA, Cell, Trials, cells, judge, paired, reference_of, scale, spelled_p
 from safari.evidence.numbers import COLUMNS, Numbers
 from safari.evidence.plan import Case, Experiment
 from safari.evidence.results import Results, versions
@@ -157,13 +157,13 @@ def rivals(experiment: Experiment, results: Results, name: str = "top1") -> Iter
     last axis alone (here with the unranked arms, too), then case by case."""
     ours = experiment.compare
     others = [arm for arm in experiment.arms if arm != ours and arm not in experiment.unranked]
+    trials = {case.name: results.arms(case) for case in experiment.cases}
     found = {}
-    for case in experiment.cases:
-        arms = results.arms(case)
+    for case, arms in trials.items():
         for rival in others:
             gap = paired(arms.get(ours, {}), arms.get(rival, {}), name)
             if gap is not None:
-                found[rival, case.name] = gap
+                found[rival, case] = gap
     if not ours or not found:
         return
     tested = {key: gap.p for key, gap in found.items() if gap.p is not None}
@@ -187,7 +187,7 @@ def rivals(experiment: Experiment, results: Results, name: str = "top1") -> Iter
         whole.append(
             [
                 rival,
-                _over_cases(ours, rival, experiment.cases, results, name),
+                _over_cases(ours, rival, trials.values(), name),
                 f"{sum(sign * found[key].mean > 0 for key in keys)} of {len(keys)}",
                 str(shown.count(AHEAD)),
                 str(shown.count(BEHIND)),
@@ -208,7 +208,7 @@ def rivals(experiment: Experiment, results: Results, name: str = "top1") -> Iter
         f"{len(tested)} of them, {100 * ALPHA:g} %. p over cases: two-sided, flipping the signs of the "
         "cases' means.",
     )
-    yield from _by_group(experiment, results, name, what)
+    yield from _by_group(experiment, trials, name, what)
     yield Table(
         [f"{ours} minus", *compared],
         single,
@@ -302,19 +302,20 @@ def _race_cells(reached: Sequence[tuple[float, float | None] | None]) -> list[st
     return [f"{fmean(r for r, _ in known):.0f}{of}", f"{fmean(sent):.3g}" if sent else NOTHING]
 
 
-def _by_group(experiment: Experiment, results: Results, name: str, what: str) -> Iterator[Table]:
+def _by_group(
+    experiment: Experiment, trials: Mapping[str, Mapping[str, Trials]], name: str, what: str
+) -> Iterator[Table]:
     """The same differences as means over the last axis; nothing where there is one axis, or none."""
-    ours, groups = experiment.compare, dict[str, list[Case]]()
+    ours, groups = experiment.compare, dict[str, list[Mapping[str, Trials]]]()
     for case in experiment.cases:
-        if _arms_run(case, results):
-            groups.setdefault(" · ".join(case.values[:-1]), []).append(case)
+        if any(trials[case.name].values()):
+            groups.setdefault(" · ".join(case.values[:-1]), []).append(trials[case.name])
     if len(groups) < 2:
         return
-    groups[f"all {sum(map(len, groups.values()))}"] = [case for cases in groups.values() for case in cases]
+    groups[f"all {sum(map(len, groups.values()))}"] = [arms for cases in groups.values() for arms in cases]
     others = [arm for arm in experiment.arms if arm != ours]
     rows = [
-        [group, *(_over_cases(ours, arm, cases, results, name) for arm in others)]
-        for group, cases in groups.items()
+        [group, *(_over_cases(ours, arm, cases, name) for arm in others)] for group, cases in groups.items()
     ]
     run = [0, *(k for k in range(1, len(others) + 1) if any(row[k] != NOTHING for row in rows))]
     header = [f"{ours} minus", *others]
@@ -325,11 +326,10 @@ def _by_group(experiment: Experiment, results: Results, name: str, what: str) ->
     )
 
 
-def _over_cases(ours: str, rival: str, cases: Sequence[Case], results: Results, name: str) -> str:
+def _over_cases(ours: str, rival: str, cases: Iterable[Mapping[str, Trials]], name: str) -> str:
     """The mean difference over the cases, with its interval over the seeds that all cases have."""
     by_seed: dict[int, list[float]] = {}
-    for case in cases:
-        arms = results.arms(case)
+    for arms in cases:
         for seed, numbers in arms.get(ours, {}).items():
             other = arms.get(rival, {}).get(seed, {})
             if numbers.get(name) is not None and other.get(name) is not None:

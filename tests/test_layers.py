@@ -20,6 +20,7 @@ LEVELS = (
     ("aggregation", "sampling", "training", "links", "data", "runs", "report", "net"),
     ("pruning", "tasks", "models", "wire"),
     (
+        "bounds",
         "config",
         "modes",
         "text",

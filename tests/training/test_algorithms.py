@@ -405,10 +405,12 @@ def test_a_task_without_classes_is_refused_with_a_reason(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "text"),
     [
-        ("fedprox", {"mu": -1.0}, "mu must be at least 0, got -1.0"),
-        ("feddyn", {"alpha": 0.0}, "alpha must be above 0, got 0.0"),
+        ("fedprox", {"mu": -1.0}, "mu must be a finite number of at least 0, got -1.0"),
+        ("feddyn", {"alpha": 0.0}, "alpha must be a finite number above 0, got 0.0"),
+        ("feddyn", {"alpha": float("inf")}, "alpha must be a finite number above 0, got inf"),
+        ("calibrated", {"strength": float("inf")}, "strength must be a finite number of at least 0, got inf"),
         ("calibrated", {"smoothing": 0.0}, "smoothing must be above 0 and at most 1, got 0.0"),
-        ("dane", {"mu": float("nan")}, "mu must be at least 0, got nan"),
+        ("dane", {"mu": float("nan")}, "mu must be a finite number of at least 0, got nan"),
         ("mime", {"momentum": 1.0}, "momentum must be at least 0 and below 1, got 1.0"),
         ("mime", {"second": 0.99999999}, "second must lie between 0 and 0.999999, got 0.99999999"),
         ("mime", {"clip": 0.0}, "clip must lie between 1e-30 and 1e+30, got 0.0"),

@@ -46,6 +46,7 @@ from safari.aggregation.memory import COLUMNS, blank, recall, remember
 from safari.aggregation.rules import check_pairs, names_of, share
 from safari.aggregation.similarity import common_cosines
 from safari.aggregation.waiting import OVER, hold_back
+from safari.bounds import at_least, within
 from safari.errors import ConfigError
 
 # Ages are binned by powers of two: 1, 2-3, 4-7, ... rounds.
@@ -111,15 +112,11 @@ def safari_plus(
     differ and a client that was asked has never been heard (0: cut as the arrivals do).
     """
     for name, value in (("close", close), ("calm", calm)):
-        if not 0 <= value <= 1:
-            raise ConfigError(f"{name} must lie between 0 and 1, got {value}")
-    if not patience >= 1:
-        raise ConfigError(f"patience must be at least 1, got {patience}")
+        within(name, value, 0, 1)
+    at_least("patience", patience, 1)
     if not 0 < keep <= 1:
         raise ConfigError(f"keep must lie above 0 and be at most 1, got {keep}")
-    wait = whole("wait", wait)
-    if not 0 <= wait <= _LONGEST_WAIT:
-        raise ConfigError(f"wait must lie between 0 and {_LONGEST_WAIT}, got {wait}")
+    wait = within("wait", whole("wait", wait), 0, _LONGEST_WAIT)
     options = Options(friends, memory, fade, close, calm, stay, patience, keep, wait)
 
     def init(clients: int, size: int, device: torch.device) -> State:

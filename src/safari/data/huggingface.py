@@ -17,10 +17,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from safari.bounds import at_least
 from safari.data.columns import Columns, find_columns, kind_of, spoken
 from safari.data.dataset import IGNORED, Data
 from safari.data.store import filled
-from safari.data.text import Level, Vocabulary, check_length, next_token_windows, padded, window_count
+from safari.data.text import Level, Vocabulary, next_token_windows, padded, window_count
 from safari.errors import ConfigError, DataError, MissingExtraError, one_of
 
 # How a local file is read, by its ending.
@@ -126,7 +127,7 @@ def from_hf(
         raise DataError(f"{name}: the split {test!r} has no column {sorted(missing)[0]!r}")
     owners = None if columns.owner is None else _codes(splits[0], columns.owner)
     if columns.kind in ("text", "words"):
-        check_length(length)
+        at_least("length", length, 1)
         return _text_data(name, splits, columns, owners, tokens, length, join)
     key = _key(splits, columns, size, normalise)
     if columns.kind == "image":
@@ -266,8 +267,7 @@ class Reader:
 
 def _picture_reader(table: Table, column: str, size: int) -> Reader:
     """Pictures as `[channels, height, width]` in 0..1; grey ones have one channel, all others three."""
-    if size < 0:
-        raise ConfigError(f"size must be at least 0, got {size}")
+    at_least("size", size, 0)
     first = table[0][column]
     if first is None:
         raise DataError(f"picture 0 of the column {column!r} is missing")

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from safari.bounds import at_least
 from safari.errors import ConfigError, one_of
 from safari.links.link import Bools, Floats, Setting, State, probabilities, spread
 
@@ -180,8 +181,7 @@ def recovered(through: Bools, count: int, recover: str) -> Bools:
 
 
 def _check(burst: float, rates: Floats, loss: float | Sequence[float], recover: str, repair: float) -> None:
-    if not burst >= 1:
-        raise ConfigError(f"burst must be at least 1, got {burst}")
+    at_least("burst", burst, 1)
     most = burst / (1 + burst)
     for value in probabilities("loss", loss).tolist():
         if burst > 1 and most < value < 1:

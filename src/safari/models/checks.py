@@ -1,4 +1,4 @@
-"""What models need of their inputs and options, in words."""
+"""What models need of their inputs, in words."""
 
 from __future__ import annotations
 
@@ -22,9 +22,3 @@ def need_tokens(name: str, shape: tuple[int, ...], tokens: int) -> None:
         raise ConfigError(
             f"{name} reads sequences of tokens (int64 of shape [length]); these samples are {kind}"
         )
-
-
-def need_positive(field: str, value: int) -> None:
-    """ConfigError unless an option is at least 1."""
-    if value < 1:
-        raise ConfigError(f"{field} must be at least 1, got {value}")

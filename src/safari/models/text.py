@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from safari.bounds import at_least
 from safari.errors import ConfigError
-from safari.models.checks import need_positive, need_tokens
+from safari.models.checks import need_tokens
 
 PADDING = 0
 
@@ -97,7 +98,7 @@ def _recurrent(
 ) -> nn.Module:
     need_tokens(name, shape, tokens)
     for field, value in (("embed", embed), ("hidden", hidden), ("layers", layers)):
-        need_positive(field, value)
+        at_least(field, value, 1)
     return Recurrent(kind, tokens, classes, embed, hidden, layers, labels == "tokens")
 
 
@@ -189,7 +190,7 @@ def transformer(
     """
     need_tokens("transformer", shape, tokens)
     for field, value in (("width", width), ("layers", layers), ("heads", heads)):
-        need_positive(field, value)
+        at_least(field, value, 1)
     if width % (2 * heads):
         raise ConfigError(f"width must be a multiple of 2 · heads ({2 * heads}), got {width}")
     return Transformer(tokens, classes, shape[0], width, heads, layers, labels == "tokens")

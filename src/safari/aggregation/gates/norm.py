@@ -35,6 +35,7 @@ from torch import Tensor
 
 from safari.aggregation.compensation import Round, State
 from safari.aggregation.gates.gate import Gate, Ruling
+from safari.bounds import at_least
 from safari.errors import ConfigError
 
 Floats = NDArray[np.float64]
@@ -55,12 +56,10 @@ def norm(*, factor: float = 100.0, action: Literal["refuse", "clip"] = "refuse",
     refuse what is longer, or clip it to that length. `floor`: no update is compared with less than this part
     of the model's own norm.
     """
-    if not (math.isfinite(factor) and factor >= 1):
-        raise ConfigError(f"factor must be a finite number of at least 1, got {factor}")
+    at_least("factor", factor, 1, finite=True)
     if action not in ("refuse", "clip"):
         raise ConfigError(f"action must be one of clip, refuse; got {action!r}")
-    if not (math.isfinite(floor) and floor >= 0):
-        raise ConfigError(f"floor must be a finite number of at least 0, got {floor}")
+    at_least("floor", floor, 0, finite=True)
 
     def init(clients: int, size: int, device: torch.device) -> State:
         # Of parameters and of buffers; NaN: never heard. Small, and so always on the host.

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from safari.aggregation import Round
+from safari.bounds import below, within
 from safari.errors import ConfigError, one_of
 from safari.training.algorithm import ClientAlgorithm, Scaled, ServerHalf, State
 from safari.training.algorithms.fedlc import calibrated
@@ -119,14 +120,10 @@ def mime(
 
 
 def _check(momentum: float, second: float, sizes: dict[str, float], scale: str) -> None:
-    if not 0 <= momentum < 1:
-        raise ConfigError(f"momentum must be at least 0 and below 1, got {momentum}")
-    if not 0 <= second <= _MOST_KEPT:
-        raise ConfigError(f"second must lie between 0 and {_MOST_KEPT}, got {second}")
-    least, most = _SIZES
+    below("momentum", momentum, 1)
+    within("second", second, 0, _MOST_KEPT)
     for name, value in sizes.items():
-        if not least <= value <= most:
-            raise ConfigError(f"{name} must lie between {least:g} and {most:g}, got {value}")
+        within(name, value, *_SIZES)
     if scale not in get_args(Scale):
         raise ConfigError(one_of("scale", scale, get_args(Scale)))
 

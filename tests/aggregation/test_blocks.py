@@ -147,7 +147,7 @@ def many_clients(t: int, clients: int, size: int, parameters: int) -> tuple[Tens
     packet = (torch.arange(size) + torch.randint(0, 40, (clients, 1), generator=generator)) // 40
     lost = torch.rand(clients, size // 40 + 2, generator=generator) < 0.3
     came = ~lost.gather(1, packet)
-    # Of the first nothing comes, and the last range comes of nobody.
+    # Nothing comes from the first, and the last range comes from nobody.
     came[0], came[:, -20:] = False, False
     return models, masks, came
 

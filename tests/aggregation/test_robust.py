@@ -1,4 +1,4 @@
-"""Giants, of every size that float32 can hold, against every rule; and the robust rules by hand."""
+"""Huge updates, of every size that float32 can hold, against every rule; and the robust rules by hand."""
 
 from __future__ import annotations
 

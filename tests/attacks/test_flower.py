@@ -26,7 +26,7 @@ RULES_ON_FLOWER = [name for name in RULES if not rule_of(Plug(name)).overrides_n
 ATTACKS = attacks()
 NAMES = list(ATTACKS)
 HONEST, HOSTILE = (30, 70), 50
-# Each rule meets one in so many replies by default, and every single one with `-m slow`.
+# Each rule meets one reply in this many by default, and every single one with `-m slow`.
 SAMPLE = 5
 
 

@@ -266,7 +266,7 @@ def test_show_one_elsewhere(here, finished):
 
 def test_a_run_that_can_only_be_read_is_shown_and_its_report_goes_elsewhere(here, finished):
     shutil.copytree(finished, "copy")
-    # Whoever runs the tests may write everywhere: so something is in the way.
+    # The user who runs the tests may write everywhere: so a file is in the way.
     shutil.rmtree("copy/figures", ignore_errors=True)
     Path("copy/figures").touch()
     shown = safari("show", "copy")

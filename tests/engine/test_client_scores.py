@@ -67,7 +67,7 @@ def test_of_a_loss_the_largest_is_the_worst(tmp_path):
 
     found = client_spread([2.0, 5.0, float("nan")], RunMetrics.of(tokens()))
     assert found["mean"] == 3.5
-    assert found["worst"] is None, "of a score that is not finite nobody knows how bad it is"
+    assert found["worst"] is None, "a score that is not finite cannot be ranked"
     assert client_spread([2.0, 5.0], RunMetrics.of(tokens()))["worst"] == 5.0
 
 

@@ -48,7 +48,7 @@ def data_object():
     return safari.data.from_tensors("blobs", train, test)
 
 def stripes(labels, clients, rng, *, width: int = 1):
-    """Every so many samples in turn."""
+    """Runs of `width` samples for each client in turn."""
     owner = np.arange(len(labels)) // width % clients
     return [np.flatnonzero(owner == client).tolist() for client in range(clients)]
 

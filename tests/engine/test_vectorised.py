@@ -252,7 +252,7 @@ def test_the_mask_of_all_is_computed_once_a_round(monkeypatch):
 
 
 class Cramped(Vectorised):
-    """A device on which only so many clients fit."""
+    """A device on which only this many clients fit."""
 
     fits = 3
 

@@ -1,4 +1,4 @@
-"""Experiment files: what they come to, and every way to get one wrong."""
+"""Experiment files: the cases and arms that they make, and every way to get one wrong."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def seconds_to_import(clients: int) -> float:
-    """How long the processes of so many clients take on this machine, now, before they do anything."""
+    """How long the processes of this many clients take to start on this machine, at its present load."""
     begin = time.monotonic()
     environment = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", "import safari.flower"]

@@ -91,7 +91,7 @@ def test_variances_that_fall_to_zero_go_no_further(values, feedback):
     def train(model, message, context):
         seen.append(float(model.norm.running_var.min()))
         metrics = train_a_bit(model, message, context)
-        # As of a layer into which nothing comes any more.
+        # As from a layer that gets no input any more.
         model.norm.running_var.copy_(torch.tensor([0.5 * seen[-1]] * 8))
         return metrics
 

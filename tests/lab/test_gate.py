@@ -460,7 +460,7 @@ def test_a_flood_from_many_addresses_does_not_displace_those_who_take_part(tmp_p
             await asyncio.wait(ends[:296], timeout=30)
             try:
                 found += [await asked(*known), await asked(*newcomer)]
-                # Whoever needs less time than it takes to displace all others is served.
+                # A client that needs less time than it takes to displace all others is served.
                 found.append(await asked(*await begin("127.0.0.3")))
             finally:
                 for _, writer in strangers:

@@ -52,7 +52,7 @@ def test_a_private_key_that_others_can_read_is_refused(tmp_path):
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are of POSIX")
 def test_secrets_where_others_can_read_or_write_are_refused(tmp_path):
-    """Whoever knows the secret knows all tokens; whoever can write to the folder can put one of theirs there."""
+    """The secret gives all tokens; anybody who can write to the folder could put their own secret there."""
     open_invitations(tmp_path / "a", 2)
     (tmp_path / "a" / "secret").chmod(0o640)
     with pytest.raises(SafariError, match=r"secret must have mode 600, because it is a secret, got 640"):

@@ -9,7 +9,7 @@ from safari.aggregation.compensation import Compensation, Decision, Round, State
 from safari.aggregation.rules import share
 from safari.bounds import above
 
-# A vote of shares that sum to 1: less than this is rounding, and a tie.
+# Shares sum to 1: a vote below this is rounding error, and counts as a tie.
 _TIE = 1e-9
 
 

@@ -16,7 +16,7 @@ from safari.aggregation.compensation import BlockWeights, Compensation, Decision
 from safari.aggregation.rules import share, shares
 from safari.bounds import above, below, within
 
-# Finite, so that giants among themselves have weights.
+# Finite, so that weights exist even where all arrivals are huge.
 _FARTHEST = 1e300
 
 
@@ -95,7 +95,7 @@ def _apart(round: Round, iterations: int, smoothing: float) -> Tensor:
     apart = scale
     for _ in range(iterations):
         step = models - v if came is None else torch.where(came, models - v, 0.0)
-        # Of a giant the distance is infinite in float32, and its weight next to nothing.
+        # The distance of a huge model is infinite in float32, and its weight next to nothing.
         apart = (torch.linalg.vector_norm(step, dim=1).double() * scale).clamp(smoothing, _FARTHEST)
         a = weights / apart
         a = (a / a.sum()).to(models.dtype) if len(a) else a.to(models.dtype)

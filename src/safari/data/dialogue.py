@@ -98,7 +98,7 @@ class Speaker:
         return float(self.templates @ lengths)
 
     def say(self, sentences: int, rng: np.random.Generator) -> str:
-        """So many sentences."""
+        """This many sentences."""
         chosen = [TEMPLATES[k] for k in _draw(self.templates, sentences, rng)]
         # All words of a class are drawn at once, and used one after the other.
         needed = Counter(part for template in chosen for part in template)

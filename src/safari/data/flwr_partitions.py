@@ -78,7 +78,7 @@ def flwr_pathological(
     shuffle: bool = True,
     shuffle_seed: int = 42,
 ) -> Parts:
-    """Flower's PathologicalPartitioner (flwr-datasets): so many classes for each client."""
+    """Flower's PathologicalPartitioner (flwr-datasets): a fixed number of classes for each client."""
     options = {
         "num_partitions": clients,
         "partition_by": _LABEL,
@@ -152,7 +152,7 @@ def flwr_natural(
 ) -> Parts:
     """Flower's NaturalIdPartitioner, or the grouped one (flwr-datasets): clients by a column of the data.
 
-    With fewer clients than partitions, the first ones are taken. `group_size`: so many owners for a client.
+    With fewer clients than partitions, the first ones are taken. `group_size`: owners for each client.
     """
     if owners is None:
         raise ConfigError(

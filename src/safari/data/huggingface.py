@@ -74,7 +74,7 @@ def hf(
     (columns of numbers, or one of arrays); `label` (classes, numbers, or lists of classes); `owner`: whose
     sample it is, for the partition `natural`. Text without a label is for next-token prediction.
 
-    `size`: pictures are scaled to so many pixels on each side. `normalise`: numbers get mean 0 and standard
+    `size`: pictures are scaled to this many pixels on each side. `normalise`: numbers get mean 0 and standard
     deviation 1 over the training samples, by channel or column. `tokens`, `length`: what a token of text is,
     and how many a sample has; longer text without labels becomes several samples. `join`: rows of one owner
     are one text.

@@ -91,7 +91,7 @@ def padded(ids: Ids, length: int, fill: int = PADDING) -> Ids:
 
 
 def window_count(tokens: int, length: int) -> int:
-    """How many windows `next_token_windows` makes of a text of so many tokens.
+    """How many windows `next_token_windows` makes of a text of this many tokens.
 
     >>> [window_count(n, 4) for n in (0, 1, 2, 5, 6)]
     [0, 0, 1, 1, 2]

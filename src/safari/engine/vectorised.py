@@ -109,13 +109,13 @@ class Vectorised:
         self._training_draws = Draws(world.training_draw, ahead)
         needed = world.pruner.needs_data and world.config.policy.name == "static"
         self._pruning_draws = Draws(world.pruning_draw, ahead if needed else None)
-        # What asks the host in between cannot be replayed.
+        # Work that needs the host in between cannot be replayed.
         self._records_graphs = (
             world.config.engine.graph and world.device.type == "cuda" and self.stack.way == "layers"
         )
         counts = {world.steps(client) for client in range(len(world.parts))}
         self._most_steps = max(counts)
-        # Somebody's own client algorithm may do something else in every step.
+        # A user's own client algorithm may do something else in every step.
         self._step_by_step = len(counts) > 1 and world.config.client.name in CLIENTS
 
     @property
@@ -294,7 +294,7 @@ class Vectorised:
     def _train(
         self, x: Tensor, masks: Tensor, group: Sequence[int], t: int, side: ClientSide | None = None
     ) -> GroupTraining:
-        """The group after its local steps; without `side`, clients of whom nothing is known."""
+        """The group after its local steps; without `side`, clients that have neither state nor label counts."""
         if side is None:
             world = self.world
             state = world.client.init(len(world.parts), world.layout.parameters, world.device)
@@ -378,7 +378,7 @@ class Vectorised:
         draws: RandomState,
         generators: Sequence[torch.Generator],
     ) -> Work:
-        """A round of so many steps, from recordings of single ones."""
+        """A round of this many steps, from recordings of single ones."""
         key, number = (clients, len(inputs.masks)), partial(torch.tensor, dtype=torch.float64)
         if key not in self._recorded_steps:
             begin = partial(ReplayableSteps, self._steps, clients, inputs.described(), draws)

@@ -84,7 +84,7 @@ class Observer(Protocol):
         """A process has begun a unit."""
 
     def at(self, worker: int, unit: Unit, rounds: int, text: str) -> None:
-        """It has done so many of its rounds; `text` says where it is."""
+        """It has done `rounds` of its rounds; `text` says where it is."""
 
     def end(self, worker: int, unit: Unit, problem: str) -> None:
         """It has finished the unit, or failed with a problem."""

@@ -314,15 +314,15 @@ def serve(
 
 
 def limits_for(clients: int) -> Limits:
-    """What the gate carries for so many clients: together with its connections to the SuperLink (100 at most) less than
-    the descriptors that it takes, so that these do not run out."""
+    """The gate's limits with this many clients: with its connections to the SuperLink (100 at most) it holds fewer
+    connections than `_bound_descriptors` allows, so that descriptors do not run out."""
     return Limits(
         silent=128 + 4 * clients, pending=64 + 8 * clients, active=32 + 4 * clients, request_seconds=60.0
     )
 
 
 def _bound_descriptors(wanted: int) -> None:
-    """Room for as many connections and not for more: each takes up to 256 kB before it has shown what it is."""
+    """Allow this many descriptors and no more: a connection takes up to 256 kB before it has shown what it is."""
     if sys.platform != "win32":
         import resource
 

@@ -140,7 +140,7 @@ def silence(
 ) -> Link:
     """As bernoulli, but nothing of the clients `who` (ids from 0) arrives in the rounds start to stop - 1.
 
-    With `every`, the same happens again each so many rounds.
+    With `every`, the same happens again after that many rounds.
     """
     probabilities("p", p)
     at_least("start", start, 0)

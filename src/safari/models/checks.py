@@ -6,7 +6,7 @@ from safari.errors import ConfigError
 
 
 def need_images(name: str, shape: tuple[int, ...], smallest: int) -> None:
-    """ConfigError unless a sample is a picture of at least so many pixels on each side."""
+    """ConfigError unless a sample is a picture with at least `smallest` pixels on each side."""
     if len(shape) != 3 or min(shape[1:]) < smallest:
         size = f"{smallest}x{smallest}"
         hint = "; text is for gru, lstm and transformer, features for mlp" if len(shape) == 1 else ""

@@ -30,7 +30,7 @@ MLFLOW_LONGEST_VALUE = 6000
 MLFLOW_MOST_METRICS = 1000
 MLFLOW_MOST_PARAMS = 100
 # How long MLflow is waited for, unless the user's environment says otherwise: less than a minute a request.
-# Its own values come to 20 minutes, and a server may ask for any time it likes before the next attempt.
+# Its own values add up to 20 minutes, and a server may ask for any time it likes before the next attempt.
 MLFLOW_PATIENCE = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",

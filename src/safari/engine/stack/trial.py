@@ -112,7 +112,7 @@ def picture_format(module: nn.Module, example: Tensor) -> torch.memory_format:
 
 
 def some_clients(module: nn.Module, layout: Layout, clients: int) -> dict[str, Tensor]:
-    """The module's tensors for so many clients, each a little different.
+    """The module's tensors for this many clients, each a little different.
 
     No number is 0 that would hide a mistake (a last layer often begins as 0), and none changes its sign (a
     variance must stay positive).

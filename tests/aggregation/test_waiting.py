@@ -72,7 +72,7 @@ def test_a_bias_that_stayed_0_for_some_is_no_difference_between_masks() -> None:
     assert server.model.tolist() == pytest.approx([2, 0, 0.25])
 
 
-def test_who_was_asked_and_all_came_waits_for_nobody() -> None:
+def test_nothing_waits_when_everybody_who_was_asked_arrived() -> None:
     """Of three clients two are asked, and both come: nobody is missing who could keep a weight."""
     server, _ = sparse_step(start(3, [1.0, 1.0, 1.0]), sent([2.0, 0, 0], [0, 2.0, 0]), cohort=[0, 1])
     assert server.model.tolist() == pytest.approx([1, 1, 0])

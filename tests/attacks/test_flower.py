@@ -178,7 +178,7 @@ def test_all_of_them_with_every_rule(rule, recorded):
 
 
 @pytest.mark.parametrize("rule", RULES_ON_FLOWER)
-def test_finite_giants_end_no_server_with_any_rule(rule):
+def test_huge_finite_updates_stop_no_server_with_any_rule(rule):
     hostile = Hostile()
     grid = Loopback(dict.fromkeys(HONEST, honest) | {HOSTILE: hostile})
     strategy = SafariStrategy(net(), 3, rule, download="dense")

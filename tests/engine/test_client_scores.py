@@ -165,7 +165,7 @@ def test_a_score_function_gets_its_options(tmp_path):
         ({"pruner": "mag", "options": {"power": 2.0}}, "pruning.options: mag has none, got power"),
     ],
 )  # fmt: skip
-def test_wrong_options_of_a_score_function_are_told(tmp_path, pruning, problem):
+def test_wrong_options_of_a_score_function_are_reported(tmp_path, pruning, problem):
     (tmp_path / "mine.py").write_text(PRUNER)
     config = {**TINY, "pruning": {"pruner": f"{tmp_path}/mine.py:shared", **pruning}}
     assert check(safari.parse(config)) == [problem]

@@ -332,7 +332,7 @@ NOTE = (
 )
 
 
-def test_a_slow_way_is_told_once_a_run(here):
+def test_a_slow_way_is_noted_once_a_run(here):
     config = put(BASE, {"rounds": 1, "seeds": 2, "model": {"name": "mine.py:by_loop"}})
     notes = Notes()
     safari.run(config, here / "slow", [notes])
@@ -349,7 +349,7 @@ def test_a_slow_way_is_told_once_a_run(here):
 @pytest.mark.parametrize(
     "change", [{}, {"model": {"name": "mine.py:by_loop"}, "engine": {"name": "reference"}}]
 )
-def test_nothing_is_told_when_there_is_nothing_to_tell(here, change):
+def test_the_fast_way_is_not_noted(here, change):
     notes = Notes()
     safari.run(
         put(BASE, {"rounds": 1}, engine(BASE, "reference") if change else {}, change), here / "run", [notes]

@@ -104,7 +104,7 @@ def test_clients_that_cannot_test_train_on(tmp_path):
     assert 0 < max(sizes(grid, "train")[3]) < 150
 
 
-def test_a_test_says_nothing_impossible(tmp_path):
+def test_impossible_test_results_are_left_out(tmp_path):
     def answer(value):
         app = ClientApp()
         app.train()(sparse(Net)(train_a_bit))

@@ -71,7 +71,7 @@ def test_secrets_of_another_user_are_refused(tmp_path):
         open_invitations(tmp_path, 2)
 
 
-def test_a_damaged_key_of_a_client_is_told_with_its_file(tmp_path):
+def test_a_damaged_key_of_a_client_is_reported_with_its_file(tmp_path):
     invitations = open_invitations(tmp_path, 2)
     (tmp_path / "client-1.pem").write_bytes(b"")
     with pytest.raises(SafariError, match=r"client-1\.pem must be a client's public key") as found:
@@ -80,7 +80,7 @@ def test_a_damaged_key_of_a_client_is_told_with_its_file(tmp_path):
     assert not isinstance(found.value, JoinError)
 
 
-def test_damaged_files_are_told(tmp_path):
+def test_damaged_files_are_reported(tmp_path):
     (tmp_path / "node.key").write_bytes(b"nothing")
     (tmp_path / "node.key").chmod(0o600)
     with pytest.raises(SafariError, match=r"node\.key must be a private key"):

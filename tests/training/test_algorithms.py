@@ -316,7 +316,7 @@ def test_mime_needs_classes_only_with_a_strength() -> None:
     CLIENTS["mime"]().check(regression())
 
 
-def test_mime_keeps_the_moments_of_what_nobody_sent() -> None:
+def test_mime_keeps_the_moments_of_numbers_that_nobody_sent() -> None:
     server = CLIENTS["mime"]().server
     held = server.init(2, 12, torch.device("cpu"))
     _, held = server.apply(held, -torch.ones(12), {}, arrivals([0, 1], lr=0.1))
@@ -335,7 +335,7 @@ def test_a_server_that_does_not_know_the_learning_rate_cannot_follow_mime() -> N
         server.apply(held, torch.ones(12), {}, arrivals([0, 1]))
 
 
-def test_a_giant_step_leaves_the_moments_of_mime_finite() -> None:
+def test_a_huge_step_leaves_the_moments_of_mime_finite() -> None:
     """Squares of what a server without a gate takes may be infinite, and 0 times that would be NaN for good."""
     server = CLIENTS["mime"]().server
     held = server.init(2, 12, CPU)

@@ -35,7 +35,7 @@ from safari.errors import SafariError, one_of
 Vector = Tensor | np.ndarray
 
 # Numbers of this size have squares that are infinite in float32, and are no weights of a model.
-_GIANT = 1e25
+_HUGE = 1e25
 
 
 @dataclass(frozen=True)
@@ -294,12 +294,12 @@ class Server:
         try:
             return *self._next(view), {}
         except NotFiniteError:
-            giants = _giants(view)
-            if giants:
-                server, view, decision, more = self._follow(without(view, giants))
-                return server, view, decision, giants | more
+            huge = _huge(view)
+            if huge:
+                server, view, decision, more = self._follow(without(view, huge))
+                return server, view, decision, huge | more
             largest = max((_largest(t) for t in (self.model, *self.state.values())), default=0.0)
-            if largest < _GIANT:
+            if largest < _HUGE:
                 # Then the rule or a step is at fault.
                 raise
             reason = f"its sum with what the server holds, numbers up to {largest:.0e}, is not finite"
@@ -467,12 +467,12 @@ def _form(thing: object) -> str:
     return describe(thing)
 
 
-def _giants(view: Round) -> dict[int, str]:
+def _huge(view: Round) -> dict[int, str]:
     """Whose numbers are too large to be averaged."""
     found = {}
     for row, client in enumerate(view.arrived_ids):
         sent = [view.models[row], *(rows[row] for rows in view.up.values())]
-        if (largest := max(map(_largest, sent))) >= _GIANT:
+        if (largest := max(map(_largest, sent))) >= _HUGE:
             found[client] = f"its numbers, up to {largest:.0e}, are too large to be averaged"
     return found
 

@@ -157,7 +157,7 @@ def _load(source: str, subset: str, revision: str) -> Any:
     local = path.exists() or source.startswith((".", "/", "~")) or path.suffix in _READERS
     if local and not path.exists():
         raise DataError(f"hf:{source}: no such file or folder: {path}")
-    # Progress bars of theirs would lie across ours.
+    # Its progress bars would overwrite ours.
     library.disable_progress_bars()
     try:
         if local:

@@ -300,7 +300,7 @@ def digest(config: Config) -> str:
     """A hash of the setting: of all that a trial's numbers follow from, except its arm and seed.
 
     What has its default is left out, so that a field that a later version adds changes no name. Feedback
-    counts as what it comes to, and off is its default: results from before it was automatic keep their names.
+    counts by its effective value, and off is its default: results from before it was automatic keep their names.
     """
     defaults = _outright(Config())
     table: dict[str, Any] = {}

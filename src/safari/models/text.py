@@ -20,7 +20,7 @@ PADDING = 0
 
 
 def last_token(hidden: Tensor, x: Tensor) -> Tensor:
-    """Of `[n, length, width]`, what stands at each sample's last token: padding comes after all others.
+    """The rows of `[n, length, width]` at each sample's last token; padding comes after all others.
 
     >>> hidden = torch.arange(6.0).view(2, 3, 1)
     >>> last_token(hidden, torch.tensor([[5, 4, 0], [5, 4, 3]])).flatten()

@@ -23,7 +23,7 @@ from safari.runs import RoundRecord, RunFolder, Trial
 from safari.runs.files import making, write_atomically
 from safari.toml import to_toml
 
-# How many rounds of a trial are sent to MLflow at once: a server answers in milliseconds, not in none.
+# How many rounds of a trial are sent to MLflow at once: a request takes milliseconds.
 ROUNDS_AT_ONCE = 20
 # MLflow refuses longer values, and more numbers or parameters in one call.
 MLFLOW_LONGEST_VALUE = 6000

@@ -1,7 +1,7 @@
 """How coarse the step mode must be for an upload to be at most a given share of the dense model.
 
-Everything here follows from whole numbers that are counted over the update, so that whoever counts them, on
-whatever device, comes to the same rounding.
+Everything here follows from whole numbers that are counted over the update, so that every device
+that counts them arrives at the same rounding.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def choose_rounding(pairs: Ints, room: float) -> Rounding:
     for option in usable:
         if steps_bits(_rounded(pairs, option), agree) <= room:
             return option
-    # Out of reach: what loses more than the signs is not worth the bytes it saves.
+    # What loses more than the signs is not worth the bytes that it saves.
     return next((option for option in usable if option.beyond == option.yields == 0), usable[-1])
 
 

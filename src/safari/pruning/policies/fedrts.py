@@ -1,6 +1,6 @@
 """FedRTS: federated robust pruning by Thompson sampling (NeurIPS 2025): a memory of individual votes.
 
-Every weight i has a belief Beta(α_i, β_i) that it belongs into the mask. In every round, of the kept weights,
+Every weight i has a belief Beta(α_i, β_i) that it belongs in the mask. In every round, of the kept weights,
 an outcome
 
     X_i = (1 - γ) · [i among the κ largest of the mean] + γ · Σ_c p_c · [i among the κ largest of client c]
@@ -58,7 +58,7 @@ def fedrts(
         shares = (shares / shares.sum()).to(arrivals.model)
         moved = moved_counts(pace, state["mask"], arrivals.layout, t, arrivals.rounds)
         outcome = _outcome(state["mask"], arrivals, shares, moved, gamma)
-        # Without votes nothing is learned of what is cut.
+        # Without votes nothing is learned about weights that are cut.
         seen = arrivals.layout.prunable.to(outcome.device)
         seen = seen & state["mask"] if arrivals.votes is None else seen
         return {

@@ -71,7 +71,7 @@ def layer_counts(mask: Tensor, layout: Layout) -> list[int]:
 
 
 def targets(budget: Budget, counts: Sequence[int]) -> list[int]:
-    """What each layer may keep in this round: as the budget says; with one ranking, in proportion to now."""
+    """What each layer may keep in this round: as the budget says; with one ranking, in proportion to `counts`."""
     if budget.layers is not None:
         return list(budget.layers)
     if sum(counts) <= budget.total:

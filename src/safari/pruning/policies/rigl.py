@@ -47,7 +47,7 @@ def by_gradient(name: str, pace: Pace, breadth: float, *, beta: float, stand_ins
         return {**state, "gradient": gradient, "reported": torch.full((1,), arrivals.number)}
 
     def scores(state: State, round: MaskRound) -> Tensor | None:
-        # Only what was reported in the round before: of an older model the gradient is another.
+        # Only what was reported in the round before: the gradient of an older model is a different one.
         return state["gradient"].abs() if int(state["reported"]) == round.number - 1 else None
 
     return regrowing(name, pace, scores, init=init, learn=learn, breadth=breadth)

@@ -136,7 +136,7 @@ def test_the_models_norm_is_the_bound_until_three_clients_were_heard() -> None:
 
 
 def test_one_hostile_client_that_always_arrives_does_not_move_the_median() -> None:
-    """Four honest ones were heard once each; the fifth sends giants, a hundred times."""
+    """Four honest ones were heard once each; the fifth sends huge updates, a hundred times."""
     server, _ = start().step(honest(start(), [0, 1, 2, 3]))
     for _ in range(100):
         before = server

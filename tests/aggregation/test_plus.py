@@ -99,7 +99,7 @@ def test_the_right_group_stands_in() -> None:
 
 
 def test_a_group_with_opposite_updates_gets_no_stand_in() -> None:
-    """One friend would push the model away from the silent group; the rule lets it stay instead."""
+    """A single stand-in would push the model away from the silent group; the rule lets it stay instead."""
     clients = Clients()
     server, names = play([[0, 1, 2, 3]] * 4, clients, memory=False)
     x = server.model
@@ -136,7 +136,7 @@ def test_all_stand_in_for_a_client_that_was_never_heard(arrivals: list[list[int]
 @pytest.mark.parametrize(
     ("own", "options", "expected"),
     [
-        # All alike, and half of it noise: a close friend arrived, and 1's own memory stays out.
+        # All alike, and half of it noise: a similar client arrived, and 1's own memory is not used.
         (0.0, {}, [0.5, 0.0, 0.5]),
         # It has a third of the guess where updates count as calm.
         (0.0, {"calm": 0.4}, [0.44, 0.11, 0.44]),
@@ -150,7 +150,7 @@ def test_all_stand_in_for_a_client_that_was_never_heard(arrivals: list[list[int]
 def test_memory_stands_in_where_no_similar_client_has_arrived(
     own: float, options: dict[str, float], expected: list[float]
 ) -> None:
-    """0 always comes, 1 and 2 in turn; who speaks for the missing one?"""
+    """0 always comes, 1 and 2 in turn; who stands in for the missing one?"""
     draw = torch.Generator().manual_seed(1)
     pull, *apart = torch.randn(4, 8 * SIZE, generator=draw)
     server = Server.start(torch.ones(8 * SIZE), 3, RULES["safari+"](**options))
@@ -223,7 +223,7 @@ def test_a_shift_counts_as_far_as_it_is_beyond_doubt() -> None:
 
 
 def test_updates_count_as_steady_before_any_client_was_heard_twice() -> None:
-    """0 comes for the first time and is like all who are missing now: their own memory speaks, too."""
+    """0 comes for the first time and is like all who are missing now: their own memory is used as well."""
     clients = Clients()
     clients.pulls = clients.pulls[:1] * 4
     server, _ = play([[1, 2, 3]], clients)
@@ -278,7 +278,7 @@ def test_a_weight_that_all_cut_is_cut_whatever_is_remembered(option: str, on: bo
 
 
 def test_a_crowd_is_served_by_the_most_alike() -> None:
-    """Of sixty clients in two groups no more than 32 speak for one, and all of them are of its group."""
+    """Of sixty clients in two groups at most 32 stand in for one, and all of them are of its group."""
     draw = torch.Generator().manual_seed(0)
     pull = torch.randn(SIZE, generator=draw)
     server = Server.start(torch.ones(SIZE), 60, RULES["safari+"](memory=False))

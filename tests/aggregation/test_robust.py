@@ -43,7 +43,7 @@ def hostile(form: str, giant: float) -> Tensor:
     return giant * torch.ones(SIZE).cumprod(0) * torch.tensor([1.0, -1.0]).repeat(SIZE // 2)
 
 
-# Who arrives in each round; the hostile ones send giants.
+# Who arrives in each round; the hostile ones send huge updates.
 STORIES = {
     "first": ([0], [[0, 1, 2, 3], [1, 2], [0, 1, 2, 3, 4, 5], [3], []]),
     "later": ([2, 5], [[0, 1, 3, 4], [0, 1, 2, 3], [2], [2, 5], [0, 1, 4], [0, 3, 5], []]),
@@ -55,7 +55,7 @@ STORIES = {
 @pytest.mark.parametrize("giant", GIANTS)
 @pytest.mark.parametrize("rule", RULES)
 def test_no_finite_update_stops_a_server(rule: str, giant: float) -> None:
-    """Whatever the gate, the story, and where the giant is: no error, and a model that is finite."""
+    """With any gate, order of arrivals and place of the huge numbers: no error, and a finite model."""
     for gate in ("off", "norm"):
         for enemies, rounds in STORIES.values():
             for form in ("all", "one", "buffer", "signs"):

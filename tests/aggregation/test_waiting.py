@@ -29,10 +29,10 @@ def sent(*models: list[float]) -> dict[int, Tensor]:
 
 def test_a_cut_waits_for_those_who_were_never_heard() -> None:
     server = start(3, [1.0, 1.0, 1.0, 1.0])
-    # 0 and 1 keep one weight each, and speak for 2 in equal shares: weights 2 and 3 would be cut.
+    # 0 and 1 keep one weight each, and stand in for 2 in equal shares: weights 2 and 3 would be cut.
     server, _ = sparse_step(server, sent([2.0, 0, 0, 0], [0, 4.0, 0, 0]))
     assert server.model.tolist() == pytest.approx([1, 2, 1, 1])
-    # 2 comes, keeps weight 2, and speaks for the others with their memory. Weight 3 was kept by nobody.
+    # 2 comes, keeps weight 2, and stands in for the others with their memory. Weight 3 was kept by nobody.
     server, _ = sparse_step(server, sent([], [], [0, 0, 3.0, 0]))
     assert server.model[3] == 0
     assert server.model[2] > 0

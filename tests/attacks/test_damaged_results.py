@@ -1,4 +1,4 @@
-"""Damaged results of `safari reproduce`: read, told in words, never a traceback."""
+"""Damaged results of `safari reproduce` are read or reported in words, never with a traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`safari net`: what is wrong is told before any process starts. The rest: tests/net/test_namespaces.py."""
+"""`safari net`: mistakes are reported before any process starts. The rest: tests/net/test_namespaces.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When kernels are compiled, and that the user is told before it happens."""
+"""When kernels are compiled, and that this is announced before it happens."""
 
 from __future__ import annotations
 

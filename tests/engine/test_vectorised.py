@@ -312,7 +312,7 @@ def test_data_stay_on_the_host_when_they_would_fill_half_of_the_device(
     assert went == ([] if stays else [torch.device("cuda")])
 
 
-# What the user is told
+# Notes to the user
 
 
 class Notes:

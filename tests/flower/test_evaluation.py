@@ -120,5 +120,5 @@ def test_impossible_test_results_are_left_out(tmp_path):
     result = SafariStrategy(net(), 3, evaluate=True, run=tmp_path).start(
         Loopback(apps), num_rounds=1, timeout=0.1
     )
-    # One of three reports something possible: no mean that speaks for all.
+    # One of three reports something possible: so its mean would not stand for all.
     assert dict(result.evaluate_metrics_clientapp[1]) == {}

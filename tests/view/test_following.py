@@ -1,4 +1,4 @@
-"""Files that somebody else is writing: half lines, nonsense, cuts; and what the page is told of them."""
+"""Files that somebody else is writing: half lines, nonsense, cuts; and what the page is sent about them."""
 
 from __future__ import annotations
 

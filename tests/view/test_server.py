@@ -1,4 +1,4 @@
-"""The server: who is let in, what is served, what is told; with real sockets."""
+"""The server: who is let in, what is served, what is reported; with real sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments of the wrong kind are told in words, and a torch module finds its way to bytes."""
+"""Arguments of the wrong kind are refused with a reason, and a torch module can be encoded."""
 
 from __future__ import annotations
 

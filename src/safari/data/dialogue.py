@@ -109,23 +109,6 @@ class Speaker:
             said.append("".join(pieces)[1:] + " ")
         return "".join(said)
 
-    def log_probability(self, text: str) -> float:
-        """The logarithm of the probability of whole sentences, as `say` makes them."""
-        found = 0.0
-        places = {word: (c, k) for c, words in WORDS.items() for k, word in enumerate(words)}
-        rest = text
-        while rest:
-            end = min(rest.index(mark) for mark in ".!?" if mark in rest) + 1
-            pieces = rest[:end].replace(",", " ,").replace(rest[end - 1], f" {rest[end - 1]}").split()
-            classes = tuple(places[piece][0] if piece in places else piece for piece in pieces)
-            found += math.log(self.templates[TEMPLATES.index(classes)])
-            for piece in pieces:
-                if piece in places:
-                    kind, number = places[piece]
-                    found += math.log(self.words[kind][number])
-            rest = rest[end + 1 :]
-        return found
-
 
 def make_speakers(count: int, dialects: int, apart: float, own: float, seed: int) -> list[Speaker]:
     """Speakers in dialects, one after the other: speaker s has dialect s mod `dialects`.

@@ -96,8 +96,8 @@ def contestant(link: Connection, setting: str, name: str, precision: str, thread
 
 
 def measure(setting: str, threads: int, blocks: int, patience: float) -> list[dict[str, Any]]:
-    """Blocks in turns, until each contestant has so many undisturbed ones; when patience (seconds) ends
-    before, so many in all."""
+    """Blocks in turns, until each contestant has `blocks` undisturbed ones; when patience (seconds) ends
+    before that, `blocks` in all."""
     rows = [(name, precision) for name, precision in SETTINGS[setting][2]]
     context, links, processes = mp.get_context("spawn"), [], []
     for name, precision in rows:

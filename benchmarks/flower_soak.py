@@ -439,7 +439,7 @@ class FaultInjector:
             return
         part.kill()
         if part is self.broker:
-            # Its messages are lost, so the server could reach nobody.
+            # Its messages are lost, so the server could not reach any client.
             self.server.kill()
 
 

@@ -60,7 +60,7 @@ _TUNSETIFF, _IFF_TUN, _IFF_NO_PI, _CLONE_NEWNET = 0x400454CA, 0x0001, 0x1000, 0x
 
 
 def sessions(count: int) -> list[Session]:
-    """The same on both sides, in the place of a control channel."""
+    """The same on both sides, instead of a control channel."""
     return [
         Session.fresh(Identity(str(i), 0, bytes(8)), np.random.default_rng([7, i]).bytes)
         for i in range(count)

@@ -131,7 +131,7 @@ def _between(work: Callable[[], object]) -> float:
 
 
 class Bench:
-    """One layer for so many clients: the same pass in several ways, on the same numbers."""
+    """One layer for this many clients: the same pass in several ways, on the same numbers."""
 
     def __init__(self, layer: Layer, clients: int, batch: int, device: str):
         # Triton's interpreter multiplies in float32 alone.

@@ -252,7 +252,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("recordings", nargs="?", type=Path, help="folder of .npz recordings, or one file")
-    parser.add_argument("--repeat", type=int, default=30, help="timings take the best of so many")
+    parser.add_argument("--repeat", type=int, default=30, help="how many timings to take the best of")
     parser.add_argument("--rounds", type=int, default=40, help="rounds of training behind a stand-in")
     parser.add_argument("--fuzz", type=int, default=0, help="damaged frames and packets to decode as well")
     parser.add_argument("--json", type=Path, help="where to write everything as JSON")

@@ -35,7 +35,7 @@ def test_it_can_be_quiet_and_without_a_page(tmp_path, capsys):
     assert not (tmp_path / "run/report.html").exists()
 
 
-def test_notes_are_told(tmp_path, capsys):
+def test_notes_reach_the_watchers(tmp_path, capsys):
     wild = {**TINY["local"], "lr": 1e30}
     safari.run({**TINY, "local": wild, "uplink": {"name": "perfect"}}, tmp_path / "run")
     assert "updates were refused (client 0: " in capsys.readouterr().err

@@ -496,7 +496,7 @@ def test_a_long_value_is_cut_in_every_message(value):
             assert "\n" not in problem
 
 
-def test_dates_are_told_wherever_they_are():
+def test_dates_are_reported_wherever_they_are():
     """TOML has them; no field, no option and no record can hold one."""
     table = tomllib.loads(
         'rounds = 2020-01-01\narms = ["drop", {rule = "safari", when = 10:00:00}]\n[model]\nname = "mlp"\n'

@@ -1,4 +1,4 @@
-"""The house plan, held: imports point downwards, and wire and net know nothing of torch."""
+"""The layers of the package: imports point downwards, and wire and net never import torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "safari"
 
-# Upper rooms use lower ones. Rooms on one line may use each other, but not in a circle.
+# Upper parts (subpackages and top-level modules) import lower ones. Parts on one line may import each other, but not in
+# a cycle.
 LEVELS = (
     ("__main__", "cli"),
     ("api", "lab"),
@@ -20,6 +21,7 @@ LEVELS = (
     ("aggregation", "sampling", "training", "links", "data", "runs", "report", "net"),
     ("pruning", "tasks", "models", "wire"),
     (
+        "bounds",
         "config",
         "modes",
         "text",
@@ -35,15 +37,15 @@ LEVELS = (
         "version",
     ),
 )
-LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
+LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 WITHOUT_TORCH = ("wire", "net")
-# Rooms on one line that know nothing of each other: what both need lies below.
+# Parts on one line that do not import each other: what both need lies below.
 APART = (("engine", "flower"), ("view", "flower"))
 
 Modules = Mapping[str, set[str]]
 
 
-def room(module: str) -> str:
+def part_of(module: str) -> str:
     """'safari.engine.world' -> 'engine'; the package itself -> ''."""
     return module.split(".")[1] if "." in module else ""
 
@@ -96,13 +98,13 @@ def inner(modules: Modules) -> dict[str, set[str]]:
 def wrong_directions(modules: Modules) -> Iterator[str]:
     """A line for each import that points upwards, into cli, or at the package itself."""
     for module, found in inner(modules).items():
-        here = room(module)
+        here = part_of(module)
         if here and here not in LEVEL:
-            yield f"{module}: no room is called {here!r}; give it a place in LEVELS"
+            yield f"{module}: LEVELS has no place for {here!r}"
             continue
         # The package itself is named by every `from safari.x import y`: only what it offers counts.
         for other in sorted(found):
-            there = room(other)
+            there = part_of(other)
             if there == "cli" and here not in LEVELS[0]:
                 yield f"{module} imports {other}: nothing imports cli"
             elif here and there and there in LEVEL and LEVEL[there] < LEVEL[here]:
@@ -110,7 +112,7 @@ def wrong_directions(modules: Modules) -> Iterator[str]:
             elif any({here, there} == set(pair) for pair in APART):
                 yield f"{module} imports {other}: {here} and {there} are apart"
         if here not in ("", *LEVELS[0]) and _from_the_top(modules, module):
-            yield f"{module} imports from safari itself: name the room"
+            yield f"{module} imports from safari itself: name the subpackage"
 
 
 def _from_the_top(modules: Modules, module: str) -> bool:
@@ -121,26 +123,26 @@ def _from_the_top(modules: Modules, module: str) -> bool:
     )
 
 
-def circles(modules: Modules) -> Iterator[str]:
-    """Rooms that need each other."""
+def cycles(modules: Modules) -> Iterator[str]:
+    """Parts that import each other, directly or through others."""
     needs: dict[str, set[str]] = {}
     for module, found in inner(modules).items():
-        rooms = {room(other) for other in found} - {"", room(module)}
-        needs.setdefault(room(module), set()).update(rooms)
+        others = {part_of(other) for other in found} - {"", part_of(module)}
+        needs.setdefault(part_of(module), set()).update(others)
     for start in sorted(needs):
         reached = _closure(needs, needs[start])
         if start and start in reached:
             yield f"{start} needs itself through {', '.join(sorted(needs[start]))}"
 
 
-def with_torch(modules: Modules, rooms: Iterable[str] = WITHOUT_TORCH) -> Iterator[str]:
-    """Modules of these rooms that import torch themselves or through others of the package.
+def with_torch(modules: Modules, parts: Iterable[str] = WITHOUT_TORCH) -> Iterator[str]:
+    """Modules of these parts that import torch themselves or through others of the package.
 
     safari/__init__.py is left out: it is run whenever any part is imported, and it offers everything.
     """
     needs = {m: found - {"safari"} for m, found in inner(modules).items()}
     for module in sorted(modules):
-        if room(module) not in rooms:
+        if part_of(module) not in parts:
             continue
         for reached in sorted(_closure(needs, {module})):
             if any(i.split(".")[0] == "torch" for i in modules[reached]):
@@ -159,34 +161,34 @@ def _closure(needs: Mapping[str, set[str]], start: Iterable[str]) -> set[str]:
     return reached
 
 
-# --- the house
+# --- the package as it is
 
 
 @pytest.fixture(scope="module")
-def house() -> dict[str, set[str]]:
+def tree() -> dict[str, set[str]]:
     return read(SOURCE)
 
 
-def test_the_walk_sees_the_house(house: Modules) -> None:
-    assert "safari.pruning.masks" in house
-    assert "safari.models" in inner(house)["safari.pruning.masks"]
-    assert "torch" in house["safari.pruning.masks"]
-    assert len(house) == len(list(SOURCE.rglob("*.py")))
+def test_every_module_is_read(tree: Modules) -> None:
+    assert "safari.pruning.masks" in tree
+    assert "safari.models" in inner(tree)["safari.pruning.masks"]
+    assert "torch" in tree["safari.pruning.masks"]
+    assert len(tree) == len(list(SOURCE.rglob("*.py")))
 
 
-def test_imports_point_one_way(house: Modules) -> None:
-    assert list(wrong_directions(house)) == []
+def test_imports_point_one_way(tree: Modules) -> None:
+    assert list(wrong_directions(tree)) == []
 
 
-def test_no_rooms_need_each_other(house: Modules) -> None:
-    assert list(circles(house)) == []
+def test_no_parts_import_each_other(tree: Modules) -> None:
+    assert list(cycles(tree)) == []
 
 
-def test_wire_and_net_know_nothing_of_torch(house: Modules) -> None:
-    assert list(with_torch(house)) == []
+def test_wire_and_net_never_import_torch(tree: Modules) -> None:
+    assert list(with_torch(tree)) == []
 
 
-# --- the checker itself, on houses that are wrong
+# --- the checker itself, on small packages that break the rules
 
 
 def build(folder: Path, **files: str) -> dict[str, set[str]]:
@@ -236,20 +238,23 @@ def build(folder: Path, **files: str) -> dict[str, set[str]]:
             {"engine__run": "def late():\n    from safari import flower", "flower__strategy": ""},
             "safari.engine.run imports safari.flower: engine and flower are apart",
         ),
-        ({"attic__box": ""}, "safari.attic.box: no room is called 'attic'; give it a place in LEVELS"),
+        ({"attic__box": ""}, "safari.attic.box: LEVELS has no place for 'attic'"),
         (
             {"engine__run": "from safari import prune"},
-            "safari.engine.run imports from safari itself: name the room",
+            "safari.engine.run imports from safari itself: name the subpackage",
         ),
-        ({"engine__run": "import safari"}, "safari.engine.run imports from safari itself: name the room"),
+        (
+            {"engine__run": "import safari"},
+            "safari.engine.run imports from safari itself: name the subpackage",
+        ),
     ],
 )
-def test_a_wrong_direction_is_seen(tmp_path: Path, files: dict[str, str], problem: str) -> None:
+def test_a_wrong_direction_is_found(tmp_path: Path, files: dict[str, str], problem: str) -> None:
     assert problem in list(wrong_directions(build(tmp_path, **files)))
 
 
-def test_right_directions_are_left_alone(tmp_path: Path) -> None:
-    house = build(
+def test_right_directions_are_accepted(tmp_path: Path) -> None:
+    tree = build(
         tmp_path,
         __main__="from safari.cli.run import main",
         cli__run="from safari.engine.loop import go\nimport safari\ndef main(): ...",
@@ -260,35 +265,35 @@ def test_right_directions_are_left_alone(tmp_path: Path) -> None:
         errors="class SafariError(Exception): ...",
         config="from safari.errors import SafariError",
     )
-    assert list(wrong_directions(house)) == []
-    assert list(circles(house)) == []
-    assert list(with_torch(house)) == []
+    assert list(wrong_directions(tree)) == []
+    assert list(cycles(tree)) == []
+    assert list(with_torch(tree)) == []
 
 
-def test_even_the_package_itself_does_not_import_cli(tmp_path: Path) -> None:
-    house = build(tmp_path, cli__run="")
+def test_the_package_itself_may_not_import_cli(tmp_path: Path) -> None:
+    tree = build(tmp_path, cli__run="")
     (tmp_path / "safari" / "__init__.py").write_text("from safari.cli import run")
-    house = read(tmp_path / "safari")
-    assert "safari imports safari.cli: nothing imports cli" in list(wrong_directions(house))
+    tree = read(tmp_path / "safari")
+    assert "safari imports safari.cli: nothing imports cli" in list(wrong_directions(tree))
 
 
-def test_a_circle_of_rooms_is_seen(tmp_path: Path) -> None:
-    house = build(
+def test_a_cycle_is_found(tmp_path: Path) -> None:
+    tree = build(
         tmp_path,
         models__a="import safari.pruning.b",
         pruning__b="import safari.wire.c",
         wire__c="import safari.models.a",
     )
-    assert list(wrong_directions(house)) == []
-    assert list(circles(house)) == [
+    assert list(wrong_directions(tree)) == []
+    assert list(cycles(tree)) == [
         "models needs itself through pruning",
         "pruning needs itself through wire",
         "wire needs itself through models",
     ]
 
 
-def test_torch_is_seen_through_others(tmp_path: Path) -> None:
-    house = build(
+def test_indirect_imports_of_torch_are_found(tmp_path: Path) -> None:
+    tree = build(
         tmp_path,
         wire__frame="from safari.errors import SafariError",
         wire__direct="def late():\n    from torch.nn import functional",
@@ -297,14 +302,14 @@ def test_torch_is_seen_through_others(tmp_path: Path) -> None:
         seeds="import torch",
         errors="class SafariError(Exception): ...",
     )
-    assert list(with_torch(house)) == [
+    assert list(with_torch(tree)) == [
         "safari.net.peer needs torch through safari.seeds",
         "safari.wire.direct needs torch through safari.wire.direct",
     ]
 
 
-def test_torch_in_the_face_of_a_room_is_seen_in_all_its_files(tmp_path: Path) -> None:
-    house = build(tmp_path, wire__frame="")
+def test_torch_in_an_init_counts_for_all_modules_of_its_subpackage(tmp_path: Path) -> None:
+    tree = build(tmp_path, wire__frame="")
     (tmp_path / "safari" / "wire" / "__init__.py").write_text("import torch")
-    house = read(tmp_path / "safari")
-    assert "safari.wire.frame needs torch through safari.wire" in list(with_torch(house))
+    tree = read(tmp_path / "safari")
+    assert "safari.wire.frame needs torch through safari.wire" in list(with_torch(tree))

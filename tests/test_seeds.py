@@ -1,4 +1,4 @@
-"""Randomness is a function of the seed and of what it is for, and of nothing else."""
+"""Randomness depends on the seed and on its purpose, and on nothing else."""
 
 from __future__ import annotations
 

@@ -240,5 +240,5 @@ def test_one_phase_alone_has_a_wobble_and_no_alternation() -> None:
 
 
 @pytest.mark.parametrize("rounds", [[], [5], [5, 6], [5, 6, 7], [10, 20], [6, 6, 6, 6]])
-def test_too_few_evaluations_say_nothing(rounds: list[int]) -> None:
+def test_too_few_evaluations_give_no_number(rounds: list[int]) -> None:
     assert steadiness(rounds, [0.5] * len(rounds)) is None

@@ -49,8 +49,8 @@ def test_nothing_that_counts_imports_what_does_not() -> None:
     assert version.code_version() == version.digest_of(here)
     for path in here.rglob("*.py"):
         parts = path.relative_to(here).parts
-        # The package's face and the command only offer what others do.
+        # The package's `__init__` and the command only offer what others do.
         if parts[0] in (*version._WITHOUT_NUMBERS, "__init__.py", "__main__.py"):
             continue
         named = re.findall(r"^\s*(?:from|import) safari\.(\w+)", path.read_text("utf-8"), re.MULTILINE)
-        assert [room for room in named if room in version._WITHOUT_NUMBERS] == [], path
+        assert [part for part in named if part in version._WITHOUT_NUMBERS] == [], path

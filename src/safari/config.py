@@ -104,7 +104,7 @@ class Local:
     epochs: float = _f(0.0, "passes over the client's own data instead of `steps`; 0: use `steps`", least=0.0)
     batch: int = _f(32, "samples in a step", least=1)
     optimiser: str = _f("adam", "adam (lr) or sgd (lr/τ, as in the paper)", choices=("adam", "sgd"))
-    # Far beyond, it is 0 or infinite in float32, and a run trains nothing without a word.
+    # Far beyond, it is 0 or infinite in float32, and a run would silently train nothing.
     lr: float = _f(0.001, "learning rate η", least=_LEAST_LR, most=1e30)
     schedule: str = _f(
         "constant",
@@ -184,9 +184,9 @@ class Wire:
     bits: int = _f(4, "bits of a number with qsgd", least=2, most=8)
     adapt: str = _f(
         "none",
-        "levels of qsgd from round to round: none: always those of `bits`; loss: AdaQuantFL, so many times more as the "
-        "root of the training loss has fallen since the first round, by what the server has heard of it; in the "
-        "simulator only",
+        "levels of qsgd from round to round: none: always those of `bits`; loss: AdaQuantFL, their number grows by "
+        "the factor by which the root of the training loss, as the server has heard it, has fallen since round 1; "
+        "in the simulator only",
         choices=("none", "loss"),
     )
     step: float = _f(1.0, "one step of the mode step, in units of the difference's rms", above=0.0)
@@ -259,7 +259,9 @@ class Evaluation:
         least=0.0,
         below=1.0,
     )
-    last: int = _f(20, "final accuracy is the mean over the evaluations of so many last rounds", least=1)
+    last: int = _f(
+        20, "how many of the last rounds give the final accuracy, as the mean of their evaluations", least=1
+    )
     last_every: int = _f(
         0,
         "rounds between two evaluations within those last rounds: a long run can be tested rarely and still end "
@@ -635,7 +637,7 @@ def _read(cls: type, table: Mapping[str, Any], prefix: str, problems: list[str])
 
 
 def _meant(path: str, value: object, hint: Any) -> str:
-    """What a value in the place of a table was probably meant for, where the table has a name."""
+    """What a value that stands where a table should was probably meant for, where the table has a name."""
     if hint is not Plug and "name" not in {f.name for f in dataclasses.fields(hint)}:
         return ""
     if isinstance(value, str):

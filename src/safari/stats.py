@@ -17,7 +17,7 @@ import numpy as np
 
 Alternative = Literal["two-sided", "greater", "less"]
 
-# Up to so many numbers all patterns of signs are enumerated; beyond, so many are drawn.
+# Up to the first number of differences all patterns of signs are enumerated; beyond it, the second number are drawn.
 _EXACT_UP_TO = 16
 _DRAWS = 1 << 16
 _ROUNDING = 1e-12

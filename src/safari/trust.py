@@ -178,7 +178,7 @@ class Store:
         return Store(dict(list(files.items())[-MOST_FILES:]))
 
     def write(self) -> None:
-        """Put it in the place of the old one, whole, readable by the user alone."""
+        """Replace the old file with it atomically, readable by the user alone."""
         path = store_path()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)

@@ -1,4 +1,4 @@
-"""Three models and a server for three clients, shared by the tests of this room."""
+"""Three models and a server for three clients, shared by the tests of this folder."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def beside(
 
 @pytest.mark.parametrize("giant", [1e6, -1e11, 3e38])
 @pytest.mark.parametrize("algorithm", BESIDE)
-def test_giants_beside_a_model_are_refused(algorithm: str, giant: float) -> None:
+def test_huge_vectors_beside_a_model_are_refused(algorithm: str, giant: float) -> None:
     server, outcomes = beside(algorithm, 6, giant)
     refused = [outcome.refused[4] for outcome in outcomes if 4 in outcome.refused]
     name = BESIDE[algorithm][0]
@@ -71,13 +71,15 @@ def test_vectors_of_honest_clients_pass_bit_for_bit(algorithm: str) -> None:
 
 @pytest.mark.parametrize("giant", [1e30, 3e38])
 @pytest.mark.parametrize("algorithm", BESIDE)
-def test_without_a_gate_giants_beside_a_model_end_no_server(algorithm: str, giant: float) -> None:
+def test_huge_vectors_beside_a_model_do_not_stop_a_server_without_a_gate(
+    algorithm: str, giant: float
+) -> None:
     server, _ = beside(algorithm, 6, giant, "off")
     assert bool(torch.isfinite(server.model).all())
 
 
 @pytest.mark.parametrize("steps", [0.0, -5.0])
-def test_a_client_that_says_it_made_no_step(steps: float) -> None:
+def test_a_client_that_claims_to_have_made_no_step(steps: float) -> None:
     server = start("fednova")
     server, _ = server.step_stacked([4], torch.full((1, SIZE), 1.5), up={"steps": torch.tensor([[steps]])})
     assert server.model.tolist() == [1.5] * SIZE

@@ -147,7 +147,7 @@ def many_clients(t: int, clients: int, size: int, parameters: int) -> tuple[Tens
     packet = (torch.arange(size) + torch.randint(0, 40, (clients, 1), generator=generator)) // 40
     lost = torch.rand(clients, size // 40 + 2, generator=generator) < 0.3
     came = ~lost.gather(1, packet)
-    # Of the first nothing comes, and the last range comes of nobody.
+    # Nothing comes from the first, and the last range comes from nobody.
     came[0], came[:, -20:] = False, False
     return models, masks, came
 
@@ -285,7 +285,7 @@ def test_by_hand():
     assert outcome.arrived == (0, 1, 2)
 
 
-def test_a_block_that_came_of_nobody_stays():
+def test_a_block_that_nobody_sent_stays():
     server = Server.start(torch.tensor([5.0, 5.0]), 2, "safari")
     came = torch.tensor([True, False])
     server, _ = server.step({0: torch.ones(2), 1: torch.ones(2)}, came={0: came, 1: came})
@@ -346,7 +346,7 @@ def test_common_distances_come_near_the_true_ones():
     assert float(found[:4, :4].max()) < float(found[:4, 4:].min())
 
 
-def test_pairs_without_anything_in_common_teach_nothing():
+def test_pairs_without_common_coordinates_leave_the_similarity_unchanged():
     came = torch.tensor([[True, False], [False, True], [True, True]])
     models = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
     assert common_distances(models, torch.zeros(2), came).isnan().tolist() == [

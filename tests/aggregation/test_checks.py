@@ -95,7 +95,7 @@ WRONG: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("answer", "text"), WRONG)
-def test_a_wrong_answer_of_a_rule_is_told(answer: Any, text: str) -> None:
+def test_a_wrong_return_value_of_a_rule_is_reported(answer: Any, text: str) -> None:
     with pytest.raises(ConfigError) as error:
         step(lambda round: answer)
     assert str(error.value) == f"the rule: {text}"

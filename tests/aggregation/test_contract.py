@@ -264,7 +264,7 @@ def test_renaming_clients_renames_the_result(name: str, play: Any, data: st.Data
 @settings(max_examples=60)
 @given(data=st.data())
 def test_a_weight_that_everybody_cut_becomes_exactly_zero(name: str, data: st.DataObject) -> None:
-    """Whatever the client weights and whoever arrived, no crumb of the old model is left."""
+    """Whatever the client weights and whoever arrived, nothing of the old model is left."""
     clients = data.draw(st.integers(1, 30))
     weights = data.draw(st.lists(st.floats(1e-6, 1e6), min_size=clients, max_size=clients))
     arrivals = st.sets(st.integers(0, clients - 1), min_size=1)

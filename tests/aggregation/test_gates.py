@@ -122,12 +122,12 @@ def test_the_model_itself_is_a_floor() -> None:
     assert not bounded([1e-3] * 5, 5.1, x=50, floor=0.001)
 
 
-def test_updates_of_0_say_nothing() -> None:
+def test_updates_of_0_are_left_out_of_the_median() -> None:
     assert bounded([0, 0, 0, 0, 1, 1], 99)
     assert not bounded([0, 0, 0, 0, 1, 1], 101)
 
 
-def test_until_three_were_heard_the_model_is_the_measure() -> None:
+def test_the_models_norm_is_the_bound_until_three_clients_were_heard() -> None:
     assert bounded([], 0.9e6)
     assert not bounded([], 1.1e6)
     assert not bounded([], 1e19, x=3.0)
@@ -136,7 +136,7 @@ def test_until_three_were_heard_the_model_is_the_measure() -> None:
 
 
 def test_one_hostile_client_that_always_arrives_does_not_move_the_median() -> None:
-    """Four honest ones were heard once each; the fifth sends giants, a hundred times."""
+    """Four honest ones were heard once each; the fifth sends huge updates, a hundred times."""
     server, _ = start().step(honest(start(), [0, 1, 2, 3]))
     for _ in range(100):
         before = server
@@ -219,7 +219,7 @@ def test_buffers_are_clipped_apart_from_parameters() -> None:
 
 
 @pytest.mark.parametrize("giant", [1e19, 1e38, -3.4e38])
-def test_giants_are_clipped_to_what_is_usual(giant: float) -> None:
+def test_huge_updates_are_clipped_to_the_usual_norm(giant: float) -> None:
     gate = GATES["norm"](factor=2, action="clip", floor=0)
     server = Server.start(vector(1, 1), 4, "drop", gate=gate)
     sent = {0: vector(2, 1), 1: vector(1, 2), 2: vector(0, 1), 3: vector(giant, giant)}
@@ -291,7 +291,7 @@ def test_what_is_no_gate(gate: Any, text: str) -> None:
         ),
     ],
 )
-def test_a_wrong_answer_of_a_gate_is_told(answer: Any, text: str) -> None:
+def test_a_wrong_return_value_of_a_gate_is_reported(answer: Any, text: str) -> None:
     gate = Gate(lambda clients, size, device: {}, lambda state, round: answer, name="mine")
     with pytest.raises(ConfigError) as error:
         start(gate).step(honest(start(), [0]))

@@ -101,7 +101,7 @@ def test_a_vote_as_a_plain_loop_counts_it(seed: int, count: int, relative: bool)
 
 @settings(max_examples=50)
 @given(st.integers(0, 10**6), st.integers(3, 8), st.floats(1e-3, 1e30), st.data())
-def test_nobody_has_more_than_a_vote(seed: int, count: int, factor: float, data: st.DataObject) -> None:
+def test_each_client_has_one_vote(seed: int, count: int, factor: float, data: st.DataObject) -> None:
     """However long one update is, the vote is the same, and the step is at most the others' longest."""
     changes = torch.randn(count, 9, generator=torch.Generator().manual_seed(seed))
     who = data.draw(st.integers(0, count - 1))

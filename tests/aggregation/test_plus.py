@@ -61,7 +61,7 @@ def test_the_blend_is_the_best_that_is_allowed(seed: int, known: int, whole: boo
     assert cost(among, to, got) == pytest.approx(cost(among, to, slow_blend(among, to, whole)), abs=1e-7)
 
 
-def test_a_blend_that_may_use_nobody_is_nothing() -> None:
+def test_a_blend_of_no_allowed_vectors_is_zero() -> None:
     among = torch.eye(2, dtype=torch.float64)
     to = torch.ones(2, 2, dtype=torch.float64)
     allowed = torch.tensor([[False, False], [True, False]])
@@ -98,8 +98,8 @@ def test_the_right_group_stands_in() -> None:
     assert names[4:] == [{1: (0,), 3: (2,)}, {0: (1,), 3: (2,)}, {1: (0,), 2: (3,)}]
 
 
-def test_nobody_stands_in_for_a_group_that_pulls_the_other_way() -> None:
-    """One friend would push the model away from the silent group; the rule lets it stay instead."""
+def test_a_group_with_opposite_updates_gets_no_stand_in() -> None:
+    """A single stand-in would push the model away from the silent group; the rule lets it stay instead."""
     clients = Clients()
     server, names = play([[0, 1, 2, 3]] * 4, clients, memory=False)
     x = server.model
@@ -110,7 +110,7 @@ def test_nobody_stands_in_for_a_group_that_pulls_the_other_way() -> None:
 
 
 @pytest.mark.parametrize(("stay", "moves"), [(False, 0.0), (True, 0.005)])
-def test_memory_holds_the_place_of_a_silent_group(stay: bool, moves: float) -> None:
+def test_memory_stands_in_for_a_silent_group(stay: bool, moves: float) -> None:
     """Or it fades until the group is taken to stay where it was, if the rule is told so."""
     clients = Clients(noise=0.05)
     server, _ = play([[0, 1, 2, 3]] * 6 + [[0, 1]] * 1, clients, stay=stay)
@@ -128,7 +128,7 @@ def moved(clients: Clients, before: Tensor, server: Server) -> float:
 
 
 @pytest.mark.parametrize("arrivals", [[[0, 1, 2]] * 3, [[0, 2]] * 3])
-def test_for_one_never_heard_all_speak(arrivals: list[list[int]]) -> None:
+def test_all_stand_in_for_a_client_that_was_never_heard(arrivals: list[list[int]]) -> None:
     _, names = play(arrivals, Clients())
     assert set(names[-1][3]) == set(arrivals[-1])
 
@@ -136,7 +136,7 @@ def test_for_one_never_heard_all_speak(arrivals: list[list[int]]) -> None:
 @pytest.mark.parametrize(
     ("own", "options", "expected"),
     [
-        # All alike, and half of it noise: a close friend arrived, and 1's own memory stays out.
+        # All alike, and half of it noise: a similar client arrived, and 1's own memory is not used.
         (0.0, {}, [0.5, 0.0, 0.5]),
         # It has a third of the guess where updates count as calm.
         (0.0, {"calm": 0.4}, [0.44, 0.11, 0.44]),
@@ -147,10 +147,10 @@ def test_for_one_never_heard_all_speak(arrivals: list[list[int]]) -> None:
         (1.0, {"calm": 0.6, "close": 0.4}, [0.36, 0.28, 0.36]),
     ],
 )
-def test_memory_speaks_where_no_close_friend_has_come(
+def test_memory_stands_in_where_no_similar_client_has_arrived(
     own: float, options: dict[str, float], expected: list[float]
 ) -> None:
-    """0 always comes, 1 and 2 in turn; who speaks for the missing one?"""
+    """0 always comes, 1 and 2 in turn; who stands in for the missing one?"""
     draw = torch.Generator().manual_seed(1)
     pull, *apart = torch.randn(4, 8 * SIZE, generator=draw)
     server = Server.start(torch.ones(8 * SIZE), 3, RULES["safari+"](**options))
@@ -170,7 +170,7 @@ def test_memory_speaks_where_no_close_friend_has_come(
     assert float(shares.sum()) == pytest.approx(1, abs=0.01)
 
 
-def test_how_calm_updates_are_is_learned_where_nobody_is_asked_twice_in_a_row() -> None:
+def test_how_steady_updates_are_is_learned_where_nobody_is_asked_twice_in_a_row() -> None:
     """Eight clients that never change, two of them asked at a time, each every fourth round."""
     draw = torch.Generator().manual_seed(0)
     pulls = torch.randn(8, SIZE, generator=draw)
@@ -186,7 +186,7 @@ def test_how_calm_updates_are_is_learned_where_nobody_is_asked_twice_in_a_row() 
     assert _fading(steady, options)[:3].tolist() == [1, 1, 1]
 
 
-def test_what_clients_have_in_common_may_change_faster_than_what_is_their_own() -> None:
+def test_the_common_part_of_updates_may_change_faster_than_each_clients_own() -> None:
     """Three of twenty arrive. A third of an update is what all want in this round, a third the client's own, always.
 
     So fresh updates of two clients have a cosine of 1/3, as a client's own at any age, and a fresh one has none with
@@ -222,8 +222,8 @@ def test_a_shift_counts_as_far_as_it_is_beyond_doubt() -> None:
     assert _shifts(seen).tolist() == pytest.approx([0.1, 0.0, -0.1, 0.0])
 
 
-def test_before_anybody_was_heard_again_updates_count_as_calm() -> None:
-    """0 comes for the first time and is like all who are missing now: their own memory speaks, too."""
+def test_updates_count_as_steady_before_any_client_was_heard_twice() -> None:
+    """0 comes for the first time and is like all who are missing now: their own memory is used as well."""
     clients = Clients()
     clients.pulls = clients.pulls[:1] * 4
     server, _ = play([[1, 2, 3]], clients)
@@ -278,7 +278,7 @@ def test_a_weight_that_all_cut_is_cut_whatever_is_remembered(option: str, on: bo
 
 
 def test_a_crowd_is_served_by_the_most_alike() -> None:
-    """Of sixty clients in two groups no more than 32 speak for one, and all of them are of its group."""
+    """Of sixty clients in two groups at most 32 stand in for one, and all of them are of its group."""
     draw = torch.Generator().manual_seed(0)
     pull = torch.randn(SIZE, generator=draw)
     server = Server.start(torch.ones(SIZE), 60, RULES["safari+"](memory=False))

@@ -1,4 +1,4 @@
-"""Giants, of every size that float32 can hold, against every rule; and the robust rules by hand."""
+"""Huge updates, of every size that float32 can hold, against every rule; and the robust rules by hand."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def hostile(form: str, giant: float) -> Tensor:
     return giant * torch.ones(SIZE).cumprod(0) * torch.tensor([1.0, -1.0]).repeat(SIZE // 2)
 
 
-# Who arrives in each round; the hostile ones send giants.
+# Who arrives in each round; the hostile ones send huge updates.
 STORIES = {
     "first": ([0], [[0, 1, 2, 3], [1, 2], [0, 1, 2, 3, 4, 5], [3], []]),
     "later": ([2, 5], [[0, 1, 3, 4], [0, 1, 2, 3], [2], [2, 5], [0, 1, 4], [0, 3, 5], []]),
@@ -54,8 +54,8 @@ STORIES = {
 
 @pytest.mark.parametrize("giant", GIANTS)
 @pytest.mark.parametrize("rule", RULES)
-def test_nothing_that_is_finite_ends_a_server(rule: str, giant: float) -> None:
-    """Whatever the gate, the story, and where the giant is: no error, and a model that is finite."""
+def test_no_finite_update_stops_a_server(rule: str, giant: float) -> None:
+    """With any gate, order of arrivals and place of the huge numbers: no error, and a finite model."""
     for gate in ("off", "norm"):
         for enemies, rounds in STORIES.values():
             for form in ("all", "one", "buffer", "signs"):
@@ -71,7 +71,7 @@ def test_nothing_that_is_finite_ends_a_server(rule: str, giant: float) -> None:
 
 @pytest.mark.parametrize("giant", GIANTS)
 @pytest.mark.parametrize("rule", RULES)
-def test_with_the_gate_giants_are_as_if_they_had_not_come(rule: str, giant: float) -> None:
+def test_with_the_gate_huge_updates_have_no_effect(rule: str, giant: float) -> None:
     enemies, rounds = STORIES["later"]
     server = other = start(rule, "norm")
     for ids in rounds:
@@ -91,7 +91,7 @@ def test_a_sum_beyond_float32_blames_who_is_to_blame() -> None:
     torch.testing.assert_close(server.model, vector(1 + 20 / 3, 1 + 20 / 3))
 
 
-def test_a_sum_with_giants_that_are_remembered_is_a_lost_round() -> None:
+def test_a_sum_with_huge_remembered_updates_is_a_lost_round() -> None:
     """fedvarp takes 2/3 of what it remembers of 0 away, and adds 2/3 of the others's: beyond float32."""
     server = Server.start(vector(0, 0), 3, "fedvarp", gate="off")
     before, _ = server.step({0: vector(-3e38, 0), 1: vector(3e38, 0), 2: vector(3e38, 0)})
@@ -104,7 +104,7 @@ def test_a_sum_with_giants_that_are_remembered_is_a_lost_round() -> None:
     assert server.round == 2
 
 
-def test_a_rule_that_is_wrong_is_told_and_not_its_clients() -> None:
+def test_a_faulty_rule_is_blamed_and_not_its_clients() -> None:
     def apply(state: Any, round: Round) -> tuple[Decision, Any]:
         return Decision(torch.full((len(round.arrived),), 3e38)), state
 
@@ -130,7 +130,7 @@ def test_combine_looks_again_after_what_is_left_to_the_old_model() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e17, 1e19, 1e30, 3e37])
-def test_cosines_of_giants_are_those_of_their_directions(scale: float) -> None:
+def test_cosines_of_huge_updates_are_those_of_their_directions(scale: float) -> None:
     draw = torch.Generator().manual_seed(2)
     steps = torch.randn(4, SIZE, generator=draw)
     old = torch.randn(CLIENTS, SIZE, generator=draw)

@@ -51,7 +51,7 @@ def test_one_is_missing_and_the_nearest_stands_in() -> None:
     assert outcome.stand_ins == {2: (0,)}
 
 
-def test_two_are_missing_and_one_speaks_for_all() -> None:
+def test_two_are_missing_and_one_stands_in_for_both() -> None:
     server, _ = start().step({0: A, 1: B, 2: C})
     server, outcome = server.step({2: C})
     torch.testing.assert_close(server.model, C)
@@ -65,8 +65,8 @@ def test_drop_averages_the_arrivals() -> None:
     assert server.state == {}
 
 
-def test_a_pair_never_seen_shares_its_place_equally_and_alone() -> None:
-    """0 and 1 were seen together, 2 with nobody: when 1 and 2 are missing, 1 has its friend, 2 has all."""
+def test_a_client_never_seen_with_an_arrival_is_shared_equally_by_all() -> None:
+    """0 and 1 were seen together, 2 with nobody: when 1 and 2 are missing, 0 stands in for 1, and all for 2."""
     server = Server.start(torch.zeros(1), 4, "safari")
     server, _ = server.step({0: vector(0), 1: vector(1), 3: vector(9)})
     server, outcome = server.step({0: vector(0), 3: vector(9)})
@@ -75,7 +75,7 @@ def test_a_pair_never_seen_shares_its_place_equally_and_alone() -> None:
     torch.testing.assert_close(server.model, vector(13.5 / 4))
 
 
-def test_a_known_pair_beats_an_unknown_one_however_far() -> None:
+def test_a_known_pair_beats_an_unknown_one_at_any_distance() -> None:
     server = start()
     server, _ = server.step({0: vector(0, 0, 0), 1: vector(1e6, 0, 0)})
     server, outcome = server.step({1: vector(3, 0, 0), 2: vector(9, 0, 0)})
@@ -105,7 +105,7 @@ def test_nobody_arrived(rule: str) -> None:
     assert all(torch.equal(after.state[name].nan_to_num(), before[name].nan_to_num()) for name in known)
 
 
-def test_one_client_is_for_ever_missing() -> None:
+def test_one_client_never_arrives() -> None:
     """Nothing is ever known of it, so the others share its place equally, round after round."""
     server = start()
     for t in range(1, 5):

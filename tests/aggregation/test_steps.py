@@ -173,7 +173,7 @@ def test_a_lost_round_leaves_model_and_state(make: Callable[[], list[ServerStep]
 @pytest.mark.parametrize("name", MAKE)
 @settings(max_examples=15, deadline=None)
 @given(gone=st.lists(st.booleans(), min_size=SIZE, max_size=SIZE), seed=st.integers(0, 99))
-def test_a_number_that_came_from_nobody_is_as_in_a_lost_round(name: str, gone: list[bool], seed: int) -> None:
+def test_a_number_that_nobody_sent_is_as_in_a_lost_round(name: str, gone: list[bool], seed: int) -> None:
     server = play(start(MAKE[name]()), seed)[1]
     ids, models, masks = rounds(seed)[4]
     lost = torch.tensor(gone)
@@ -188,7 +188,7 @@ def test_a_number_that_came_from_nobody_is_as_in_a_lost_round(name: str, gone: l
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_the_next_step_hears_nothing_of_a_number_that_did_not_come(name: str) -> None:
+def test_the_next_step_does_not_see_a_number_that_did_not_come(name: str) -> None:
     seen: list[Tensor] = []
     last = ServerStep(lambda model: {}, lambda state, step, round: (seen.append(step) or step, state))
     server = play(start([*MAKE[name](), last]))[1]
@@ -336,7 +336,7 @@ def test_fedopt_as_the_loop(kind: str, seed: int, eta: float, beta1: float, beta
     assert found == pytest.approx(expected, rel=1e-3, abs=1e-3)
 
 
-def test_a_giant_leaves_no_infinite_memory() -> None:
+def test_a_huge_update_leaves_no_infinite_memory() -> None:
     for name in ("fedadagrad", "fedyogi", "fedadam"):
         server = Server.start(vector(1, 1), 1, RULES["drop"](), steps=[name])
         for model in (vector(1e30, 1), vector(-1e30, 1), vector(1, 1)):
@@ -475,7 +475,7 @@ WRONG: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("apply", "text"), WRONG)
-def test_a_wrong_answer_of_a_step_is_told(apply: Any, text: str) -> None:
+def test_a_wrong_return_value_of_a_step_is_reported(apply: Any, text: str) -> None:
     step = ServerStep(lambda model: {}, apply, name="mine")
     server = Server.start(vector(1, 1, 1), 1, "drop", steps=[step])
     with pytest.raises(ConfigError) as error:
@@ -489,7 +489,7 @@ def test_a_first_state_that_no_checkpoint_could_hold() -> None:
         Server.start(vector(1), 1, "drop", steps=[step])
 
 
-def test_what_a_step_is_told() -> None:
+def test_what_is_passed_to_a_step() -> None:
     """The change of kept parameters, 0 for buffers and cuts; then the finished model."""
     told: list[Tensor] = []
 

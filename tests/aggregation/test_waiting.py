@@ -29,10 +29,10 @@ def sent(*models: list[float]) -> dict[int, Tensor]:
 
 def test_a_cut_waits_for_those_who_were_never_heard() -> None:
     server = start(3, [1.0, 1.0, 1.0, 1.0])
-    # 0 and 1 keep one weight each, and speak for 2 in equal shares: weights 2 and 3 would be cut.
+    # 0 and 1 keep one weight each, and stand in for 2 in equal shares: weights 2 and 3 would be cut.
     server, _ = sparse_step(server, sent([2.0, 0, 0, 0], [0, 4.0, 0, 0]))
     assert server.model.tolist() == pytest.approx([1, 2, 1, 1])
-    # 2 comes, keeps weight 2, and speaks for the others with their memory. Weight 3 was kept by nobody.
+    # 2 comes, keeps weight 2, and stands in for the others with their memory. Weight 3 was kept by nobody.
     server, _ = sparse_step(server, sent([], [], [0, 0, 3.0, 0]))
     assert server.model[3] == 0
     assert server.model[2] > 0
@@ -72,7 +72,7 @@ def test_a_bias_that_stayed_0_for_some_is_no_difference_between_masks() -> None:
     assert server.model.tolist() == pytest.approx([2, 0, 0.25])
 
 
-def test_who_was_asked_and_all_came_waits_for_nobody() -> None:
+def test_nothing_waits_when_everybody_who_was_asked_arrived() -> None:
     """Of three clients two are asked, and both come: nobody is missing who could keep a weight."""
     server, _ = sparse_step(start(3, [1.0, 1.0, 1.0]), sent([2.0, 0, 0], [0, 2.0, 0]), cohort=[0, 1])
     assert server.model.tolist() == pytest.approx([1, 1, 0])

@@ -136,7 +136,7 @@ def _configs(run: Path) -> Iterator[tuple[str, Damage]]:
     for before, afters in changes.items():
         assert before in text, before
         for number, after in enumerate(afters):
-            # Nobody waits for so many rounds; they can only be looked at.
+            # Such a run would take too long to go on with; it can only be looked at.
             endless = f" {ENDLESS}" if str(MANY) in after else ""
             yield f"config.toml: {before} -> {number}{endless}", _replace("config.toml", before, after)
     more = ["x = 1", "[x]", "[[trials]]", 'track = "x"', f"x = {DEEP}", "= 3", "\x00"]

@@ -22,7 +22,7 @@ from safari.models import Layout
 from safari.rounds.beside import encode_vector, votes_to_bytes
 
 HOSTILE = NODES[2]
-# What is sent in the place of what the honest client sends beside its model, by name.
+# What is sent instead of what an honest client sends beside its model, by name.
 Change = Callable[[Layout, dict[str, bytes]], dict[str, bytes]]
 
 

@@ -1,6 +1,6 @@
 """A checkpoint whose digest is right and whose tensors are not: refused in words, or harmless, never a traceback.
 
-Whoever sends a run can make any checkpoint, digest included. So every tensor of every built-in part is replaced:
+The sender of a run can make any checkpoint, digest included. So every tensor of every built-in part is replaced:
 by nothing, by other types and shapes, and by numbers that no run would have written.
 """
 

@@ -1,4 +1,4 @@
-"""Damaged results of `safari reproduce`: read, told in words, never a traceback."""
+"""Damaged results of `safari reproduce` are read or reported in words, never with a traceback."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def tracebacks(done: Path, tmp_path: Path, part: slice) -> list[str]:
 
 
 @pytest.mark.parametrize("key", ["top1", "loss", "curve", "groups", "similarity", "code"])
-def test_numbers_that_are_none_are_told_and_taken_in_by_nobody(done, tmp_path, key):
+def test_invalid_numbers_are_reported_and_used_nowhere(done, tmp_path, key):
     """In the results of another machine, of which a page is to be made."""
     sound = json.loads((done / "out/results.json").read_text())
     refused = []

@@ -25,7 +25,7 @@ from safari.runs.tables import TABLES
 from safari.view import write_report
 from safari.view.page import frozen_page
 
-# So many of the damages without `-m slow`: others each time that one is added, the same ones otherwise.
+# How many of the damages are tried without `-m slow`: the same ones until a damage is added.
 FAST = 48
 
 

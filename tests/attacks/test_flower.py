@@ -26,7 +26,7 @@ RULES_ON_FLOWER = [name for name in RULES if not rule_of(Plug(name)).overrides_n
 ATTACKS = attacks()
 NAMES = list(ATTACKS)
 HONEST, HOSTILE = (30, 70), 50
-# Each rule meets one in so many replies by default, and every single one with `-m slow`.
+# Each rule meets one reply in this many by default, and every single one with `-m slow`.
 SAMPLE = 5
 
 
@@ -178,7 +178,7 @@ def test_all_of_them_with_every_rule(rule, recorded):
 
 
 @pytest.mark.parametrize("rule", RULES_ON_FLOWER)
-def test_finite_giants_end_no_server_with_any_rule(rule):
+def test_huge_finite_updates_stop_no_server_with_any_rule(rule):
     hostile = Hostile()
     grid = Loopback(dict.fromkeys(HONEST, honest) | {HOSTILE: hostile})
     strategy = SafariStrategy(net(), 3, rule, download="dense")

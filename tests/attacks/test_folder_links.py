@@ -211,7 +211,7 @@ def test_going_back_does_not_follow_links_either(run, outside):
 
 
 def test_a_run_s_folder_itself_may_be_reached_by_a_link(run, tmp_path):
-    """That is the user's own doing."""
+    """The user asked for that."""
     (tmp_path / "latest").symlink_to(run)
     assert safari.resume(tmp_path / "latest")["arms"]["safari"]["seeds"]["0"]["finished"]
 

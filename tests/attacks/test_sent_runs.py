@@ -530,7 +530,7 @@ def test_code_that_changed_since_is_refused_by_name(tmp_path, monkeypatch, store
     package.resume(run)
 
 
-def test_nobody_is_asked_to_trust_code_that_is_refused_anyway(tmp_path, monkeypatch, store):
+def test_no_approval_is_asked_for_code_that_is_refused_anyway(tmp_path, monkeypatch, store):
     """An own file that was edited is new to the store, too: `--trust` would only lead to the next refusal."""
     monkeypatch.chdir(tmp_path)
     Path("evil").mkdir()
@@ -558,7 +558,7 @@ def test_a_list_of_plug_ins_that_is_damaged_is_named(sent, text):
         package.resume(sent, from_round=0, trust=True)
 
 
-def test_a_plug_in_that_is_not_there_is_told_as_before(sent):
+def test_a_missing_plug_in_is_reported_as_before(sent):
     shutil.rmtree("evil")
     with pytest.raises(ConfigError, match=r"^arms: no such file: evil/lib.py \(paths are relative"):
         package.resume(unfinished(sent))

@@ -26,9 +26,9 @@ from safari.errors import SafariError
 from safari.runs import RunFolder, Saved
 from safari.view.limits import DEFAULT_LIMITS, Limits, Reporter
 from safari.view.monitor import Monitor
-from safari.view.server import PageServer, build, listen
+from safari.view.server import build
 from view.made_up import record
-from view.test_server import ask, served, stream
+from view.test_server import ask, served, serving, stream
 
 pytest.importorskip("uvicorn", reason="the extra 'view' is not installed")
 
@@ -290,9 +290,8 @@ def test_nonsense_is_answered_and_not_reported_line_by_line(tmp_path):
     assert len(said) <= 1
 
 
-@contextlib.contextmanager
-def serving(app, limits):
-    """Any ASGI application behind the limits."""
+def answering(body, limits):
+    """An application behind the limits whose answers have the body that `body` sends."""
 
     async def with_lifespan(scope, receive, send):
         if scope["type"] == "lifespan":
@@ -302,20 +301,10 @@ def serving(app, limits):
             await send({"type": "lifespan.shutdown.complete"})
             return
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        await app(send)
+        await body(send)
         await send({"type": "http.response.body", "body": b""})
 
-    where, opened = listen("127.0.0.1", 0), threading.Event()
-    server = PageServer(with_lifespan, where, limits, print)
-    thread = threading.Thread(target=lambda: asyncio.run(server.run(opened.set)), daemon=True)
-    thread.start()
-    assert opened.wait(20)
-    try:
-        yield f"http://127.0.0.1:{where.getsockname()[1]}/"
-    finally:
-        server.stop()
-        thread.join(20)
-        where.close()
+    return serving(with_lifespan, limits)
 
 
 async def nothing(send):
@@ -323,7 +312,10 @@ async def nothing(send):
 
 
 def test_a_request_that_does_not_end_is_closed_in_time():
-    with serving(nothing, replace(DEFAULT_LIMITS, request_seconds=0.2)) as address, half_open(address) as one:
+    with (
+        answering(nothing, replace(DEFAULT_LIMITS, request_seconds=0.2)) as address,
+        half_open(address) as one,
+    ):
         with contextlib.suppress(ConnectionResetError):
             assert one.recv(1) == b""
         assert ask(address)[0] == 200
@@ -337,7 +329,7 @@ def test_a_request_that_does_not_end_is_closed_in_time():
 
 
 def test_the_oldest_half_open_connection_gives_way():
-    with serving(nothing, replace(DEFAULT_LIMITS, pending=3)) as address, contextlib.ExitStack() as stack:
+    with answering(nothing, replace(DEFAULT_LIMITS, pending=3)) as address, contextlib.ExitStack() as stack:
         first, *others = [stack.enter_context(half_open(address)) for _ in range(4)]
         with contextlib.suppress(ConnectionResetError):
             assert first.recv(1) == b""
@@ -354,7 +346,7 @@ def test_a_reader_that_stands_still_is_let_go():
             await send({"type": "http.response.body", "body": b"x" * 2**18, "more_body": True})
         ended.set()
 
-    with serving(much, replace(DEFAULT_LIMITS, send_seconds=0.3)) as address:
+    with answering(much, replace(DEFAULT_LIMITS, send_seconds=0.3)) as address:
         with half_open(address, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"):
             assert ended.wait(20), "the answer still waits for room"
         assert ask(address)[0] == 200
@@ -369,7 +361,7 @@ def test_too_many_requests_at_once_are_turned_away():
             await asyncio.sleep(0.01)
 
     request = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
-    with serving(slow, Limits(active=2)) as address, contextlib.ExitStack() as stack:
+    with answering(slow, Limits(active=2)) as address, contextlib.ExitStack() as stack:
         for _ in range(2):
             stack.enter_context(half_open(address, request))
             assert began.acquire(timeout=10)

@@ -121,7 +121,7 @@ def test_run_says_all_that_is_wrong_at_once(here):
         assert [line.split()[0] for line in lines] == ["rounds", "pruning.pruner", "uplink.q"]
 
 
-def test_what_the_server_refuses_is_told_and_counted(here):
+def test_refused_updates_are_reported_and_counted(here):
     changes = {"rounds": 2, "arms": "drop", "local.lr": 1e30, "clients": 2, "model.name": "mlp"}
     settings = [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
     result = safari("run", *settings, "--set", "uplink.name=perfect", "--out", "x")
@@ -176,7 +176,7 @@ def test_run_refuses_a_folder_that_is_taken(here, finished):
         ("name=../x", "name may hold letters, digits, and . _ + - only, got '../x'"),
     ],
 )  # fmt: skip
-def test_bad_settings_are_told_and_make_no_folder(here, setting, message):
+def test_bad_settings_are_reported_and_make_no_folder(here, setting, message):
     assert problem("run", "--set", setting, "--out", "mine") == message
     assert list(here.iterdir()) == []
 
@@ -197,7 +197,7 @@ def test_a_config_that_is_missing_or_not_toml(here):
 
 
 @pytest.mark.parametrize("what", ["missing", "incomplete", "truncated"])
-def test_data_that_is_not_whole_is_told_and_leaves_no_folder(here, what):
+def test_incomplete_data_is_reported_and_leaves_no_folder(here, what):
     place = here / "data" / "cifar-10-batches-bin"
     if what != "missing":
         place.mkdir(parents=True)
@@ -266,7 +266,7 @@ def test_show_one_elsewhere(here, finished):
 
 def test_a_run_that_can_only_be_read_is_shown_and_its_report_goes_elsewhere(here, finished):
     shutil.copytree(finished, "copy")
-    # Whoever runs the tests may write everywhere: so something is in the way.
+    # The user who runs the tests may write everywhere: so a file is in the way.
     shutil.rmtree("copy/figures", ignore_errors=True)
     Path("copy/figures").touch()
     shown = safari("show", "copy")

@@ -16,7 +16,7 @@ from safari.cli.offers import names
 
 @pytest.fixture
 def offers(monkeypatch, tmp_path):
-    """What stands below the line, as bash would put it in the place of its last part."""
+    """What stands below the line, as bash would replace its last word."""
     monkeypatch.chdir(tmp_path)
 
     def complete(line: str) -> list[str]:

@@ -1,8 +1,6 @@
-"""`safari net`: what is wrong is told before any process starts. The rest: tests/net/test_namespaces.py."""
+"""`safari net`: mistakes are reported before any process starts. The rest: tests/net/test_namespaces.py."""
 
 from __future__ import annotations
-
-import socket
 
 import pytest
 
@@ -10,15 +8,10 @@ pytest.importorskip("flwr", reason="needs the extra flower: pip install 'safari-
 
 from click.testing import CliRunner
 
+from processes import free_port
 from safari.cli import cli
 from safari.cli.net import _line
 from safari.net.certificates import make_certificates
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def told(*arguments: object) -> tuple[int, str]:
@@ -80,7 +73,7 @@ def test_a_gate_with_files_that_do_not_fit_is_refused_in_words(tmp_path):
         assert problem in output
 
 
-def test_a_server_that_is_not_there_is_told(tmp_path, monkeypatch):
+def test_an_unreachable_server_is_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     code, output = told(
         "join", "127.0.0.1:1", "--client", 0, "--clients", 2, "--fingerprint", "00", "--token", "0"

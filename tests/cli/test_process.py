@@ -80,7 +80,7 @@ q = 0.3
 """
 
 
-def test_a_config_with_six_mistakes_is_told_all_of_them(tmp_path):
+def test_all_six_mistakes_of_a_config_are_reported(tmp_path):
     (tmp_path / "bad.toml").write_text(SIX)
     done = safari("validate", "bad.toml", cwd=tmp_path)
     own = "; your own goes in as file.py:name or package.module:name"
@@ -153,7 +153,7 @@ def test_a_plug_in_that_cannot_work_is_one_line_and_exit_code_2(tmp_path):
     )
 
 
-def test_a_model_that_no_memory_holds_is_told_without_a_traceback(tmp_path):
+def test_a_model_too_large_for_memory_is_reported_without_a_traceback(tmp_path):
     huge = ["--set", "model.name=mlp", "--set", "model.hidden=[1000000000000]"]
     done = safari("run", *huge, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
@@ -240,7 +240,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
-def test_an_output_that_is_full_is_one_line_and_so_is_an_error_that_nobody_hears():
+def test_a_full_output_is_reported_in_one_line_and_a_full_error_stream_exits_with_2():
     with Path("/dev/full").open("w") as full:
         command, told = [sys.executable, "-m", "safari"], {"env": environment(), "timeout": 60}
         done = subprocess.run([*command, "list"], stdout=full, stderr=subprocess.PIPE, text=True, **told)
@@ -315,7 +315,7 @@ def test_a_background_job_is_not_stopped_by_ctrl_c_but_by_sigterm(tmp_path):
     assert said.endswith("stopped; nothing is lost: go on with: safari resume mine\n")
 
 
-def test_a_second_command_on_the_folder_is_told_who_writes(tmp_path):
+def test_a_second_command_on_the_folder_is_refused_with_the_writers_name(tmp_path):
     process = begin(tmp_path)
     process.send_signal(signal.SIGSTOP)  # so that it cannot end before the second begins
     try:

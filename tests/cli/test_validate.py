@@ -1,4 +1,4 @@
-"""What `safari validate` calls fine is what `safari run` can start, and all mistakes are told at once."""
+"""What `safari validate` calls fine is what `safari run` can start, and all mistakes are reported at once."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from safari.data import DATASETS, dialogue, perplexity_bound
-from safari.data.dialogue import TEMPLATES, WORDS, make_speakers
+from safari.data.dialogue import TEMPLATES, WORDS, Speaker, make_speakers
 from safari.errors import ConfigError
 
 
@@ -22,11 +22,29 @@ def test_a_text_has_one_reading() -> None:
     assert all(t[-1] in ".!?" and not set(t[:-1]) & set(".!?") for t in TEMPLATES)
 
 
+def log_probability(person: Speaker, text: str) -> float:
+    """The logarithm of the probability of whole sentences, as `Speaker.say` makes them."""
+    found = 0.0
+    places = {word: (c, k) for c, words in WORDS.items() for k, word in enumerate(words)}
+    rest = text
+    while rest:
+        end = min(rest.index(mark) for mark in ".!?" if mark in rest) + 1
+        pieces = rest[:end].replace(",", " ,").replace(rest[end - 1], f" {rest[end - 1]}").split()
+        classes = tuple(places[piece][0] if piece in places else piece for piece in pieces)
+        found += math.log(person.templates[TEMPLATES.index(classes)])
+        for piece in pieces:
+            if piece in places:
+                kind, number = places[piece]
+                found += math.log(person.words[kind][number])
+        rest = rest[end + 1 :]
+    return found
+
+
 def test_the_bound_is_what_the_text_s_own_probability_comes_to() -> None:
     """A law of large numbers: −log p of what is said, by character, against the exact entropy rate."""
     people = make_speakers(6, dialects=2, apart=0.6, own=0.3, seed=0)
     said = [person.say(1500, np.random.default_rng(number)) for number, person in enumerate(people)]
-    nats = [-person.log_probability(text) for person, text in zip(people, said, strict=True)]
+    nats = [-log_probability(person, text) for person, text in zip(people, said, strict=True)]
     for person, text, found in zip(people, said, nats, strict=True):
         assert len(text) / 1500 == pytest.approx(person.length, rel=0.02)
         assert found / 1500 == pytest.approx(person.entropy, rel=0.03)
@@ -40,8 +58,8 @@ def test_one_speaker_by_hand() -> None:
     text = "hello, anna! "
     p = person.templates[TEMPLATES.index(("greeting", ",", "name", "!"))]
     expected = math.log(p * person.words["greeting"][0] * person.words["name"][0])
-    assert person.log_probability(text) == pytest.approx(expected)
-    assert person.log_probability(text + text) == pytest.approx(2 * expected)
+    assert log_probability(person, text) == pytest.approx(expected)
+    assert log_probability(person, text + text) == pytest.approx(2 * expected)
 
 
 def test_speakers_of_a_dialect_talk_alike() -> None:

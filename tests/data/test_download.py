@@ -142,7 +142,7 @@ def test_a_cut_that_only_the_checksum_can_see(server, tmp_path):
     assert f"found {md5(GOOD[: len(GOOD) // 2])} ({len(GOOD) // 2} bytes)" in message
 
 
-def test_nobody_listens(tmp_path):
+def test_no_server_at_the_address(tmp_path):
     with socket.socket() as held:
         # Bound and not listening: the port stays ours, and refuses.
         held.bind(("127.0.0.1", 0))

@@ -137,7 +137,7 @@ def test_groups_of_owners(data: Data) -> None:
         ("flwr-dirichlet", 301, {}, "DirichletPartitioner: The number of partitions needs to be smaller"),
     ],
 )
-def test_their_errors_are_told_as_ours(
+def test_their_errors_are_raised_as_ours(
     data: Data, name: str, clients: int, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError) as error:

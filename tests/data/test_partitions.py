@@ -116,7 +116,7 @@ def test_dirichlet_by_clients_divides_a_label_in_proportion_to_what_each_client_
     assert even < 0.7 * skewed
 
 
-def test_dirichlet_balanced_gives_nobody_more_who_has_an_equal_share():
+def test_dirichlet_balanced_gives_no_more_to_a_client_that_has_its_equal_share():
     labels = np.repeat(np.arange(10), 100)
     for seed in range(20):
         parts = dirichlet(labels, 10, rng(seed), alpha=0.5, balanced=True)
@@ -318,7 +318,7 @@ def test_natural_clients_are_the_data_s_own():
         natural(labels, 2, rng())
 
 
-def test_a_partition_is_told_the_owners_where_it_asks():
+def test_a_partition_gets_the_owners_where_it_asks_for_them():
     x, y = torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])
     data = from_tensors("toy", (x, y), (x, y), owners=np.array([5, 5, 6, 6]))
 

@@ -1,4 +1,4 @@
-"""Fixtures that several files of the room use."""
+"""Fixtures that several files of this folder use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The oracle for what can be known: a perfect network, but in rounds in which nobody arrives."""
+"""The oracle for what can be known: a perfect network, except in rounds in which nobody arrives."""
 
 from __future__ import annotations
 

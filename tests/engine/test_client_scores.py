@@ -67,7 +67,7 @@ def test_of_a_loss_the_largest_is_the_worst(tmp_path):
 
     found = client_spread([2.0, 5.0, float("nan")], RunMetrics.of(tokens()))
     assert found["mean"] == 3.5
-    assert found["worst"] is None, "of a score that is not finite nobody knows how bad it is"
+    assert found["worst"] is None, "a score that is not finite cannot be ranked"
     assert client_spread([2.0, 5.0], RunMetrics.of(tokens()))["worst"] == 5.0
 
 
@@ -165,7 +165,7 @@ def test_a_score_function_gets_its_options(tmp_path):
         ({"pruner": "mag", "options": {"power": 2.0}}, "pruning.options: mag has none, got power"),
     ],
 )  # fmt: skip
-def test_wrong_options_of_a_score_function_are_told(tmp_path, pruning, problem):
+def test_wrong_options_of_a_score_function_are_reported(tmp_path, pruning, problem):
     (tmp_path / "mine.py").write_text(PRUNER)
     config = {**TINY, "pruning": {"pruner": f"{tmp_path}/mine.py:shared", **pruning}}
     assert check(safari.parse(config)) == [problem]

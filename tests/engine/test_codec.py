@@ -66,7 +66,7 @@ def test_an_announced_mask_travels_as_what_changed():
     known = Shared(wire_layout(world.layout), None, mask.numpy())
     assert same == len(encode(model, mask.numpy(), known, values="absolute"))
     assert same < few < 0.98 * whole
-    # Whoever may have missed the last one, or was not asked, needs all of it.
+    # A client that may have missed the last one, or was not asked, needs all of it.
     for changes in ({"downlink": {"name": "bernoulli", "p": 0.9}}, {"cohort": 3}):
         assert down(world_of(**changes), mask) == whole
 

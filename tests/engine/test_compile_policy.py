@@ -1,4 +1,4 @@
-"""When kernels are compiled, and that the user is told before it happens."""
+"""When kernels are compiled, and that this is announced before it happens."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_not_without_triton(monkeypatch):
     assert not compiles(parse({"rounds": 9999, "engine": FAST}), "cuda")
 
 
-def test_the_user_is_told_before_the_engine_is_prepared(monkeypatch, tmp_path):
+def test_the_forecast_is_shown_before_the_engine_is_prepared(monkeypatch, tmp_path):
     order: list[Any] = []
     real = vectorised.prepare
 

@@ -97,7 +97,7 @@ def test_a_diagnosis_changes_nothing_else(engine: str, pruner: str) -> None:
     assert [{**r, "diagnosis": None} for r in diagnosed] == plain
 
 
-def test_a_perfect_network_makes_no_error_and_has_nobody_to_stand_in() -> None:
+def test_a_perfect_network_has_no_error_and_no_stand_ins() -> None:
     for record in records({**DIAGNOSED, "arms": ["perfect"]}):
         assert record["diagnosis"]["error"] < 1e-9
         assert record["diagnosis"]["phi"] is None

@@ -12,8 +12,9 @@ from engine.own_parts import NORMED
 from safari.config import parse
 from safari.engine import reference, vectorised
 from safari.engine.assembly import assemble
+from safari.engine.opening import network
 from safari.engine.parts import load_data, rule_of
-from safari.engine.reference import network, train
+from safari.engine.reference import train
 from safari.engine.state import State, initial
 from safari.errors import ConfigError, RunError
 from safari.rounds.beside import wire_layout

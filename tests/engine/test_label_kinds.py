@@ -103,7 +103,7 @@ def test_a_natural_division() -> None:
         assemble(config(clients=9, partition={"name": "natural"}, model={"name": "mlp"}), 0, data)
 
 
-def test_a_model_is_told_of_tokens_and_labels_where_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_gets_tokens_and_labels_where_it_asks_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     told: dict[str, Any] = {}
 
     class Each(nn.Module):

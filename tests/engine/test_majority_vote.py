@@ -18,7 +18,7 @@ VOTE: dict[str, Any] = {
 
 
 def test_both_engines_take_the_same_vote() -> None:
-    """Up to votes on changes that are rounding, of which a model has few."""
+    """Except for votes on changes that are rounding errors, of which a model has few."""
     engines = [
         play(VOTE | {"engine": SMALL["engine"] | {"name": name}}) for name in ("reference", "vectorised")
     ]

@@ -33,7 +33,7 @@ def test_what_was_cut_is_zero_whatever_was_missed_or_is_remembered(rule, engine)
         before = state
         state, record, _ = run(before)
         deaf = [client for client in range(6) if client not in record["trained"]]
-        # A client that did not hear of the round has learned nothing from it.
+        # A client that missed the broadcast has learned nothing from the round.
         for name, rows in state.clients.items():
             assert torch.equal(rows[deaf], before.clients[name][deaf])
         if record["lost"]:

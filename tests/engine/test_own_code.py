@@ -257,7 +257,7 @@ def test_functions_of_other_arguments(bad):
         ),
     ],
 )
-def test_trouble_that_comes_late_is_told_when_it_comes(bad, engine, change, message):
+def test_errors_in_later_rounds_are_reported_when_they_occur(bad, engine, change, message):
     config = parse({**bad, **change, "engine": {**SMALL["engine"], "name": engine}})
     assert check(config) == []
     with pytest.raises(ConfigError) as error:
@@ -307,7 +307,7 @@ def test_what_a_shelter_lets_through():
         assert found.value is error
 
 
-def test_a_call_that_fits_is_silent():
+def test_a_call_that_fits_is_accepted():
     def model(shape, classes, *, width: int = 1): ...
 
     check_call("model.name: x", model, ("shape", "classes"), {"width": 2})

@@ -48,7 +48,7 @@ def data_object():
     return safari.data.from_tensors("blobs", train, test)
 
 def stripes(labels, clients, rng, *, width: int = 1):
-    """Every so many samples in turn."""
+    """Runs of `width` samples for each client in turn."""
     owner = np.arange(len(labels)) // width % clients
     return [np.flatnonzero(owner == client).tolist() for client in range(clients)]
 
@@ -281,7 +281,7 @@ WRONG = {
 @pytest.mark.parametrize(
     ("field", "name", "message"), [(field, *case) for field, cases in WRONG.items() for case in cases]
 )
-def test_a_wrong_plug_in_is_told_before_a_folder_is_made(mine, tmp_path, field, name, message):
+def test_a_wrong_plug_in_is_reported_before_a_folder_is_made(mine, tmp_path, field, name, message):
     config = parse({**mine, field: {"name": name}})
     assert check(config) == [message]
     with pytest.raises(safari.SafariError) as error:

@@ -154,7 +154,7 @@ def _in_order(found: Any) -> Any:
 
 
 def compare(first: int, count: int) -> None:
-    """So many combinations that are not refused, from this seed on."""
+    """This many combinations that are not refused, from this seed on."""
     accepted = 0
     for seed in range(first, first + 4 * count):
         config = draw(random.Random(seed))

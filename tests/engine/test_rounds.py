@@ -13,7 +13,7 @@ import safari
 from engine.kit import SMALL, StopAfter, play, records, world_of, write_trace
 from safari.config import parse
 from safari.engine import assemble, load_data
-from safari.engine.reference import network
+from safari.engine.opening import network
 from safari.engine.state import initial
 from safari.errors import ConfigError
 from safari.runs import RunFolder

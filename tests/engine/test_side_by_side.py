@@ -81,7 +81,7 @@ def test_also_when_arms_are_not_equally_far(monkeypatch, stacked):
         assert record == expected[arm][arm][1]
 
 
-def test_whoever_stops_in_between_leaves_nothing_behind():
+def test_stopping_in_between_leaves_nothing_behind():
     engine = Vectorised(world_of(put(BASE, CNN, ARMS)))
     states = beginnings(engine)
     expected = list(engine.side_by_side(states))

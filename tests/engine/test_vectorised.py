@@ -26,8 +26,8 @@ from engine.kit import StopAfter, play, records, world_of
 from engine.own_parts import PLUGINS
 from safari.cli import cli
 from safari.config import parse
-from safari.engine import device as device_room
-from safari.engine import world as world_room
+from safari.engine import device as device_module
+from safari.engine import world as world_module
 from safari.engine.parts import rule_of
 from safari.engine.state import initial
 from safari.engine.vectorised import Vectorised
@@ -238,9 +238,9 @@ def test_the_mask_of_all_is_computed_once_a_round(monkeypatch):
     )
     calls = []
     for name in ("compute_mask", "settled_mask"):
-        real = getattr(world_room, name)
+        real = getattr(world_module, name)
         monkeypatch.setattr(
-            world_room, name, lambda *a, real=real, name=name, **k: calls.append(name) or real(*a, **k)
+            world_module, name, lambda *a, real=real, name=name, **k: calls.append(name) or real(*a, **k)
         )
     config["wire"] = {"every": 0}
     assert len(records(config)) == 3
@@ -252,7 +252,7 @@ def test_the_mask_of_all_is_computed_once_a_round(monkeypatch):
 
 
 class Cramped(Vectorised):
-    """A device on which only so many clients fit."""
+    """A device on which only this many clients fit."""
 
     fits = 3
 
@@ -308,11 +308,11 @@ def test_data_stay_on_the_host_when_they_would_fill_half_of_the_device(
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: int(allocated * size))
     went = []
     monkeypatch.setattr(type(data), "to", lambda self, device: went.append(device) or self)
-    device_room.placed(data, torch.device("cuda"))
+    device_module.placed(data, torch.device("cuda"))
     assert went == ([] if stays else [torch.device("cuda")])
 
 
-# What the user is told
+# Notes to the user
 
 
 class Notes:
@@ -332,7 +332,7 @@ NOTE = (
 )
 
 
-def test_a_slow_way_is_told_once_a_run(here):
+def test_a_slow_way_is_noted_once_a_run(here):
     config = put(BASE, {"rounds": 1, "seeds": 2, "model": {"name": "mine.py:by_loop"}})
     notes = Notes()
     safari.run(config, here / "slow", [notes])
@@ -349,7 +349,7 @@ def test_a_slow_way_is_told_once_a_run(here):
 @pytest.mark.parametrize(
     "change", [{}, {"model": {"name": "mine.py:by_loop"}, "engine": {"name": "reference"}}]
 )
-def test_nothing_is_told_when_there_is_nothing_to_tell(here, change):
+def test_the_fast_way_is_not_noted(here, change):
     notes = Notes()
     safari.run(
         put(BASE, {"rounds": 1}, engine(BASE, "reference") if change else {}, change), here / "run", [notes]

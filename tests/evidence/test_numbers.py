@@ -56,7 +56,7 @@ def test_the_right_group_is_that_of_the_first_stand_in() -> None:
     assert found["groups"] == {"round": [0.5, 1.5, 2.5], "share": [1.0, 0.0, 0.5]}
 
 
-def test_a_rule_that_names_nobody_has_no_share() -> None:
+def test_a_rule_without_stand_ins_has_no_share_of_right_groups() -> None:
     found = trial_numbers([record(t, stand_ins={}) for t in range(1, 5)], CONFIG, [0, 1, 0])
     assert found["right_group"] is None
 

@@ -450,7 +450,7 @@ def test_what_another_version_only_began_is_not_gone_on_with(
 def test_what_a_killed_process_left_half_written_is_swept_up(finished: Path, tmp_path: Path) -> None:
     dead, living = "999999999-0123abcd", "1-0123abcd"
     left = [f".results.json.{dead}.tmp", f".report.md.{dead}.tmp", f"figures/.tiny-a.b-top1.svg.{dead}.tmp"]
-    # Of a process that is alive (the first of the machine), or of nobody we know.
+    # The lock of a process that is alive (the first of the machine), or of an unknown one.
     kept = [f".results.json.{living}.tmp", ".notes.tmp", f".paper.tex.{dead}.tmp"]
     (tmp_path / "figures").mkdir()
     for name in (*left, *kept):

@@ -1,4 +1,4 @@
-"""Experiment files: what they come to, and every way to get one wrong."""
+"""Experiment files: the cases and arms that they make, and every way to get one wrong."""
 
 from __future__ import annotations
 
@@ -115,9 +115,7 @@ def test_a_plug_ins_option_goes_where_the_plug_in_takes_it(tmp_path: Path) -> No
     ],
     ids=str,
 )  # fmt: skip
-def test_what_is_wrong_with_a_setting_is_told_once(
-    tmp_path: Path, setting: tuple[str, object], wanted: str
-) -> None:
+def test_a_wrong_setting_is_reported_once(tmp_path: Path, setting: tuple[str, object], wanted: str) -> None:
     third = TWO_AXES.replace("wave =", "later = { uplink.p = 0.1 }\nwave =")
     write(tmp_path, two=third)
     with pytest.raises(ConfigError) as error:
@@ -272,7 +270,7 @@ def test_results_from_before_feedback_was_automatic_keep_their_names() -> None:
          ["FILE: base: cannot read FOLDER/nix.toml: No such file or directory"]),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_told_by_file_case_and_field(tmp_path: Path, text: str, wanted: list[str]) -> None:
+def test_problems_are_reported_by_file_case_and_field(tmp_path: Path, text: str, wanted: list[str]) -> None:
     assert problems(tmp_path, text) == wanted
 
 
@@ -379,7 +377,7 @@ def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
     assert problems(tmp_path, text) == ["FILE: base: FOLDER/base/pipe.toml is not a file"]
 
 
-def test_a_file_in_the_place_of_a_name_is_told_what_to_say(tmp_path: Path) -> None:
+def test_a_file_given_as_a_name_is_refused_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         find(write(tmp_path), ["mine/tiny.toml"])
     wanted = "NAME is that of an experiment, not of its file: tiny --from mine; got 'mine/tiny.toml'"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
-import ipaddress
 import json
 import os
 import shutil
@@ -14,52 +12,29 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from processes import free_ports, wait_until
 from safari.lab.processes import family
+from safari.net.certificates import make_certificates
 
 BIN = Path(sys.executable).parent
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-safari"
 SOURCE = Path(__file__).parents[2] / "src"
 
 
-class TimeUpError(AssertionError):
-    """Something that had to happen did not, within its bound."""
-
-
-def wait_until(what: str, done: Callable[[], Any], seconds: float, pause: float = 0.2) -> Any:
-    """Poll until `done()` is true; returns what it said."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if found := done():
-            return found
-        time.sleep(pause)
-    raise TimeUpError(f"{what}: not within {seconds:g} s")
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, all different."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in sockets]
-
-
 def seconds_to_import(clients: int) -> float:
-    """How long the processes of so many clients take on this machine, now, before they do anything."""
+    """How long the processes of this many clients take to start on this machine, at its present load."""
     begin = time.monotonic()
     environment = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", "import safari.flower"]
@@ -92,7 +67,7 @@ class Federation:
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "NO_COLOR": "1",
         }
-        self._certificates()
+        make_certificates(folder, ["localhost", "127.0.0.1"])
         (home / "config.toml").write_text(
             f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.control_port}"\n'
             f'root-certificates = "{folder / "ca.crt"}"\n'
@@ -277,51 +252,6 @@ class Federation:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return True
         return False
-
-    def _certificates(self) -> None:
-        """A certificate authority of our own, and the SuperLink's certificate for the loopback address."""
-        now = datetime.datetime.now(datetime.UTC)
-        ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-        ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-        addresses = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-
-        def begin(subject: x509.Name, public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
-            return (
-                x509.CertificateBuilder()
-                .subject_name(subject)
-                .issuer_name(ca_name)
-                .public_key(public)
-                .serial_number(x509.random_serial_number())
-                .not_valid_before(now - datetime.timedelta(days=1))
-                .not_valid_after(now + datetime.timedelta(days=2))
-                .add_extension(
-                    x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False
-                )
-                .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-            )
-
-        usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
-        ca = (
-            begin(ca_name, ca_key.public_key())
-            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-            .add_extension(usage, critical=True)
-            .sign(ca_key, hashes.SHA256())
-        )
-        server = (
-            begin(name, key.public_key())
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(x509.SubjectAlternativeName(addresses), critical=False)
-            .sign(ca_key, hashes.SHA256())
-        )
-        (self.folder / "ca.crt").write_bytes(ca.public_bytes(serialization.Encoding.PEM))
-        (self.folder / "server.crt").write_bytes(server.public_bytes(serialization.Encoding.PEM))
-        pem = key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.TraditionalOpenSSL,
-            serialization.NoEncryption(),
-        )
-        (self.folder / "server.key").write_bytes(pem)
 
     @staticmethod
     def _write_key(path: Path, private: ec.EllipticCurvePrivateKey) -> None:

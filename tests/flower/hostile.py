@@ -361,7 +361,7 @@ def attacks() -> dict[str, Attack]:
 
 
 def giants() -> dict[str, Attack]:
-    """Models of finite numbers that no training leads to."""
+    """Models of finite numbers that are too large for any training."""
     return {
         f"{value:g}": says(content_of(one_weight=torch.full((8, 6), value)))
         for value in (1e6, 1e19, -1e19, 1e30, 3e38, -3e38)

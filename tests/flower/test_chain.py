@@ -45,7 +45,7 @@ def walk(seed: int, steps: int, values: str) -> tuple[list[Chain], list[torch.Te
 
 @settings(max_examples=10)
 @given(st.integers(0, 999), st.sampled_from(["step", "qsgd", "int8", "bf16"]), st.integers(1, LONGEST))
-def test_whoever_follows_comes_to_the_same_model(seed, values, age):
+def test_all_who_follow_the_chain_have_the_same_model(seed, values, age):
     chains, _ = walk(seed, LONGEST + 1, values)
     last, held = chains[-1], chains[-1 - age]
     target = reference_digest(last.model.numpy())

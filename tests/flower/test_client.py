@@ -76,7 +76,7 @@ def test_decorator_and_mod_come_to_the_same_bits(pruner, tmp_path):
     assert lines[0]["density"] == kept / one.layout.prunable_count
 
 
-def test_a_loop_that_leaves_the_mask_is_told_so(tmp_path):
+def test_a_loop_that_leaves_the_mask_is_refused(tmp_path):
     _, lines = play(with_mod(wrap=False), tmp_path)
     assert (
         "weights that the mask cuts are not 0 after training: wrap the optimiser" in lines[0]["reasons"]["0"]
@@ -99,7 +99,7 @@ def test_a_pruner_of_ones_own_is_given_to_the_client(tmp_path):
 
 
 @pytest.mark.parametrize("wrap", [sparse, sparse_mod])
-def test_a_pruner_that_cannot_be_is_told_where_it_is_named(wrap):
+def test_an_impossible_pruner_is_reported_where_it_is_named(wrap):
     with pytest.raises(SafariError, match=r"^pruner must be one of grasp, mag, .*; got 'nix'$"):
         wrap(Net, pruner="nix")
     with pytest.raises(SafariError, match=r"^pruner must be a name, a Pruner or a score function, got 3$"):
@@ -113,7 +113,7 @@ def test_batches_are_asked_for_where_a_pruner_needs_them(tmp_path):
     assert lines[0]["reasons"]["0"] == "error 2: PruneError: snip needs batch=(inputs, labels), got None"
 
 
-def test_a_function_that_gives_no_model_back_is_told_so(tmp_path):
+def test_a_function_that_returns_no_model_is_refused(tmp_path):
     app = ClientApp(mods=[sparse_mod(Net)])
     app.train()(lambda message, context: Message(RecordDict(), reply_to=message))
     _, lines = play(app, tmp_path)

@@ -194,7 +194,7 @@ def test_a_model_whose_reply_is_lost_still_counts(tmp_path):
     assert lines[1]["blocks"]["0"]["share"] == 1.0
 
 
-def test_packets_without_a_reply_from_a_node_that_was_never_heard_belong_to_nobody(tmp_path):
+def test_packets_without_a_reply_from_an_unknown_node_are_ignored(tmp_path):
     def app(message, context):
         good_app()(message, context)
 

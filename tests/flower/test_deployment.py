@@ -9,7 +9,8 @@ pytest.importorskip("flwr", reason="needs the extra flower: pip install 'safari-
 from functools import partial
 from pathlib import Path
 
-from flower.deploy import Federation, seconds_to_import, wait_until
+from flower.deploy import Federation, seconds_to_import
+from processes import wait_until
 from safari.runs import RunFolder, read_checkpoint, read_lines
 
 NODES = 3

@@ -104,7 +104,7 @@ def test_clients_that_cannot_test_train_on(tmp_path):
     assert 0 < max(sizes(grid, "train")[3]) < 150
 
 
-def test_a_test_says_nothing_impossible(tmp_path):
+def test_impossible_test_results_are_left_out(tmp_path):
     def answer(value):
         app = ClientApp()
         app.train()(sparse(Net)(train_a_bit))
@@ -120,5 +120,5 @@ def test_a_test_says_nothing_impossible(tmp_path):
     result = SafariStrategy(net(), 3, evaluate=True, run=tmp_path).start(
         Loopback(apps), num_rounds=1, timeout=0.1
     )
-    # One of three reports something possible: no mean that speaks for all.
+    # One of three reports something possible: so its mean would not stand for all.
     assert dict(result.evaluate_metrics_clientapp[1]) == {}

@@ -104,7 +104,7 @@ def test_with_many_nodes_looks_take_at_most_half_of_the_time():
     assert next(grid.looks) <= 40 / 2 / 0.01 + 2 * 200
 
 
-def test_what_the_superlink_does_not_take_is_told():
+def test_messages_that_the_superlink_does_not_take_are_reported():
     clock = Clock()
     grid = Slow(clock, {1: 0.0, 2: 0.0})
     push = grid.push_messages

@@ -155,7 +155,7 @@ def test_every_rules_state_grows_and_forgets(rule):
     assert vacated(small, []) is small
 
 
-def test_clients_without_names_started_twice_are_told_so(tmp_path):
+def test_clients_without_names_that_are_started_twice_are_refused_with_a_reason(tmp_path):
     options = {"download": "dense", "clients": 3, "app": plain_app, "rule": "safari+"}
     start(tmp_path, {1: "-", 2: "-", 3: "-"}, 2, **options)
     before = {p: p.read_bytes() for p in tmp_path.rglob("rounds.jsonl")}

@@ -450,7 +450,7 @@ def test_what_cannot_travel_is_refused_before_the_first_round(config, options, w
     assert words in str(told.value)
 
 
-def test_a_server_that_reads_gradients_is_told_the_clients_learning_rate():
+def test_a_server_that_reads_gradients_states_the_learning_rate():
     sgd = {"optimiser": "sgd", "lr": 0.05, "schedule": "cosine"}
     told = SafariStrategy(Net(), 3, config={"client": {"name": "mime"}, "local": sgd}).config
     assert learning_rate(replace(told, rounds=10), 5) == 0.025

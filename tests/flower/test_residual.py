@@ -40,7 +40,7 @@ def test_what_does_not_fit_is_forgotten():
     assert read_residual(state, 2, 0).tolist() == [0, 0]
 
 
-def test_of_an_upload_in_packets_each_coordinate_goes_by_its_packet():
+def test_the_residual_of_each_coordinate_depends_on_its_packet():
     # On the wire the weight comes first: its last number and the bias are in the second packet.
     wire, state = WireLayout(["bias", "weight"], [1, 3], [False, True]), RecordDict()
     old, new = np.arange(4, dtype=np.float32), np.arange(10, 14, dtype=np.float32)
@@ -65,7 +65,7 @@ def play(rounds, wire):
     return grid
 
 
-def test_clients_are_told_what_arrived_where_they_want_to_know():
+def test_clients_with_error_feedback_learn_what_arrived():
     def heard(grid):
         return [m.content["config"]["safari.heard"] for m in grid.sent]
 
@@ -91,7 +91,7 @@ def test_variances_that_fall_to_zero_go_no_further(values, feedback):
     def train(model, message, context):
         seen.append(float(model.norm.running_var.min()))
         metrics = train_a_bit(model, message, context)
-        # As of a layer into which nothing comes any more.
+        # As from a layer that gets no input any more.
         model.norm.running_var.copy_(torch.tensor([0.5 * seen[-1]] * 8))
         return metrics
 

@@ -8,7 +8,8 @@ pytest.importorskip("flwr", reason="needs the extra flower: pip install 'safari-
 pytest.importorskip("ray", reason="Flower's simulation needs Ray, which has no package for this Python")
 
 import safari
-from flower.deploy import Federation, wait_until
+from flower.deploy import Federation
+from processes import wait_until
 from safari.runs import RunFolder, read_checkpoint
 
 ROUNDS = 8

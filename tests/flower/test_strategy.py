@@ -341,7 +341,7 @@ def test_names_are_not_believed_when_nodes_are_asked_for(tmp_path):
     assert line["arrived"] == [0, 1, 2]
 
 
-def test_dense_replies_are_welcome_beside_sparse_ones(tmp_path):
+def test_dense_replies_are_accepted_beside_sparse_ones(tmp_path):
     lines = play(
         tmp_path,
         {30: good_app(), 50: dense_app, 70: dense_app},
@@ -423,7 +423,7 @@ def test_a_mask_denser_than_asked_is_refused(tmp_path):
     assert line["refused"] == {"1": "the mask must keep at most 14 weights, got 36"}
 
 
-def test_what_a_client_says_of_its_failure_moves_no_cursor(tmp_path, caplog):
+def test_a_clients_error_text_cannot_control_the_terminal(tmp_path, caplog):
     def rude(message, context):
         raise RuntimeError("\x1b[2J\x1b]0;gone\x07 \u202eoh\r")
 

@@ -45,7 +45,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from net.namespaces import wait_until
+from processes import free_port, wait_until
 from safari.errors import SafariError
 from safari.lab.gate import _DESCRIPTORS, _EACH, FLEET_CALLS, Gate, ask_to_join, limits_for
 from safari.lab.invitations import app_digest
@@ -85,12 +85,6 @@ class Served:
     def join(self, client: int, key: bytes, token: str | None = None) -> None:
         token = self.lab.invitations.token(client) if token is None else token
         ask_to_join(self.outside, self.lab.certificates.authority, client, token, key)
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
@@ -460,7 +454,7 @@ def test_a_flood_from_many_addresses_does_not_displace_those_who_take_part(tmp_p
             await asyncio.wait(ends[:296], timeout=30)
             try:
                 found += [await asked(*known), await asked(*newcomer)]
-                # Whoever needs less time than it takes to displace all others is served.
+                # A client that needs less time than it takes to displace all others is served.
                 found.append(await asked(*await begin("127.0.0.3")))
             finally:
                 for _, writer in strangers:
@@ -505,7 +499,7 @@ def test_the_gate_has_descriptors_for_all_that_its_limits_allow():
         assert limits.silent + limits.pending + limits.active + to_superlink < _DESCRIPTORS + _EACH * clients
 
 
-def test_whoever_knows_a_public_key_alone_is_refused(served):
+def test_a_public_key_alone_gives_no_access(served):
     (_, public), (private, _) = generate_key_pairs(), generate_key_pairs()
     key = public_key_to_bytes(public)
     served.join(3, key)
@@ -536,7 +530,7 @@ def test_headers_that_are_no_text_are_passed_on_and_refused(served, first_key):
         (b" " * 5000, 413),
     ],
 )
-def test_requests_to_join_that_are_none_are_refused_in_words(served, body, status):
+def test_malformed_requests_to_join_are_refused_with_a_reason(served, body, status):
     context = ssl.create_default_context(cafile=served.lab.certificates.authority)
     answer = httpx.post(
         f"https://{served.outside}/safari/join", content=body, verify=context, trust_env=False

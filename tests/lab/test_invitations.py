@@ -52,7 +52,7 @@ def test_a_private_key_that_others_can_read_is_refused(tmp_path):
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are of POSIX")
 def test_secrets_where_others_can_read_or_write_are_refused(tmp_path):
-    """Whoever knows the secret knows all tokens; whoever can write to the folder can put one of theirs there."""
+    """The secret gives all tokens; anybody who can write to the folder could put their own secret there."""
     open_invitations(tmp_path / "a", 2)
     (tmp_path / "a" / "secret").chmod(0o640)
     with pytest.raises(SafariError, match=r"secret must have mode 600, because it is a secret, got 640"):
@@ -71,7 +71,7 @@ def test_secrets_of_another_user_are_refused(tmp_path):
         open_invitations(tmp_path, 2)
 
 
-def test_a_damaged_key_of_a_client_is_told_with_its_file(tmp_path):
+def test_a_damaged_key_of_a_client_is_reported_with_its_file(tmp_path):
     invitations = open_invitations(tmp_path, 2)
     (tmp_path / "client-1.pem").write_bytes(b"")
     with pytest.raises(SafariError, match=r"client-1\.pem must be a client's public key") as found:
@@ -80,7 +80,7 @@ def test_a_damaged_key_of_a_client_is_told_with_its_file(tmp_path):
     assert not isinstance(found.value, JoinError)
 
 
-def test_damaged_files_are_told(tmp_path):
+def test_damaged_files_are_reported(tmp_path):
     (tmp_path / "node.key").write_bytes(b"nothing")
     (tmp_path / "node.key").chmod(0o600)
     with pytest.raises(SafariError, match=r"node\.key must be a private key"):

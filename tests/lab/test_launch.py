@@ -81,14 +81,14 @@ def test_a_key_is_written_past_a_link_and_for_this_user_alone(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names that are no text")
-def test_a_name_that_is_no_text_is_told(tmp_path):
+def test_a_name_that_is_not_text_is_reported(tmp_path):
     lab = Lab(Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff")), "127.0.0.1", 8000, 8001, SETTINGS)
     with pytest.raises(SafariError, match="the folder must have a name in UTF-8"):
         lab.prepare()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path):
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SafariError, match=r"cannot write into .*file"):
         Lab(tmp_path / "file" / "lab", "127.0.0.1", 8000, 8001, SETTINGS).prepare()

@@ -115,7 +115,7 @@ def test_another_seed_gives_another_history(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(LINKS) - {"interleaved", "trace"}))
-def test_adding_clients_changes_nobody_elses_luck(name: str) -> None:
+def test_adding_clients_does_not_change_the_draws_of_others(name: str) -> None:
     """Not for interleaved, where the phases share out the circle, nor for a trace, which has its clients."""
     link = LINKS[name](**OPTIONS[name])
     few, many = history(link, 10), history(link, 15)

@@ -1,4 +1,4 @@
-"""`from_probability` with a user's functions: numbers that are no probabilities are told, not drawn from."""
+"""`from_probability` with a user's functions: numbers that are not probabilities are reported, not drawn from."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
 
 
 def constant(rows: int) -> pyarrow.Table:
-    """So many rows that say the same: a few kilobytes on disk."""
+    """This many rows that say the same: a few kilobytes on disk."""
     zeros = pyarrow.array(np.zeros(rows, np.int64))
     return pyarrow.table({"round": zeros, "client": zeros, "delivered": zeros, "note": zeros})
 

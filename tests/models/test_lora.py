@@ -1,4 +1,4 @@
-"""Adapters: what is trained and travels, what the frozen base is, and what they come to."""
+"""Adapters: what is trained and travels, what the frozen base is, and how many bytes they take."""
 
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ from pathlib import Path
 import httpx
 
 import safari
-from net.namespaces import RELAY, SERVER, Network, address, wait_until, why_not
+from net.namespaces import RELAY, SERVER, Network, address, why_not
+from processes import wait_until
 from safari.runs import RunFolder
 
 CONTROL, DATA = 8000, 8001

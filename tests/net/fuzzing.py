@@ -78,7 +78,7 @@ class Attack:
         return len(self.stale) + 1
 
     def datagrams(self, count: int, rng: np.random.Generator) -> Iterator[tuple[str, bytes]]:
-        """So many hostile datagrams, each with its kind; all kinds equally often."""
+        """This many hostile datagrams, each with its kind; all kinds equally often."""
         pool = [data for data, _ in self.honest]
         picks = rng.integers(0, len(pool), count).tolist()
         seeds = rng.integers(0, 1 << 30, count).tolist()

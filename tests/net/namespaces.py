@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -221,13 +220,3 @@ class Network:
         if isinstance(found[0], BaseException):
             raise found[0]
         return found[0]
-
-
-def wait_until(what: str, done: Callable[[], T], seconds: float, pause: float = 0.5) -> T:
-    """Poll until `done()` is true; returns what it said."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if found := done():
-            return found
-        time.sleep(pause)
-    raise AssertionError(f"{what}: not within {seconds:g} s")

@@ -15,7 +15,7 @@ from safari.net.udp import Relay
 
 
 async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seconds: float) -> None:
-    """Bytes from one side to the other, each so many seconds after it came."""
+    """Bytes from one side to the other, each `seconds` after it came."""
     loop = asyncio.get_running_loop()
     waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
 

@@ -115,7 +115,7 @@ def test_a_client_that_begins_again_is_heard_and_its_old_datagrams_are_not():
     assert opener.open(old[2]) is Drop.REPLAYED
 
 
-def test_what_is_no_datagram_of_ours_is_told_by_its_first_bytes():
+def test_foreign_datagrams_are_recognised_by_their_first_bytes():
     data = Sealer(SESSION, UP, 5).seal(1, b"hello")
     assert session_of(data[:36]) is Drop.TRUNCATED
     assert session_of(data + bytes(1500)) is Drop.OVERSIZED

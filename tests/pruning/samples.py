@@ -1,4 +1,4 @@
-"""A small network and a batch for it, shared by the tests of this room."""
+"""A small network and a batch for it, shared by the tests of this folder."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_a_pruner_that_needs_a_batch_says_so(pruner: str) -> None:
         ("xy", "str"),
     ],
 )
-def test_a_batch_that_is_no_pair_is_told(pruner: str, batch: Any, got: str) -> None:
+def test_a_batch_that_is_not_a_pair_is_refused(pruner: str, batch: Any, got: str) -> None:
     with pytest.raises(PruneError) as error:
         prune(small(), pruner=pruner, batch=batch)
     assert str(error.value) == f"{pruner} needs batch=(inputs, labels), got {got}"

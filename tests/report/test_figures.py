@@ -100,7 +100,7 @@ def test_many_lines_have_a_legend_with_every_name():
 
 
 @pytest.mark.parametrize("values", [np.empty((1, 0)), [[np.nan, np.nan]], [[0.5]], [[0.5, np.nan, 0.7]]])
-def test_curves_of_next_to_nothing(values):
+def test_curves_with_hardly_any_points(values):
     figure = drawn(figures.curves([line("a", values)], "loss", percent=True, target=0.85))
     np.testing.assert_allclose(figure.axes[0].lines[0].get_ydata(), 100 * np.asarray(values)[0])
 

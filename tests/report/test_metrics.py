@@ -114,7 +114,7 @@ def test_less_perplexity_is_better(tmp_path):
     assert header[header.index("loss") + 1] == "rounds to 31"
 
 
-def test_runs_of_different_tasks_lie_over_each_other(tmp_path):
+def test_runs_of_different_tasks_are_overlaid(tmp_path):
     one = run_of(tmp_path, tokens(), *spoken(40.0), name="one")
     other = run_of(tmp_path, classification(), {"loss": 1.0, "top1": 0.5, "top5": None}, name="other")
     summaries = {"one": summarise(one), "other": summarise(other)}

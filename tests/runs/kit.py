@@ -1,4 +1,4 @@
-"""What the tests of run folders share: a setting that is done in a blink, and real processes to kill."""
+"""What the tests of run folders share: a setting that takes a moment, and real processes to kill."""
 
 from __future__ import annotations
 

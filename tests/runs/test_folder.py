@@ -152,7 +152,7 @@ def holder(tmp_path):
     process.communicate()
 
 
-def test_the_second_writer_is_told_who_is_first_and_kill_9_frees_the_folder(holder):
+def test_the_second_writer_learns_who_is_first_and_kill_9_frees_the_folder(holder):
     run, process = holder
     told = f"{run.path} is being written by another process (pid {process.pid})"
     with pytest.raises(RunError) as error, run.writing():

@@ -316,7 +316,7 @@ def test_mime_needs_classes_only_with_a_strength() -> None:
     CLIENTS["mime"]().check(regression())
 
 
-def test_mime_keeps_the_moments_of_what_nobody_sent() -> None:
+def test_mime_keeps_the_moments_of_numbers_that_nobody_sent() -> None:
     server = CLIENTS["mime"]().server
     held = server.init(2, 12, torch.device("cpu"))
     _, held = server.apply(held, -torch.ones(12), {}, arrivals([0, 1], lr=0.1))
@@ -335,7 +335,7 @@ def test_a_server_that_does_not_know_the_learning_rate_cannot_follow_mime() -> N
         server.apply(held, torch.ones(12), {}, arrivals([0, 1]))
 
 
-def test_a_giant_step_leaves_the_moments_of_mime_finite() -> None:
+def test_a_huge_step_leaves_the_moments_of_mime_finite() -> None:
     """Squares of what a server without a gate takes may be infinite, and 0 times that would be NaN for good."""
     server = CLIENTS["mime"]().server
     held = server.init(2, 12, CPU)
@@ -405,10 +405,12 @@ def test_a_task_without_classes_is_refused_with_a_reason(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "text"),
     [
-        ("fedprox", {"mu": -1.0}, "mu must be at least 0, got -1.0"),
-        ("feddyn", {"alpha": 0.0}, "alpha must be above 0, got 0.0"),
+        ("fedprox", {"mu": -1.0}, "mu must be a finite number of at least 0, got -1.0"),
+        ("feddyn", {"alpha": 0.0}, "alpha must be a finite number above 0, got 0.0"),
+        ("feddyn", {"alpha": float("inf")}, "alpha must be a finite number above 0, got inf"),
+        ("calibrated", {"strength": float("inf")}, "strength must be a finite number of at least 0, got inf"),
         ("calibrated", {"smoothing": 0.0}, "smoothing must be above 0 and at most 1, got 0.0"),
-        ("dane", {"mu": float("nan")}, "mu must be at least 0, got nan"),
+        ("dane", {"mu": float("nan")}, "mu must be a finite number of at least 0, got nan"),
         ("mime", {"momentum": 1.0}, "momentum must be at least 0 and below 1, got 1.0"),
         ("mime", {"second": 0.99999999}, "second must lie between 0 and 0.999999, got 0.99999999"),
         ("mime", {"clip": 0.0}, "clip must lie between 1e-30 and 1e+30, got 0.0"),

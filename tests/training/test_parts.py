@@ -58,7 +58,7 @@ def step(server: Server, name: str, seed: int, lost: Tensor | None = None) -> Se
     gone=st.lists(st.booleans(), min_size=SIZE, max_size=SIZE).filter(lambda gone: not all(gone)),
     seed=st.integers(0, 99),
 )
-def test_a_number_that_came_from_nobody_is_no_gradient_of_0(
+def test_a_number_that_nobody_sent_does_not_count_as_a_gradient_of_0(
     name: str, options: dict[str, Any], gone: list[bool], seed: int
 ) -> None:
     half = CLIENTS[name](**options).server

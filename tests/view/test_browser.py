@@ -329,7 +329,7 @@ def test_an_address_with_nonsense_in_it_shows_the_page(browse, address):
     drawn(page, "arrivals")
 
 
-def test_several_runs_lie_over_each_other_and_say_how_they_differ(browse, small, tmp_path):
+def test_several_runs_are_overlaid_and_their_differences_shown(browse, small, tmp_path):
     settings = {**SMALL, "name": "other", "rounds": 20, "seeds": 1, "pruning": {"sparsity": 0.5}}
     safari.run(settings, tmp_path / "other")
     with viewing(small.path, tmp_path / "other") as address:

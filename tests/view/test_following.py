@@ -1,4 +1,4 @@
-"""Files that somebody else is writing: half lines, nonsense, cuts; and what the page is told of them."""
+"""Files that somebody else is writing: half lines, nonsense, cuts; and what the page is sent about them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_wherever_the_writer_pauses_nothing_is_lost_or_doubled(tmp_path, pauses)
     assert tail.generation == 0
 
 
-def test_nonsense_is_skipped_and_said(tmp_path):
+def test_nonsense_is_skipped_and_reported(tmp_path):
     path = tmp_path / "rounds.jsonl"
     path.write_bytes(b'{"n": 1}\nnonsense\n[1]\n\xff\n{"n": 2}\n' + b"[" * 100_000 + b"\n")
     tail = LineFollower(path)
@@ -187,7 +187,7 @@ def test_increments_add_up_to_the_whole(tmp_path):
     assert log.seconds["wire"] == [None, None, 0.125]
 
 
-def test_a_resumed_run_is_told_from_its_beginning(tmp_path):
+def test_a_resumed_run_is_sent_from_its_beginning(tmp_path):
     trial, log = made(tmp_path, record(1), record(2), record(3))
     have = log.cursor
     trial.save(Saved(1, {}, {}))
@@ -271,7 +271,7 @@ def test_the_average_is_followed_and_in_the_table(tmp_path):
     assert body[0][header.index("average %")] == "50.0"
 
 
-def test_what_is_told_of_a_run(small):
+def test_the_description_of_a_run(small):
     monitor = Monitor([small], {"safari": "The paper's rule."})
     monitor.poll()
     (run,) = monitor.describe()["runs"]
@@ -342,6 +342,6 @@ def test_a_run_that_has_not_begun(tmp_path):
     assert monitor.describe()["runs"][0]["numbers"] is None
 
 
-def test_a_cursor_of_another_life_gets_everything(tmp_path):
+def test_a_cursor_from_before_a_restart_gets_everything(tmp_path):
     _, log = made(tmp_path, record(1))
     assert log.since(Cursor(generation=7, rounds=1))["columns"]["round"] == [1]

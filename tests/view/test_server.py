@@ -1,4 +1,4 @@
-"""The server: who is let in, what is served, what is told; with real sockets."""
+"""The server: who is let in, what is served, what is reported; with real sockets."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ pytest.importorskip("uvicorn", reason="the extra 'view' is not installed")
 
 
 @contextmanager
-def served(runs, token=None, hosts=frozenset({"127.0.0.1"}), rules=None, limits=DEFAULT_LIMITS, report=print):
-    """The application on a port of its own."""
+def serving(app, limits=DEFAULT_LIMITS, report=print):
+    """Any ASGI application on a port of its own."""
     where, opened = listen("127.0.0.1", 0), threading.Event()
-    server = PageServer(build(Monitor(runs, rules), token, hosts), where, limits, report)
+    server = PageServer(app, where, limits, report)
     thread = threading.Thread(target=lambda: asyncio.run(server.run(opened.set)), daemon=True)
     thread.start()
     assert opened.wait(20)
@@ -41,6 +41,11 @@ def served(runs, token=None, hosts=frozenset({"127.0.0.1"}), rules=None, limits=
         server.stop()
         thread.join(20)
         where.close()
+
+
+def served(runs, token=None, hosts=frozenset({"127.0.0.1"}), rules=None, limits=DEFAULT_LIMITS, report=print):
+    """The application of the page on a port of its own."""
+    return serving(build(Monitor(runs, rules), token, hosts), limits, report)
 
 
 def ask(address, path="/", headers=None):

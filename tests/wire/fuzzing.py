@@ -128,7 +128,7 @@ def mutated(rng: random.Random, seed: Seed, other: Seed) -> bytes:
 
 
 def attack(seeds: list[Seed], cases: int, seed: int) -> Outcome:
-    """Decode so many damaged copies; anything but `WireError` or a valid model raises."""
+    """Decode this many damaged copies; anything but `WireError` or a valid model raises."""
     rng = random.Random(seed)
     outcome = Outcome()
     for _ in range(cases):

@@ -170,7 +170,7 @@ def sparse(rng, draw, mode, counts, base, relative):
 
 
 def values(rng, draw, mode, counts, base, relative):
-    """(code, fields) of section 5 for so many numbers in each entry."""
+    """(code, fields) of section 5 for these counts of numbers in each entry."""
     n = int(counts.sum())
     code = rng.randint(0, MAX_CODE[mode])
     fields = []

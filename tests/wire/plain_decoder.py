@@ -1,6 +1,6 @@
 """A decoder written from docs/wire.md alone, number by number, to show that the page is complete.
 
-It imports nothing of the package and nothing beyond the standard library. Numbers are lists; a model is
+It imports nothing from the package and nothing beyond the standard library. Numbers are lists; a model is
 `d` binary32 values as unsigned bits, so that NaN payloads and -0 can be compared.
 """
 

@@ -1,4 +1,4 @@
-"""Arguments of the wrong kind are told in words, and a torch module finds its way to bytes."""
+"""Arguments of the wrong kind are refused with a reason, and a torch module can be encoded."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ VECTOR, MASK = np.array([1, 0, 0, 4], np.float32), np.array([1, 0, 0, 1], bool)
         ({"layout": None}, "layout must be a WireLayout or Shared, got None"),
     ],
 )
-def test_what_is_no_array_or_layout_is_told(wrong, text):
+def test_arguments_that_are_not_arrays_or_layouts_are_refused(wrong, text):
     shared = {
         "layout": LAYOUT,
         **{name: thing for name, thing in wrong.items() if name not in ("vector", "mask")},
@@ -79,7 +79,7 @@ def test_a_module_is_no_layout():
         safari.wire_layout(torch.nn.Linear(3, 1))
 
 
-def test_what_is_no_layout_is_told_by_shared_and_merge():
+def test_shared_and_merge_refuse_what_is_not_a_layout():
     layout = Layout.of(torch.nn.Linear(3, 1))
     with pytest.raises(
         SafariError, match=r"^layout must be a WireLayout, got a safari\.Layout; pass safari\.wire"
@@ -91,7 +91,7 @@ def test_what_is_no_layout_is_told_by_shared_and_merge():
         merge([], layout)
 
 
-def test_what_is_no_bytes_is_told():
+def test_arguments_that_are_not_bytes_are_refused():
     for wrong in ("frame", VECTOR):
         with pytest.raises(SafariError, match=r"^data must be bytes, got (str|ndarray)$"):
             decode(wrong, LAYOUT)

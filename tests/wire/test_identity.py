@@ -92,7 +92,7 @@ def test_a_message_of_another_is_refused_by_name(what):
             decode_packet(data, shared, expect=OTHERS[what])
 
 
-def test_the_round_is_told_before_a_reference_that_went_with_it():
+def test_a_wrong_round_is_reported_before_the_missing_reference():
     frame, _, shared = made()
     later = Shared(shared.layout, shared.reference + 1, shared.predicted_mask)
     with pytest.raises(IdentityError, match=r"^round must be 13, got 12 \(at byte 18\)$"):

@@ -93,7 +93,7 @@ def test_packets_are_explained_too():
         (b"", "is empty"),
     ],
 )
-def test_what_is_no_frame_is_told_with_what_it_begins(data, begins):
+def test_the_error_about_foreign_bytes_shows_how_they_begin(data, begins):
     with pytest.raises(WireError) as error:
         inspect(data)
     assert str(error.value) == (

@@ -7,7 +7,7 @@ missing:
 
     x_next[k] = x[k] + Σ_{i in S_k} a_i(S_k) (x_i - x)[k] + Σ_j b_j(S_k) (z_j - x)[k]
 
-So stand-ins speak block by block, and a model that is lost as a whole is the special case in which nothing of
+So stand-ins are chosen block by block, and a model that is lost as a whole is the special case in which nothing of
 it came. What the rule learns about clients, it learns once, from all that came: see `Compensation.learn`.
 """
 
@@ -28,7 +28,7 @@ from safari.aggregation.compensation import Compensation, Decision, Round, State
 from safari.errors import ConfigError
 
 Ints = NDArray[np.int64]
-# For each client, who spoke for it and for how many coordinates.
+# For each client, who stood in for it and for how many coordinates.
 Spoke = Mapping[int, Mapping[int, int]]
 
 # Numbers in a temporary: 64 MB in float32.
@@ -51,7 +51,7 @@ class Block:
 def aggregate(rule: Compensation, state: State, round: Round) -> tuple[Decision, Tensor, State]:
     """What the rule decides, the next model, and the rule's next state.
 
-    Where models arrived in part the decision is the one about clients of whom nothing came at all, with the
+    Where models arrived in part the decision is the one about clients from which nothing arrived at all, with the
     stand-ins of all blocks.
     """
     if round.came is None:
@@ -72,7 +72,7 @@ def aggregate(rule: Compensation, state: State, round: Round) -> tuple[Decision,
 
 
 def _at_once(rule: Compensation, state: State, columns: State, round: Round) -> tuple[Tensor, Spoke] | None:
-    """The next model and who spoke for whom, with all blocks' weights at once; None where the rule cannot."""
+    """The next model and who stood in for whom, with all blocks' weights at once; None where the rule cannot."""
     if rule.weigh is None or round.came is None:
         return None
     model = torch.empty_like(round.global_model)

@@ -289,7 +289,7 @@ def combine(round: Round, decision: Decision, name: str = "the rule") -> Tensor:
     """
     weights = [decision.a] if decision.b is None else [decision.a, decision.b]
     out = _weighted_sum(round, decision, slice(None))
-    # The one look at the device. A sum is finite only if all that is in it is.
+    # The only transfer from the device. A sum is finite only if all of its terms are.
     found = torch.cat([*(w.double() for w in weights), out.sum(0, keepdim=True).double()]).cpu()
     sums, below, at = [], 0.0, 0
     for w in weights:

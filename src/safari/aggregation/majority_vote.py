@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from safari.aggregation.compensation import Compensation, Decision, Round, State, learning
 from safari.aggregation.rules import share
-from safari.errors import ConfigError
+from safari.bounds import above
 
-# A vote of shares that sum to 1: less than this is rounding, and a tie.
+# Shares sum to 1: a vote below this is rounding error, and counts as a tie.
 _TIE = 1e-9
 
 
@@ -33,8 +31,7 @@ def majority_vote(*, lr: float = 1.0, relative: bool = True) -> Compensation:
     by those whose number came, and the step is the same for all. Buffers are averaged. Uploads need no more than
     `wire.values = "sign"`, and any other values will do.
     """
-    if not (math.isfinite(lr) and lr > 0):
-        raise ConfigError(f"lr must be a finite number above 0, got {lr}")
+    above("lr", lr, 0)
 
     def init(clients: int, size: int, device: torch.device) -> State:
         # The size of the latest step.

@@ -46,6 +46,7 @@ from safari.aggregation.memory import COLUMNS, blank, recall, remember
 from safari.aggregation.rules import check_pairs, names_of, share
 from safari.aggregation.similarity import common_cosines
 from safari.aggregation.waiting import OVER, hold_back
+from safari.bounds import at_least, within
 from safari.errors import ConfigError
 
 # Ages are binned by powers of two: 1, 2-3, 4-7, ... rounds.
@@ -111,15 +112,11 @@ def safari_plus(
     differ and a client that was asked has never been heard (0: cut as the arrivals do).
     """
     for name, value in (("close", close), ("calm", calm)):
-        if not 0 <= value <= 1:
-            raise ConfigError(f"{name} must lie between 0 and 1, got {value}")
-    if not patience >= 1:
-        raise ConfigError(f"patience must be at least 1, got {patience}")
+        within(name, value, 0, 1)
+    at_least("patience", patience, 1)
     if not 0 < keep <= 1:
         raise ConfigError(f"keep must lie above 0 and be at most 1, got {keep}")
-    wait = whole("wait", wait)
-    if not 0 <= wait <= _LONGEST_WAIT:
-        raise ConfigError(f"wait must lie between 0 and {_LONGEST_WAIT}, got {wait}")
+    wait = within("wait", whole("wait", wait), 0, _LONGEST_WAIT)
     options = Options(friends, memory, fade, close, calm, stay, patience, keep, wait)
 
     def init(clients: int, size: int, device: torch.device) -> State:
@@ -174,7 +171,7 @@ def _cosines(held: State, round: Round) -> Tensor:
     lengths = torch.cat([torch.linalg.vector_norm(fresh, dim=1), torch.linalg.vector_norm(old, dim=1)])
     products = torch.cat([fresh @ fresh.T, fresh @ old.T], 1)
     cosines = products / lengths.clamp(min=1e-30) / lengths[: len(fresh), None].clamp(min=1e-30)
-    # The one look at the device.
+    # The only transfer from the device.
     cosines = cosines.double().cpu()
     if not bool(cosines.isfinite().all()):
         cosines = _wide_cosines(held, round)
@@ -262,7 +259,7 @@ def _weigh(state: State, round: Round, sets: Tensor, options: Options) -> BlockW
     arrived, cohort = (torch.tensor(ids, dtype=torch.int64) for ids in (round.arrived_ids, round.cohort_ids))
     came = torch.zeros(len(sets), len(age), dtype=torch.bool).index_copy(1, arrived, sets)
     old = torch.where(came, 0, torch.where(age >= 0, age + 1, -1))
-    # A set of which nobody arrived is a round without arrivals: nobody speaks for anybody.
+    # An empty set is a round without arrivals: there are no stand-ins.
     of, missing = (~came[:, cohort] & sets.any(1, keepdim=True)).nonzero().unbind(1)
     shares = torch.zeros(came.shape, dtype=torch.float64)
     stand_ins = torch.zeros(len(sets), len(cohort), len(arrived), dtype=torch.bool)
@@ -299,8 +296,8 @@ def _mixture(
     allowed = ages >= 0 if options.memory else fresh
     if not options.friends:
         allowed = allowed & own
-    # Updates with a negative cosine are excluded, even where they would cancel noise. Of a client never heard
-    # nothing is known, so all are allowed.
+    # Updates with a negative cosine are excluded, even where they would cancel noise. Nothing is known
+    # of a client that was never heard, so all are allowed.
     allowed = allowed & ((to > 0) | (ages.gather(1, missing[:, None]) < 0))
     if _seen(known["steady"]) is not None and signal < options.calm:
         close = allowed & fresh & (to >= options.close * signal)
@@ -322,7 +319,7 @@ def _mixture(
 
 
 def _among(alike: Tensor, ages: Tensor, fading: Tensor, signal: float, options: Options) -> Tensor:
-    """The expected products of the clients' latest updates, which are so old."""
+    """The expected products of the clients' latest updates, given their ages."""
     apart = (ages[:, :, None] - ages[:, None, :]).abs()
     among = alike * torch.where(apart > 0, fading[_bucket(apart)], 1.0)
     # Noise averages out over `patience` rounds, but still breaks ties.
@@ -345,7 +342,7 @@ def _shift_bin(ages: Tensor) -> Tensor:
 
 
 def _shifts(shift: Tensor) -> Tensor:
-    """What is added to the cosines of pairs, by bin: the mean residual, as far as it is not within doubt."""
+    """What is added to the cosines of pairs, by bin: the mean residual, shrunk by how uncertain it is."""
     total, count, squares = shift.unbind(1)
     count = count + _PRIOR
     mean, error = total / count, squares / count / count

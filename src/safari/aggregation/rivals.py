@@ -23,6 +23,7 @@ from safari.aggregation.rules import (
     stand_ins,
 )
 from safari.aggregation.similarity import common_cosines, cosines, tally
+from safari.bounds import at_least, within
 from safari.errors import ConfigError
 
 # Of rounds and of clients: as many as a config may ask for. The product of two of them fits into an int64.
@@ -140,8 +141,7 @@ def cluster_fedvarp(*, clusters: int = 2) -> Compensation:
 
     The server is given the clusters: `clusters` blocks of neighbouring ids.
     """
-    if clusters < 1:
-        raise ConfigError(f"clusters must be at least 1, got {clusters}")
+    at_least("clusters", clusters, 1)
 
     def init(clients: int, size: int, device: torch.device) -> State:
         blocks = _blocks(clients, clusters, device)
@@ -189,8 +189,7 @@ def fedau(*, cutoff: int = 50) -> Compensation:
 
     A gap is cut off at `cutoff` rounds; before the first, ω is 1.
     """
-    if not 1 <= cutoff <= _MOST:
-        raise ConfigError(f"cutoff must lie between 1 and {_MOST}, got {cutoff}")
+    within("cutoff", cutoff, 1, _MOST)
 
     def init(clients: int, size: int, device: torch.device) -> State:
         zeros = torch.zeros(clients, dtype=torch.int64, device=device)
@@ -249,10 +248,8 @@ def few(*, heard: int = 2, clusters: int = 2) -> Compensation:
     It tells what hearing few costs when nothing else is wrong. `clusters`: blocks of neighbouring ids, as in
     the division into groups.
     """
-    if not 1 <= heard <= _MOST:
-        raise ConfigError(f"heard must lie between 1 and {_MOST}, got {heard}")
-    if clusters < 1:
-        raise ConfigError(f"clusters must be at least 1, got {clusters}")
+    within("heard", heard, 1, _MOST)
+    at_least("clusters", clusters, 1)
 
     def apply(state: State, round: Round) -> tuple[Decision, State]:
         mine = state["cluster"][round.arrived]

@@ -14,9 +14,9 @@ from torch import Tensor
 from safari.aggregation.checks import whole
 from safari.aggregation.compensation import BlockWeights, Compensation, Decision, Round, State, learning
 from safari.aggregation.rules import share, shares
-from safari.errors import ConfigError
+from safari.bounds import above, below, within
 
-# Finite, so that giants among themselves have weights.
+# Finite, so that weights exist even where all arrivals are huge.
 _FARTHEST = 1e300
 
 
@@ -31,8 +31,7 @@ def trimmed_mean(*, trim: float = 0.2) -> Compensation:
     `trim`: the part that is left out at each end, which should be at least that of hostile arrivals; in the
     extreme the median remains. As published, clients count the same whatever their weights.
     """
-    if not 0 <= trim < 0.5:
-        raise ConfigError(f"trim must be at least 0 and below 0.5, got {trim}")
+    below("trim", trim, 0.5)
 
     def apply(state: State, round: Round) -> tuple[Decision, State]:
         count = len(round.arrived)
@@ -60,11 +59,8 @@ def geometric_median(*, iterations: int = 10, smoothing: float = 1e-6) -> Compen
 
     `iterations`: how often. `smoothing`: ν. Distances are over the parameters; buffers have the same weights.
     """
-    iterations = whole("iterations", iterations)
-    if not 1 <= iterations <= 1000:
-        raise ConfigError(f"iterations must lie between 1 and 1000, got {iterations}")
-    if not (math.isfinite(smoothing) and smoothing > 0):
-        raise ConfigError(f"smoothing must be a finite number above 0, got {smoothing}")
+    iterations = within("iterations", whole("iterations", iterations), 1, 1000)
+    above("smoothing", smoothing, 0)
 
     def init(clients: int, size: int, device: torch.device) -> State:
         # How far each client's latest model was from the median; NaN: never heard.
@@ -99,7 +95,7 @@ def _apart(round: Round, iterations: int, smoothing: float) -> Tensor:
     apart = scale
     for _ in range(iterations):
         step = models - v if came is None else torch.where(came, models - v, 0.0)
-        # Of a giant the distance is infinite in float32, and its weight next to nothing.
+        # The distance of a huge model is infinite in float32, and its weight next to nothing.
         apart = (torch.linalg.vector_norm(step, dim=1).double() * scale).clamp(smoothing, _FARTHEST)
         a = weights / apart
         a = (a / a.sum()).to(models.dtype) if len(a) else a.to(models.dtype)

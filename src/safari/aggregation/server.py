@@ -35,7 +35,7 @@ from safari.errors import SafariError, one_of
 Vector = Tensor | np.ndarray
 
 # Numbers of this size have squares that are infinite in float32, and are no weights of a model.
-_GIANT = 1e25
+_HUGE = 1e25
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Outcome:
     missing: tuple[int, ...]
     refused: Mapping[int, str]
     stand_ins: Mapping[int, tuple[int, ...]]
-    # Of those of whom a part came: its share of their model, and who spoke for the rest, whoever did most first.
+    # For clients whose model came in part: the share that came, and who stood in for the rest, largest part first.
     parts: Mapping[int, float] = field(default_factory=dict)
     part_stand_ins: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     # Whose update arrived and was made smaller by the gate, and why.
@@ -222,7 +222,7 @@ class Server:
         """The same for models in one matrix: row i is the model of client `ids[i]`; ids ascend.
 
         `masks`: `bool[len(ids), size]`, or one row for all; None: nothing was cut. `came`: `bool[len(ids),
-        size]`, True where a number arrived; None: all of them did. A client of whom nothing came is missing.
+        size]`, True where a number arrived; None: all of them did. A client from which nothing arrived is missing.
         `same_mask`: every client has the same mask, those who are missing included. `up`: what clients sent
         beside their models, by name, a row for each id. `most_kept`: how many numbers a mask may keep. `shares`: see
         `step`. `lr`: the learning rate of the clients' steps, for client algorithms that ask for it (`Round.lr`).
@@ -288,19 +288,19 @@ class Server:
     def _follow(self, view: Round) -> tuple[Server, Round, Decision, dict[int, str]]:
         """The next server, the round as it was aggregated, the decision, and who was refused on the way.
 
-        Finite numbers may have an infinite sum. Then those that are to blame are left out: what a gate that
+        Finite numbers may have an infinite sum. Then the arrivals that cause it are left out: what a gate that
         is off lets through must not end a training either.
         """
         try:
             return *self._next(view), {}
         except NotFiniteError:
-            giants = _giants(view)
-            if giants:
-                server, view, decision, more = self._follow(without(view, giants))
-                return server, view, decision, giants | more
+            huge = _huge(view)
+            if huge:
+                server, view, decision, more = self._follow(without(view, huge))
+                return server, view, decision, huge | more
             largest = max((_largest(t) for t in (self.model, *self.state.values())), default=0.0)
-            if largest < _GIANT:
-                # Then it is the rule's or the step's own doing.
+            if largest < _HUGE:
+                # Then the rule or a step is at fault.
                 raise
             reason = f"its sum with what the server holds, numbers up to {largest:.0e}, is not finite"
             refused = dict.fromkeys(view.arrived_ids, reason)
@@ -467,12 +467,12 @@ def _form(thing: object) -> str:
     return describe(thing)
 
 
-def _giants(view: Round) -> dict[int, str]:
+def _huge(view: Round) -> dict[int, str]:
     """Whose numbers are too large to be averaged."""
     found = {}
     for row, client in enumerate(view.arrived_ids):
         sent = [view.models[row], *(rows[row] for rows in view.up.values())]
-        if (largest := max(map(_largest, sent))) >= _GIANT:
+        if (largest := max(map(_largest, sent))) >= _HUGE:
             found[client] = f"its numbers, up to {largest:.0e}, are too large to be averaged"
     return found
 
@@ -486,13 +486,13 @@ def _unusable(
 ) -> dict[int, str]:
     """Whose model cannot be averaged, and why."""
     refused = {} if most_kept is None else _too_dense(ids, models.shape[1], masks, most_kept)
-    # A sum is finite only if all that is in it is; the numbers are looked at one by one only where not.
+    # A sum is finite only if all of its terms are; the numbers are looked at one by one only where it is not.
     total = models.sum()
     if masks is not None:
         # Not 0 > kept: a number where there should be none. Divided by 0 the sum is not finite either.
         inside = models.bool() <= masks
         total = total / inside.all()
-    # The one look at the device.
+    # The only transfer from the device.
     if math.isfinite(total.item()):
         return refused
     infinite = (~torch.isfinite(models)).sum(1).tolist()

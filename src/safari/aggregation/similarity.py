@@ -70,7 +70,7 @@ def common_distances(models: Tensor, centre: Tensor, came: Tensor) -> Tensor:
     sums = lengths + lengths.T
     squares = sums - (products + products.T)
     squares = torch.where(squares > _ROUNDING * sums, squares, 0.0) * (total / parts.clamp(min=1e-300))
-    # Where nothing that both have has moved, they are alike as far as one can see.
+    # Where none of the numbers that both sent has moved, they are alike as far as one can see.
     met = came.to(models.dtype) @ came.to(models.dtype).T > 0
     return torch.where(met, torch.where(parts > 0, squares, 0.0), torch.nan).sqrt()
 

@@ -76,7 +76,7 @@ def main() -> None:
         click.echo("stopped", err=True)
         sys.exit(130)
     except OSError as error:
-        # Files of ours have words of their own: this is the output, on a full disk, or a device that fails.
+        # Errors of our own files have their own messages: this is the output, on a full disk or a failing device.
         what = f"cannot read or write {error.filename}" if error.filename else "cannot write the output"
         _say(f"{what}: {error.strerror or error}")
         _drop_output()
@@ -98,7 +98,7 @@ def _say(text: str) -> None:
 
 
 def _drop_output() -> None:
-    """Leave what is still to be written, which Python would try again, and complain of, at its end."""
+    """Discard pending output, which Python would otherwise try to write at exit, and complain about."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

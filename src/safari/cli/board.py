@@ -10,14 +10,14 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from safari.evidence import Unit
 
-# Without a terminal, a line at most so often.
+# Without a terminal, seconds between two lines.
 _SECONDS_BETWEEN_LINES = 10.0
 # The pace of the first seconds says little: processes are still starting.
 _SECONDS_TO_JUDGE = 5.0
 
 
 class Board:
-    """An audience on standard error, with the time left as the rounds so far suggest it."""
+    """Progress on standard error, with the time left as estimated from the rounds so far."""
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ def validate(config: Path, settings: tuple[str, ...], trust: bool, as_json: bool
 
         with approved_config(config, settings, trust):
             if problems:
-                # What a wrong field may spoil is left out; a plug-in's name and options are wrong by themselves.
+                # Checks that depend on a wrong field are left out; a plug-in's name and options can be checked alone.
                 problems += wrong_names(wanted)
             else:
                 problems, notes = check_and_note(wanted)

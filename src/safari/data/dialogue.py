@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from safari.bounds import at_least, within
 from safari.data.dataset import Data
-from safari.data.text import Vocabulary, check_length, next_token_windows
-from safari.errors import ConfigError
+from safari.data.text import Vocabulary, next_token_windows
 
 Floats = npt.NDArray[np.float64]
 
@@ -98,7 +98,7 @@ class Speaker:
         return float(self.templates @ lengths)
 
     def say(self, sentences: int, rng: np.random.Generator) -> str:
-        """So many sentences."""
+        """This many sentences."""
         chosen = [TEMPLATES[k] for k in _draw(self.templates, sentences, rng)]
         # All words of a class are drawn at once, and used one after the other.
         needed = Counter(part for template in chosen for part in template)
@@ -109,23 +109,6 @@ class Speaker:
             said.append("".join(pieces)[1:] + " ")
         return "".join(said)
 
-    def log_probability(self, text: str) -> float:
-        """The logarithm of the probability of whole sentences, as `say` makes them."""
-        found = 0.0
-        places = {word: (c, k) for c, words in WORDS.items() for k, word in enumerate(words)}
-        rest = text
-        while rest:
-            end = min(rest.index(mark) for mark in ".!?" if mark in rest) + 1
-            pieces = rest[:end].replace(",", " ,").replace(rest[end - 1], f" {rest[end - 1]}").split()
-            classes = tuple(places[piece][0] if piece in places else piece for piece in pieces)
-            found += math.log(self.templates[TEMPLATES.index(classes)])
-            for piece in pieces:
-                if piece in places:
-                    kind, number = places[piece]
-                    found += math.log(self.words[kind][number])
-            rest = rest[end + 1 :]
-        return found
-
 
 def make_speakers(count: int, dialects: int, apart: float, own: float, seed: int) -> list[Speaker]:
     """Speakers in dialects, one after the other: speaker s has dialect s mod `dialects`.
@@ -134,13 +117,10 @@ def make_speakers(count: int, dialects: int, apart: float, own: float, seed: int
     the dialect's and `own` of their own. Each of these is drawn from a Dirichlet distribution.
     """
     for field, number in (("speakers", count), ("dialects", dialects)):
-        if number < 1:
-            raise ConfigError(f"{field} must be at least 1, got {number}")
+        at_least(field, number, 1)
     for field, share in (("apart", apart), ("own", own)):
-        if not 0 <= share <= 1:
-            raise ConfigError(f"{field} must lie between 0 and 1, got {share}")
-    if seed < 0:
-        raise ConfigError(f"seed must be at least 0, got {seed}")
+        within(field, share, 0, 1)
+    at_least("seed", seed, 0)
     rng = np.random.default_rng([seed, 0])
     common = _habits(rng, _COMMON)
     towns = [_mixed(common, _habits(rng, _OWN), apart) for _ in range(dialects)]
@@ -168,9 +148,8 @@ def dialogue(
     >>> data.input_shape, data.label_kind, data.owners.unique().tolist()
     ((40,), 'tokens', [0, 1, 2])
     """
-    check_length(length)
-    if sentences < 4:
-        raise ConfigError(f"sentences must be at least 4, got {sentences}")
+    at_least("length", length, 1)
+    at_least("sentences", sentences, 4)
     people = make_speakers(speakers, dialects, apart, own, seed)
     vocabulary = Vocabulary.of(["".join(sum(WORDS.values(), ())), f" {_PUNCTUATION}"], "characters")
     train, test, owners = [], [], []

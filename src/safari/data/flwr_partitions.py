@@ -1,7 +1,7 @@
-"""The partitioners of flwr-datasets: the same division as theirs, sample by sample, because theirs is run.
+"""The partitioners of flwr-datasets: the same division, sample by sample, because their code is run.
 
 Flower's `FederatedDataset` shuffles a split and then hands it to a partitioner. Here a table of the labels
-(and of whose each sample is) goes the same way, with the sample's number beside it.
+(and the samples' owners) goes the same way, with the sample's number beside it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def flwr_pathological(
     shuffle: bool = True,
     shuffle_seed: int = 42,
 ) -> Parts:
-    """Flower's PathologicalPartitioner (flwr-datasets): so many classes for each client."""
+    """Flower's PathologicalPartitioner (flwr-datasets): a fixed number of classes for each client."""
     options = {
         "num_partitions": clients,
         "partition_by": _LABEL,
@@ -152,7 +152,7 @@ def flwr_natural(
 ) -> Parts:
     """Flower's NaturalIdPartitioner, or the grouped one (flwr-datasets): clients by a column of the data.
 
-    With fewer clients than partitions, the first ones are taken. `group_size`: so many owners for a client.
+    With fewer clients than partitions, the first ones are taken. `group_size`: owners for each client.
     """
     if owners is None:
         raise ConfigError(
@@ -192,7 +192,7 @@ def _divide(
     table = tables.Dataset.from_dict(columns)
     table = table.shuffle(seed=shuffle_seed) if shuffle else table
     try:
-        # Theirs shows a progress bar, and warns of each draw that it repeats.
+        # Their code shows a progress bar, and warns of each draw that it repeats.
         with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             partitioner = getattr(partitioners, name)(**options)

@@ -17,10 +17,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from safari.bounds import at_least
 from safari.data.columns import Columns, find_columns, kind_of, spoken
 from safari.data.dataset import IGNORED, Data
 from safari.data.store import filled
-from safari.data.text import Level, Vocabulary, check_length, next_token_windows, padded, window_count
+from safari.data.text import Level, Vocabulary, next_token_windows, padded, window_count
 from safari.errors import ConfigError, DataError, MissingExtraError, one_of
 
 # How a local file is read, by its ending.
@@ -73,7 +74,7 @@ def hf(
     (columns of numbers, or one of arrays); `label` (classes, numbers, or lists of classes); `owner`: whose
     sample it is, for the partition `natural`. Text without a label is for next-token prediction.
 
-    `size`: pictures are scaled to so many pixels on each side. `normalise`: numbers get mean 0 and standard
+    `size`: pictures are scaled to this many pixels on each side. `normalise`: numbers get mean 0 and standard
     deviation 1 over the training samples, by channel or column. `tokens`, `length`: what a token of text is,
     and how many a sample has; longer text without labels becomes several samples. `join`: rows of one owner
     are one text.
@@ -126,7 +127,7 @@ def from_hf(
         raise DataError(f"{name}: the split {test!r} has no column {sorted(missing)[0]!r}")
     owners = None if columns.owner is None else _codes(splits[0], columns.owner)
     if columns.kind in ("text", "words"):
-        check_length(length)
+        at_least("length", length, 1)
         return _text_data(name, splits, columns, owners, tokens, length, join)
     key = _key(splits, columns, size, normalise)
     if columns.kind == "image":
@@ -156,7 +157,7 @@ def _load(source: str, subset: str, revision: str) -> Any:
     local = path.exists() or source.startswith((".", "/", "~")) or path.suffix in _READERS
     if local and not path.exists():
         raise DataError(f"hf:{source}: no such file or folder: {path}")
-    # Progress bars of theirs would lie across ours.
+    # Its progress bars would overwrite ours.
     library.disable_progress_bars()
     try:
         if local:
@@ -266,8 +267,7 @@ class Reader:
 
 def _picture_reader(table: Table, column: str, size: int) -> Reader:
     """Pictures as `[channels, height, width]` in 0..1; grey ones have one channel, all others three."""
-    if size < 0:
-        raise ConfigError(f"size must be at least 0, got {size}")
+    at_least("size", size, 0)
     first = table[0][column]
     if first is None:
         raise DataError(f"picture 0 of the column {column!r} is missing")

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from safari.data.dataset import IGNORED
-from safari.errors import ConfigError
 
 Level = Literal["characters", "bytes", "words"]
 Ids = npt.NDArray[np.int64]
@@ -92,7 +91,7 @@ def padded(ids: Ids, length: int, fill: int = PADDING) -> Ids:
 
 
 def window_count(tokens: int, length: int) -> int:
-    """How many windows `next_token_windows` makes of a text of so many tokens.
+    """How many windows `next_token_windows` makes of a text of this many tokens.
 
     >>> [window_count(n, 4) for n in (0, 1, 2, 5, 6)]
     [0, 0, 1, 1, 2]
@@ -116,9 +115,3 @@ def next_token_windows(ids: Ids, length: int) -> tuple[Ids, Ids]:
         x.reshape(-1)[: len(ids) - 1] = ids[:-1]
         y.reshape(-1)[: len(ids) - 1] = ids[1:]
     return x, y
-
-
-def check_length(length: int) -> None:
-    """ConfigError unless windows can have this length."""
-    if length < 1:
-        raise ConfigError(f"length must be at least 1, got {length}")

@@ -82,7 +82,7 @@ def _longest_gap(period: int, evaluation: Evaluation, rounds: int) -> int:
             return step
         tested = tested[:1]
     elif len(tested) > _MOST_TESTS:
-        # So many tests lie closely; what they miss is what the last rounds do not reach.
+        # This many tests are close together; they miss only what the last rounds do not reach.
         return max(every, period - (rounds - first))
     due = {*tested, rounds}
     if evaluation.pairs:
@@ -132,7 +132,7 @@ def labels_from_1(data: Data) -> str:
 
 
 def check_draws(local: Local, samples: int) -> None:
-    """Can a round of a client with so many samples be drawn?
+    """Can a round of a client with this many samples be drawn?
 
     >>> check_draws(Local(steps=10**9), samples=144)
     Traceback (most recent call last):

@@ -1,60 +1,62 @@
-"""How a round ends, in every engine: with the new model averaged, tested, diagnosed, and written down."""
+"""How a round ends, in every engine: step 4 of Algorithm 1, and then the new model is tested, diagnosed and
+written down."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from safari.aggregation import Outcome, Server
-from safari.engine.codec import RoundCodec, heard_losses
+from safari.engine.codec import heard_losses
 from safari.engine.diagnosis import Everyone, diagnose, due
+from safari.engine.opening import Opening
+from safari.engine.packets import deliver
 from safari.engine.state import State
 from safari.engine.world import World
-from safari.rounds.arrivals import Arrived, noted
+from safari.rounds.arrivals import Arrived, learned, noted
 from safari.runs.measure import Facts, MaskCount, Stopwatch, record_of
 from safari.runs.metrics import RunMetrics
 from safari.runs.record import RoundRecord
-from safari.sampling import Draw
-from safari.sampling import State as SamplingState
-
-Link = dict[str, np.ndarray]
 
 
 def close_round(
     world: World,
-    state: State,
-    server: Server,
-    outcome: Outcome,
-    *,
-    sampled: tuple[Draw, SamplingState],
+    opening: Opening,
     arrived: Arrived,
-    links: tuple[Link, Link],
-    trained: Sequence[int],
-    masks: MaskCount,
-    codec: RoundCodec,
-    watch: Stopwatch,
-    policy: dict[str, Tensor],
     clients: dict[str, Tensor],
-    mask: Tensor | None,
-    packets: Link,
+    watch: Stopwatch,
+    *,
     test: Callable[[Tensor], Mapping[str, float] | None],
     test_clients: Callable[[Tensor], list[float]],
     everyone: Everyone,
 ) -> tuple[State, RoundRecord, dict[str, float]]:
     """The next state, the round's record, and the seconds each part took.
 
-    `state` is the one before the round, `server` the one after it; `sampled` is who was asked, with the sampling's
-    state before it has heard from them, and `arrived` what came; `links` are the next states of uplink and
-    downlink, `policy` and `clients` those of the mask policy and of the client algorithm, `packets` that of the
-    packets. `mask` is the one that the server announced for this round; None where clients work theirs out. `test`,
-    `test_clients` and `everyone` are the engine's ways to test a model, to test it on what each client holds out,
-    and to train whoever was missing.
+    `arrived` is what the uplink let through, and `clients` the client algorithm's next state. `test`, `test_clients`
+    and `everyone` are the engine's ways to test a model, to test it on what each client holds out, and to train
+    whoever was missing.
     """
+    state, draw, codec = opening.state, opening.draw, opening.codec
     t, x = state.round, state.server.model
-    draw, sampling = sampled
+    codec.beside(arrived.up, arrived.masks, arrived.votes)
+    arrived, came, packets = deliver(world, state, arrived, codec)
+    same_mask = opening.masks.shared is not None
+    server, outcome = state.server.step_stacked(
+        arrived.ids,
+        arrived.models,
+        draw.clients,
+        arrived.masks,
+        came,
+        same_mask=same_mask,
+        up=arrived.up,
+        lr=world.lr(t),
+        shares=draw.by_client,
+    )
+    policy = learned(
+        world.policy, opening.policy, world.config.rounds, world.layout, server, outcome, arrived
+    )
+    mask = opening.masks.base if opening.masks.announced else None
     watch.lap("aggregate")
     scores = test(server.model)
     average_scores = None if server.average is None else test(server.average)
@@ -66,10 +68,10 @@ def close_round(
         watch.lap("diagnose")
     facts = Facts(
         round=t,
-        trained=trained,
+        trained=opening.training,
         outcome=outcome,
         losses=arrived.losses.tolist(),
-        masks=masks,
+        masks=_counted(world, arrived, same_mask),
         sizes=codec.sizes(),
         modes=codec.modes(),
         before=x,
@@ -81,8 +83,8 @@ def close_round(
         kept=_kept(state, mask),
         by_client=by_client,
     )
-    uplink, downlink = links
-    sampling = noted(world.sampling, sampling, x, world.layout.parameters, outcome, arrived)
+    uplink, downlink = opening.links
+    sampling = noted(world.sampling, opening.sampling, x, world.layout.parameters, outcome, arrived)
     losses = heard_losses(state.losses, arrived, outcome)
     after = State(server, uplink, downlink, policy, clients, mask, codec.residual, packets, sampling, losses)
     record = record_of(world.layout, facts)
@@ -92,6 +94,15 @@ def close_round(
     if codec.levels is not None:
         record = record.with_extra(levels=codec.levels)
     return after, record, watch.seconds
+
+
+def _counted(world: World, arrived: Arrived, same_mask: bool) -> MaskCount:
+    count = MaskCount(world.layout)
+    if arrived.ids and same_mask:
+        count.add(arrived.masks[0], len(arrived.ids))
+    elif arrived.ids:
+        count.add_rows(arrived.masks)
+    return count
 
 
 def _kept(state: State, mask: Tensor | None) -> tuple[Tensor, Tensor] | None:

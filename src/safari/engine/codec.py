@@ -1,4 +1,4 @@
-"""What a round's messages come to in bytes, and what a lossy format makes of them."""
+"""How many bytes a round's messages take, and what a lossy format makes of them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class RoundCodec:
     def up(self, clients: Sequence[int], models: Tensor, masks: Tensor) -> Tensor:
         """Clients' models (a row each; one row of masks may stand for all) as they arrive at the server.
 
-        Only for uploads that do arrive: of the others nobody sees anything, and their residual stays. The
+        Only for uploads that do arrive: nobody sees the others, and their residual stays. The
         client learns which they were from its next broadcast, before it looks at its residual again.
         """
         if not (self.counts or self.lossy) or not clients:

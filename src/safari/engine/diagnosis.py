@@ -1,6 +1,6 @@
 """The quantities of the theory, which only a simulation can see: it can train the clients that are missing.
 
-Nothing here reaches the run: models are trained again from the same draws, for the diagnosis alone.
+Nothing here affects the run: models are trained again from the same draws, for the diagnosis alone.
 """
 
 from __future__ import annotations

@@ -232,7 +232,7 @@ def _go(run: RunFolder, watchers: Sequence[Watcher], found: Ready | None = None)
 
 
 def _show(run: RunFolder, watchers: Sequence[Watcher]) -> dict[str, Any]:
-    """A finished run to the watchers again. Nothing is computed, and nothing that it names is loaded."""
+    """Show a finished run to the watchers again. Nothing is computed, and nothing that it names is loaded."""
     with run.writing(), _watched(run, watchers):
         for trial in run.trials():
             trial.load()

@@ -65,7 +65,7 @@ class Inputs:
         return Inputs(start, masks, picked, draws, side, lr)
 
     def padded(self, steps: int) -> Inputs:
-        """The same with samples and draws of so many steps; what is added is 0."""
+        """The same with samples and draws padded with zeros to this many steps."""
 
         def longer(tensor: Tensor) -> Tensor:
             return torch.cat([tensor, tensor.new_zeros(steps - len(tensor), *tensor.shape[1:])])

@@ -25,8 +25,8 @@ def deliver(
 ) -> tuple[Arrived, Tensor | None, dict[str, np.ndarray]]:
     """What arrives in the end, which numbers of it came (None: all), and the next state.
 
-    Clients of whom nothing came are left out. What did not come is the global model's in `Arrived.models`, so that
-    nobody learns from it.
+    Clients from which nothing arrived are left out. Numbers that did not come are the global model's in
+    `Arrived.models`, so that nobody learns from them.
     """
     link, x, t = world.packets, state.server.model, state.round
     if link.whole or state.server.rule.overrides_network:
@@ -83,7 +83,7 @@ def _packetisation(
         known = np.array([found.prunable, found.kept, found.dense, found.packet])
         return found, known
     if known is None:
-        # A model that is not finite will be refused, whatever came of it.
+        # A model that is not finite will be refused, whichever part of it came.
         dense = 4.0 / world.packets.limit
         known = np.array([0.0, dense, dense, float(world.packets.limit)])
     return Packetisation(codec.layout, *known.tolist()), known

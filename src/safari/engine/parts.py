@@ -173,7 +173,7 @@ def call_own(kind: str, field: str, plug: Plug, make: Callable[[], T]) -> T:
 def _factory(kind: str, plug: Plug) -> Callable[..., Any]:
     found = factory_of(kind, kind, plug.name, plug.options, KINDS[kind][0], POSITIONAL.get(kind, ()))
     if isinstance(found, nn.Module):
-        # It can be called, too, but with a batch: every seed needs a model of its own, built for the data.
+        # A module can be called as well, but with a batch: every seed needs a model of its own, built for the data.
         raise ConfigError(
             f"{kind}.name: {plug.name} must be a function or a class that builds a module, as in "
             f"def model(shape, classes), got a module itself: {brief(found)}"

@@ -1,4 +1,4 @@
-"""A user's rule tried out before the run: what it will be asked first, asked now."""
+"""A user's rule tried out before the run: its first call is made in advance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from safari.engine.world import World
 from safari.rounds.half import vectors_up
 from safari.seeds import generator, torch_generator
 
-# As many numbers as a rule is tried on, so that trying one costs next to nothing.
+# How many numbers a rule is tried on: few, so that trying one costs next to nothing.
 _MOST_TRIED = 20_000_000
 
 

@@ -48,7 +48,7 @@ def next_upload(run: RunFolder, arm: str | None = None, client: int = 0) -> Uplo
         raise RunError(f"{trial.path} has no checkpoint yet")
     saved = trial.read_checkpoint()
     refuse_changes(saved, config, trial)
-    # The rule has no part in an upload, so a user's own is not loaded for it.
+    # An upload does not depend on the rule, so a user's own is not loaded for it.
     config = replace(config.for_arm(arms[name]), arms=(replace(arms[name], rule=Plug("drop")),))
     world = assemble(config, config.seed, load_data(config))
     saved = replace(saved, facts={**saved.facts, "config": meaning(config, name)})

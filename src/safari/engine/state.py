@@ -21,7 +21,7 @@ from safari.sampling import SAMPLINGS
 
 # What the packets' state holds besides the link's own: how the last measured upload was cut.
 MEASURED = "measured"
-# Of a packet: what a datagram can hold.
+# The most bytes that a datagram can hold.
 MOST_BYTES = 65_535
 
 

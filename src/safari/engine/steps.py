@@ -1,6 +1,6 @@
 """The step mode where the models are: what each client's numbers become, within its budget.
 
-Counts are made here, for many clients at once; what follows from them is `safari.wire.budget`'s to say.
+Counts are made here, for many clients at once; `safari.wire.budget` says what follows from them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _within(
 
 
 def _coarser(room: list[float], target: Tensor, units: Tensor, row: Row) -> tuple[Tensor, Tensor]:
-    """Whole steps and what one is, for clients that need a coarser rounding to fit their rooms."""
+    """Whole steps and what one is, for clients that need a coarser rounding to fit their budgets."""
     sizes = target[:, row.columns].abs() / units
     negative = target[:, row.columns] < 0
     classes = torch.bucketize(sizes, torch.from_numpy(EDGES).to(sizes.device))
@@ -207,7 +207,7 @@ def _counts(row: Row, whole: Tensor) -> Ints:
 
 def _classes(row: Row, whole: Tensor) -> Tensor:
     edges = torch.from_numpy(STEPS_FROM).to(whole.device)
-    # Of a model that is not finite nobody will decode anything, but its row stands here.
+    # Nobody will decode a model that is not finite, but it has a row here.
     return torch.bucketize(whole[:, row.columns].abs().nan_to_num().long(), edges, right=True) - 1
 
 

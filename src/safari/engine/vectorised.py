@@ -20,10 +20,9 @@ from torch import Tensor
 
 from safari.engine.clients import put_rows, sent_mask, side_of
 from safari.engine.closing import close_round
-from safari.engine.codec import RoundCodec, adapted_levels
 from safari.engine.group_steps import GroupSteps, GroupTraining, Inputs, ReplayableSteps
-from safari.engine.packets import deliver
-from safari.engine.reference import network, train
+from safari.engine.opening import Opening, open_round
+from safari.engine.reference import train
 from safari.engine.stack.compile_policy import FORECAST, compiles
 from safari.engine.stack.cpu import TURNS, Tester, keep_freed_memory, pool_for, stacked_at_once
 from safari.engine.stack.flat import Flat
@@ -43,10 +42,9 @@ from safari.engine.stack.trial import picture_format
 from safari.engine.state import State
 from safari.engine.world import World
 from safari.pruning import Masks
-from safari.rounds.arrivals import Arrived, index_of, learned
+from safari.rounds.arrivals import Arrived, index_of
 from safari.rounds.beside import rounded
-from safari.rounds.masks import as_received
-from safari.runs.measure import MaskCount, Stopwatch
+from safari.runs.measure import Stopwatch
 from safari.runs.record import RoundRecord
 from safari.sampling import SAMPLINGS
 from safari.training import CLIENTS, ClientSide
@@ -111,13 +109,13 @@ class Vectorised:
         self._training_draws = Draws(world.training_draw, ahead)
         needed = world.pruner.needs_data and world.config.policy.name == "static"
         self._pruning_draws = Draws(world.pruning_draw, ahead if needed else None)
-        # What asks the host in between cannot be replayed.
+        # Work that needs the host in between cannot be replayed.
         self._records_graphs = (
             world.config.engine.graph and world.device.type == "cuda" and self.stack.way == "layers"
         )
         counts = {world.steps(client) for client in range(len(world.parts))}
         self._most_steps = max(counts)
-        # Somebody's own client algorithm may do something else in every step.
+        # A user's own client algorithm may do something else in every step.
         self._step_by_step = len(counts) > 1 and world.config.client.name in CLIENTS
 
     @property
@@ -147,27 +145,20 @@ class Vectorised:
 
     def _round(self, state: State) -> Generator[None, None, Round]:
         """Stops wherever it would have to wait for the thread pool."""
-        world, t, x = self.world, state.round, state.server.model
-        watch, count = Stopwatch(world.device), MaskCount(world.layout)
-        masks, policy = world.masks(state.policy, x, t)
-        x = as_received(x, masks)
-        levels = adapted_levels(world.config.wire, state.losses)
-        codec = RoundCodec(world, x, t, masks, state.residual, state.mask, levels)
-        down = world.down(state.server)
-        codec.beside_down(down)
-        draw, sampling = world.sample(state.sampling, t)
-        cohort = draw.clients
-        heard, answered, uplink, downlink = network(world, state, cohort)
-        trained = [client for client in cohort if heard[client]]
-        arriving = [client for client in trained if answered[client]]
-        # Of an upload that is lost nobody sees anything, unless its client remembers what it did.
-        training = trained if world.client.keeps_state else arriving
+        world, t = self.world, state.round
+        watch = Stopwatch(world.device)
+        opening = open_round(world, state)
+        x, masks, codec = opening.model, opening.masks, opening.codec
+        arriving = [client for client in opening.training if opening.answered[client]]
+        # Nobody sees anything of an upload that is lost, unless its client remembers what it did.
+        training = opening.training if world.client.keeps_state else arriving
         watch.lap("mask")
 
         def work(group: Sequence[int]) -> tuple[Tensor, Tensor | None, Training]:
             kept, votes = self._masks(masks, x, group, t)
             watch.lap("mask")
-            return kept, votes, self._begin(x, kept, group, t, side_of(world, state.clients, down, group))
+            side = side_of(world, state.clients, opening.down, group)
+            return kept, votes, self._begin(x, kept, group, t, side)
 
         uploads, clients = StackedUploads(world, x, arriving, masks), state.clients
         for group, (kept, votes, training_of) in self._in_groups(training, work):
@@ -175,61 +166,31 @@ class Vectorised:
             found, seconds = training_of()
             watch.charge("train", seconds)
             clients = put_rows(clients, found.state, group)
-            arrives = [row for row, client in enumerate(group) if answered[client]]
+            arrives = [row for row, client in enumerate(group) if opening.answered[client]]
             ids, here = [group[row] for row in arrives], index_of(arrives)
             sent = sent_mask(world, kept if len(kept) == 1 else kept[here])
             uploads.add(ids, codec.up(ids, found.models[here], sent), sent, found, votes, here)
             watch.lap("wire")
 
-        arrived = uploads.stacked()
-        codec.beside(arrived.up, arrived.masks, arrived.votes)
-        arrived, came, packets = deliver(world, state, arrived, codec)
-        if arrived.ids and masks.shared is not None:
-            count.add(arrived.masks[0], len(arrived.ids))
-        elif arrived.ids:
-            count.add_rows(arrived.masks)
-        server, outcome = state.server.step_stacked(
-            arrived.ids,
-            arrived.models,
-            cohort,
-            arrived.masks,
-            came,
-            same_mask=masks.shared is not None,
-            up=arrived.up,
-            lr=world.lr(t),
-            shares=draw.by_client,
-        )
         return close_round(
             world,
-            state,
-            server,
-            outcome,
-            sampled=(draw, sampling),
-            arrived=arrived,
-            links=(uplink, downlink),
-            trained=trained,
-            masks=count,
-            codec=codec,
-            watch=watch,
-            policy=learned(world.policy, policy, world.config.rounds, world.layout, server, outcome, arrived),
-            clients=clients,
-            mask=masks.base if masks.announced else None,
-            packets=packets,
+            opening,
+            uploads.stacked(),
+            clients,
+            watch,
             test=partial(world.scores, t=t, memory_format=self._test_format, tester=self._tester),
             test_clients=partial(world.client_scores, memory_format=self._test_format, tester=self._tester),
-            everyone=partial(self._everyone, masks, state, x, t),
+            everyone=partial(self._everyone, opening),
         )
 
-    def _everyone(
-        self, masks: Masks, state: State, x: Tensor, t: int, clients: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
-        """The models and masks of these clients in round t, whatever the network does to them."""
-        world, down = self.world, self.world.down(state.server)
+    def _everyone(self, opening: Opening, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The models and masks of these clients in the round, whatever the network does to them."""
+        world, state, x, masks = self.world, opening.state, opening.model, opening.masks
 
         def work(group: Sequence[int]) -> tuple[Tensor, Tensor]:
-            kept, _ = self._masks(masks, x, group, t)
-            side = side_of(world, state.clients, down, group)
-            return self._train(x, kept, group, t, side).models, kept
+            kept, _ = self._masks(masks, x, group, state.round)
+            side = side_of(world, state.clients, opening.down, group)
+            return self._train(x, kept, group, state.round, side).models, kept
 
         row = {client: k for k, client in enumerate(clients)}
         models = x.new_empty((len(clients), world.layout.size))
@@ -333,7 +294,7 @@ class Vectorised:
     def _train(
         self, x: Tensor, masks: Tensor, group: Sequence[int], t: int, side: ClientSide | None = None
     ) -> GroupTraining:
-        """The group after its local steps; without `side`, clients of whom nothing is known."""
+        """The group after its local steps; without `side`, clients that have neither state nor label counts."""
         if side is None:
             world = self.world
             state = world.client.init(len(world.parts), world.layout.parameters, world.device)
@@ -417,7 +378,7 @@ class Vectorised:
         draws: RandomState,
         generators: Sequence[torch.Generator],
     ) -> Work:
-        """A round of so many steps, from recordings of single ones."""
+        """A round of this many steps, from recordings of single ones."""
         key, number = (clients, len(inputs.masks)), partial(torch.tensor, dtype=torch.float64)
         if key not in self._recorded_steps:
             begin = partial(ReplayableSteps, self._steps, clients, inputs.described(), draws)

@@ -1,4 +1,4 @@
-"""What an experiment's numbers must come to, and every way to ask for what cannot be."""
+"""The checks of an experiment's numbers, and the errors of checks that make no sense."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Check:
     """A claim as a statement about means over seeds, which a test can show or refute.
 
     `against` is an arm of the same case, `CASE/ARM` for that of a certain case, or `*`: every other ranked
-    arm. `at_least`: the mean reaches this. `margin`: the mean is at most so far behind that of `against`;
-    below 0: at least so far ahead. `within`: it is at most so far away from it, in either direction.
-    `times`: it is at most so many times that of `against`. It must hold in every case, or in those of
+    arm. `at_least`: the mean reaches this. `margin`: the mean is at most this far behind that of `against`;
+    below 0: at least this far ahead. `within`: it is at most this far away from it, in either direction.
+    `times`: it is at most this multiple of that of `against`. It must hold in every case, or in those of
     `cases`.
     """
 
@@ -79,7 +79,7 @@ def _wrong_bound(name: str, value: float, column: str) -> list[str]:
         return []
     if name == "at_least" and not 0 <= value <= 1:
         return [f"at_least must lie between 0 and 1, because {column} is a fraction; got {value}"]
-    # Whoever writes 1 means a point, and with 1 as a fraction the claim would always hold.
+    # A 1 is meant as a point; as a fraction the claim would always hold.
     if name in ("margin", "within") and not -1 < value < 1:
         least = "0" if name == "within" else "-1"
         return [

@@ -17,7 +17,7 @@ gpu = 0.016
 
 [quick]                              # what `--quick` has for base, set (but its arms), axes, cost
 
-[[checks]]                           # what the numbers must come to for the claim to hold
+[[checks]]                           # what the numbers must satisfy for the claim to hold
 says = "SAFARI converges like a perfect network"
 arm = "safari"
 against = "perfect"
@@ -48,7 +48,7 @@ from safari.toml import read_toml
 FIGURES = (
     "curves", "average", "loss", "top5", "perplexity", "bytes", "sweep", "matrix", "similarity", "groups", "diagnosis",
 )  # fmt: skip
-# What changes where or how fast a run is computed, or what it is called, and not what it comes to. Arms and
+# What changes where or how fast a run is computed, or what it is called, and not its numbers. Arms and
 # seeds are left out because each trial stands alone: another arm is added to a case and begins nothing anew.
 _NOT_THE_SETTING = ("name", "seed", "seeds", "arms", "checkpoint", "track")
 # More than anybody runs, and few enough to be listed at once.
@@ -300,7 +300,7 @@ def digest(config: Config) -> str:
     """A hash of the setting: of all that a trial's numbers follow from, except its arm and seed.
 
     What has its default is left out, so that a field that a later version adds changes no name. Feedback
-    counts as what it comes to, and off is its default: results from before it was automatic keep their names.
+    counts by its effective value, and off is its default: results from before it was automatic keep their names.
     """
     defaults = _outright(Config())
     table: dict[str, Any] = {}

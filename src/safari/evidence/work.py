@@ -16,6 +16,7 @@ import os
 import signal
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -83,7 +84,7 @@ class Observer(Protocol):
         """A process has begun a unit."""
 
     def at(self, worker: int, unit: Unit, rounds: int, text: str) -> None:
-        """It has done so many of its rounds; `text` says where it is."""
+        """It has done `rounds` of its rounds; `text` says where it is."""
 
     def end(self, worker: int, unit: Unit, problem: str) -> None:
         """It has finished the unit, or failed with a problem."""
@@ -205,7 +206,7 @@ def execute(
     Every folder is locked meanwhile. A unit that fails does not stop the others.
     """
     deadline = _Deadline(None if within is None else clock() + within, clock)
-    begun = _Begun(observer)
+    waiting = deque(units)
     with contextlib.ExitStack() as locks:
         runs = {unit.folder: open_folder(unit.case, out) for unit in units}
         for run in runs.values():
@@ -213,35 +214,15 @@ def execute(
         if deadline.passed():
             failed = {}
         elif jobs == 1:
-            failed = _in_this_process(units, begun, deadline)
+            failed = _in_this_process(waiting, observer, deadline)
         else:
-            failed = _Pool(units, begun, deadline, min(jobs, max(1, len(units)))).run()
-        # Reading every record of a folder takes seconds: those that nobody wrote to are as they were.
-        for folder in begun.folders:
+            failed = _Pool(waiting, observer, deadline, min(jobs, max(1, len(units)))).run()
+        # Reading every record of a folder takes seconds: those in which no unit was begun are as they were.
+        begun = units[: len(units) - len(waiting)]
+        for folder in dict.fromkeys(unit.folder for unit in begun):
             run = runs[folder]
             run.write("summary.json", json.dumps(summarise(run), indent=2) + "\n")
     return Outcome(failed, deadline.passed())
-
-
-class _Begun:
-    """Passes everything on to an observer, and keeps the folders in which a unit was begun."""
-
-    def __init__(self, observer: Observer):
-        self._observer = observer
-        self.folders: dict[Path, None] = {}
-
-    def begin(self, worker: int, unit: Unit) -> None:
-        """Note the unit's folder."""
-        self.folders[unit.folder] = None
-        self._observer.begin(worker, unit)
-
-    def at(self, worker: int, unit: Unit, rounds: int, text: str) -> None:
-        """Pass it on."""
-        self._observer.at(worker, unit, rounds, text)
-
-    def end(self, worker: int, unit: Unit, problem: str) -> None:
-        """Pass it on."""
-        self._observer.end(worker, unit, problem)
 
 
 class _Deadline:
@@ -315,11 +296,10 @@ class _Worker:
         return self._loaded[1]
 
 
-def _in_this_process(units: Sequence[Unit], observer: Observer, deadline: _Deadline) -> dict[str, str]:
+def _in_this_process(waiting: deque[Unit], observer: Observer, deadline: _Deadline) -> dict[str, str]:
     worker, failed = _Worker(), {}
-    for unit in units:
-        if deadline.passed():
-            break
+    while waiting and not deadline.passed():
+        unit = waiting.popleft()
         observer.begin(0, unit)
 
         def report(rounds: int, text: str, unit: Unit = unit) -> None:
@@ -335,8 +315,8 @@ def _in_this_process(units: Sequence[Unit], observer: Observer, deadline: _Deadl
 class _Pool:
     """Processes with a pipe each: units go down, progress comes up, a closed pipe means a dead process."""
 
-    def __init__(self, units: Sequence[Unit], observer: Observer, deadline: _Deadline, jobs: int):
-        self._waiting, self._observer, self._deadline = list(units), observer, deadline
+    def __init__(self, waiting: deque[Unit], observer: Observer, deadline: _Deadline, jobs: int):
+        self._waiting, self._observer, self._deadline = waiting, observer, deadline
         self._busy: dict[int, Unit] = {}
         self._failed: dict[str, str] = {}
         context = multiprocessing.get_context("spawn")
@@ -395,7 +375,7 @@ class _Pool:
             pipe.send(None)
             return
         worker = self._pipes[pipe]
-        self._busy[worker] = self._waiting.pop(0)
+        self._busy[worker] = self._waiting.popleft()
         self._observer.begin(worker, self._busy[worker])
         pipe.send(self._busy[worker])
 

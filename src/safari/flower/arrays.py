@@ -98,7 +98,7 @@ def pack_broadcast(record: Mapping[str, Array]) -> bytes:
 
         1 byte count | for each part: 1 byte length of the name, name, 4 bytes size | the parts | the frame
 
-    Together, because a model without its algorithm's vectors is of no use, nor are they without it.
+    Together, because neither the model nor its algorithm's vectors are of use without the other.
 
     >>> record = with_beside(frame_record(b"abc"), {"votes": b"de"})
     >>> pack_broadcast(record)

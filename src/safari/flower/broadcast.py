@@ -79,7 +79,7 @@ def _vectors(vectors: Mapping[str, Tensor], layout: Layout) -> dict[str, bytes]:
 
 
 def predictor(pruner: str) -> Pruner:
-    """What both ends can score with on any hardware, in the place of this pruner: random ranks, or magnitudes."""
+    """What both ends can score with on any hardware, instead of this pruner: random ranks, or magnitudes."""
     return PRUNERS["rand" if pruner == "rand" else "mag"]
 
 

@@ -33,7 +33,7 @@ from safari.wire import (
     with_residual,
 )
 
-# Beyond this many frames the model in full is hardly longer, and a client that old rarely exists.
+# Beyond this many frames the full model is hardly longer, and few clients are that far behind.
 LONGEST = 8
 MEMORY = "safari.model"
 

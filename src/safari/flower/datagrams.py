@@ -133,7 +133,7 @@ class Datagrams:
             self._socket = None
 
     def announce(self, messages: Sequence[Message], sent: Broadcast, timeout: float) -> list[Message]:
-        """The round's messages, with an offer in the place of the model; sessions are open from now on."""
+        """The round's messages, with an offer instead of the model; sessions are open from now on."""
         self.open()
         if self._socket is None:
             raise SafariError("the data port must be open: it is not")

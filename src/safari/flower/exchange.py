@@ -19,9 +19,9 @@ _log = logging.getLogger("flwr")
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 0.5
 _GROWTH = 1.3
-# Between two lines of the log that say what is waited for.
+# Seconds between two lines of the log that say what is waited for.
 _BETWEEN_LINES = 30.0
-# The way to the SuperLink itself is broken: no client's fault.
+# The connection to the SuperLink itself is broken: no client's fault.
 _TRANSPORT_ERRORS = (OSError, httpx.HTTPError)
 
 

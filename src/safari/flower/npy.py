@@ -35,7 +35,7 @@ _TYPES = frozenset({"f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", 
 def read_npy(data: bytes, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     """The array in `data`, which must have exactly this shape; SafariError says what is wrong.
 
-    The array is a read-only view of `data`, so that nothing is allocated for a claim that does not hold.
+    The array is a read-only view of `data`, so that nothing is allocated for a header that claims too much.
 
     >>> import io
     >>> buffer = io.BytesIO()

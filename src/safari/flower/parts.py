@@ -22,7 +22,7 @@ _MOST_RANGES = 5_000
 
 
 def reply_without_words(message: Message, name: str) -> Message:
-    """A reply in the place of one that did not come, of a node of whose model packets did."""
+    """A substitute for a reply that did not come, from a node whose model came in packets."""
     content = RecordDict({"metrics": MetricRecord(), SAFARI: ClientInfo(name).record()})
     return Message(content, reply_to=message)
 

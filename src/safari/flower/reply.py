@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 EXAMPLES = "num-examples"
 # Bounds on what a client may say of itself. Nothing beyond them enters a weight, a mean or a record.
 MOST_EXAMPLES = 10**9
-# No training leads here, and sums of products of such numbers are still finite in float32.
+# No training gives larger numbers, and sums of their products are still finite in float32.
 LARGEST_WEIGHT = 1e12
 LARGEST_METRIC = 1e12
 MOST_METRICS = 64
@@ -281,7 +281,7 @@ def _check_mask(mask: Tensor, sent: Broadcast, came: Tensor | None = None) -> No
 def _dense_mask(vector: Tensor, info: ClientInfo | None, layout: Layout) -> Tensor:
     """The mask of a model in plain arrays: what the client says, where that is what it sends.
 
-    A client without our side cuts nothing, and a weight of its that is 0 happens to be. Nor does one whose
+    A client without our side cuts nothing; a weight of its model that is 0 is so by chance. Nor does one whose
     mods or the strategy around this one have filled what it had cut, with noise or by clipping.
     """
     mask = torch.ones_like(vector, dtype=torch.bool)

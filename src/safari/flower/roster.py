@@ -9,7 +9,7 @@ from typing import Any
 from safari.errors import SafariError
 from safari.flower.protocol import node_name
 
-# A node that is given another name is a device that was set up anew. More often than this is no setting up.
+# A node that is given another name is a device that was set up anew. That does not happen more often than this.
 MOST_NAMES = 3
 
 

@@ -239,7 +239,7 @@ def with_scores(record: RoundRecord, scores: Scores | None, average: Scores | No
 
 
 def _text(config: Config) -> str:
-    """A config file that claims nothing about what the clients' own app decides."""
+    """A config file that says nothing about what the clients' own app decides."""
     head = "# Of a run on Flower: what is not here, such as local training, the clients' own app decides.\n"
     return (head if undecided(config) else "") + to_toml(config, values=decided(config))
 

@@ -74,7 +74,7 @@ def settings(
     download: str = "frame",
     upload: str = "frame",
 ) -> Config:
-    """The config that a strategy's arguments come to; ConfigError lists all that is wrong with it.
+    """The config that a strategy's arguments amount to; ConfigError lists all that is wrong with it.
 
     With dense downloads nothing is cut unless `config` says so: clients without our side do not.
 

@@ -74,7 +74,7 @@ class SafariStrategy(Strategy):
     `run`: the folder for records and checkpoints. A new process that finds one there goes on after it.
     `identify`: "name" believes the name that a client gives (`safari-id` or `partition-id` of its node's
     config), as long as no other node has it; "node" takes its node id, which is worth more where nodes
-    authenticate with registered keys. `patience`: after so many rounds of silence a client that is not
+    authenticate with registered keys. `patience`: after this many rounds of silence a client that is not
     connected is no longer counted among the missing, and its seat may be given to a newcomer; None: never.
 
     `download`: "frame", which is exact; "dense" where some clients do not use our client side, and then
@@ -618,7 +618,7 @@ class SafariStrategy(Strategy):
             return replies, None
         silent = self.datagrams.unanswered(replies)
         deliveries = self.datagrams.collect(sent)
-        # Of a node that was never heard nobody knows which client it is.
+        # It is unknown which client a node is before it has been heard.
         replies += [
             reply_without_words(message, self.roster.nodes[node])
             for node, message in silent.items()
@@ -662,7 +662,7 @@ class SafariStrategy(Strategy):
             raise SafariError(self._nothing_came(f"{self.give_up} rounds in a row brought no usable reply"))
 
     def _nothing_came(self, what: str) -> str:
-        """The clients' own words, the most frequent first."""
+        """The clients' own error messages, the most frequent first."""
         reasons = Counter([*self._line["reasons"].values(), *self._line["ignored"]])
         told = [f"{reason} ({count}×)" for reason, count in reasons.most_common(3)]
         return f"{what}. In the last one: {'; '.join(told) or 'no node was connected'}"

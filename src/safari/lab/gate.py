@@ -116,7 +116,7 @@ class Gate:
             "base_url": f"https://{superlink}",
             "verify": verify,
             "timeout": _SECONDS,
-            # The way to this machine itself leads over no proxy that the environment names.
+            # Requests to this machine do not go through a proxy that the environment names.
             "trust_env": False,
         }
         self._invitations, self._apps, self.report = invitations, apps, Reporter(report)
@@ -157,7 +157,7 @@ class Gate:
             yield
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
-        """Whatever is no Fleet call, or one without a key that has joined: told here, and nothing passed on."""
+        """Refuse what is not a Fleet call, or comes without a key that has joined; nothing of it is passed on."""
         assert isinstance(error, HTTPException)
         peer = request.client.host if request.client else "?"
         what = visible(f"{request.method} {request.scope['path']}", 100)
@@ -170,7 +170,7 @@ class Gate:
             raise HTTPException(404, "no Fleet call for SuperNodes with keys")
         key = request.headers.get(_KEY, "")
         if self._invitations is not None and key not in self._keys:
-            # Before the body is read. Whether the caller has the private key, too, the SuperLink finds out.
+            # Before the body is read. The SuperLink finds out whether the caller also has the private key.
             # A SuperNode that is told 401 ends without saying why; at its first call it has to.
             raise HTTPException(
                 400 if call == "activate-node" else 401, "no key that has joined with an invitation"
@@ -208,7 +208,7 @@ class Gate:
             with self._place_for_stranger():
                 async with self._body(request, LARGEST_JOIN, _STRANGER_SECONDS) as body:
                     client, token, key = _read_join(body)
-            # Without a pause between the look at the keys and the note of this one: a token admits one key.
+            # Nothing is awaited between looking at the keys and noting this one: a token admits one key.
             known = self._invitations.admit(client, token, key)
         except JoinError as error:
             raise HTTPException(403, str(error)) from error
@@ -314,15 +314,15 @@ def serve(
 
 
 def limits_for(clients: int) -> Limits:
-    """What the gate carries for so many clients: together with its connections to the SuperLink (100 at most) less than
-    the descriptors that it takes, so that these do not run out."""
+    """The gate's limits with this many clients: with its connections to the SuperLink (100 at most) it holds fewer
+    connections than `_bound_descriptors` allows, so that descriptors do not run out."""
     return Limits(
         silent=128 + 4 * clients, pending=64 + 8 * clients, active=32 + 4 * clients, request_seconds=60.0
     )
 
 
 def _bound_descriptors(wanted: int) -> None:
-    """Room for as many connections and not for more: each takes up to 256 kB before it has shown what it is."""
+    """Allow this many descriptors and no more: a connection takes up to 256 kB before it has shown what it is."""
     if sys.platform != "win32":
         import resource
 

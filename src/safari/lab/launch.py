@@ -189,7 +189,7 @@ def _refuse_foreign(folder: Path) -> None:
 
 @contextlib.contextmanager
 def superlink(lab: Lab) -> Iterator[Callable[[], None]]:
-    """The SuperLink, and the gate in front of it, while the run goes on; their words are in superlink.log and gate.log.
+    """The SuperLink, and the gate in front of it, while the run goes on; their output is in superlink.log and gate.log.
 
     Gives a function that raises SafariError when one of them has ended.
     """
@@ -206,7 +206,7 @@ def superlink(lab: Lab) -> Iterator[Callable[[], None]]:
     ]
     # The same bytes as `flwr run` makes of the folder; clients are given no others.
     app = app_digest(build_fab_from_disk(lab.app))
-    # -P: the folder, in which it runs, is no place for modules.
+    # -P: no modules are imported from the folder in which it runs.
     gate = [
         *(sys.executable, "-P", "-m", "safari", "net", "gate"),
         *("--superlink", lab.control, "--authority", found.authority, "--certificate", found.server),

@@ -1,6 +1,6 @@
 """What a link is: a pair of pure functions that say, each round, whose message gets through.
 
-A link knows the truth (probabilities, bursts, traces) and never meets the server: the server sees only
+A link knows the truth (probabilities, bursts, traces) and the server does not: it sees only
 who arrived.
 """
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from safari.bounds import at_least
 from safari.errors import ConfigError
 from safari.links.fedawe import fedawe
 from safari.links.link import Bools, Floats, Link, Setting, State, from_probability, probabilities, spread
@@ -35,7 +36,7 @@ def staircase(
     """p times a factor that steps through `levels`, `every` rounds each, over and over."""
     probabilities("p", p)
     steps = probabilities("levels", levels)
-    _at_least("every", every, 1)
+    at_least("every", every, 1)
     return from_probability(
         lambda setting: spread("p", p, setting.clients),
         lambda base, t: base * steps[t // every % len(steps)],
@@ -47,7 +48,7 @@ def sine(*, p: float | Sequence[float] = 0.6, depth: float = 0.6, period: int = 
     """p times a sine wave between 1 and 1 - 2·depth (never below 0), the same for all clients."""
     probabilities("p", p)
     probabilities("depth", depth)
-    _at_least("period", period, 2)
+    at_least("period", period, 2)
     return from_probability(
         lambda setting: spread("p", p, setting.clients),
         lambda base, t: base * _wave(t / period, depth),
@@ -62,7 +63,7 @@ def interleaved(
     probabilities("p", p)
     probabilities("depth", depth)
     probabilities("cutoff", cutoff)
-    _at_least("period", period, 2)
+    at_least("period", period, 2)
 
     def schedule(base: Floats, t: int) -> Floats:
         shift = np.arange(len(base)) / len(base)
@@ -104,8 +105,7 @@ def gilbert_elliott(
     probabilities("bad", bad)
     if good <= bad:
         raise ConfigError(f"good must be above bad ({bad}), got {good}")
-    if not burst >= 1:
-        raise ConfigError(f"burst must be at least 1, got {burst}")
+    at_least("burst", burst, 1)
     for value in probabilities("p", p):
         share = _share_good(value, good, bad)
         if not 0 <= share <= 1:
@@ -140,10 +140,10 @@ def silence(
 ) -> Link:
     """As bernoulli, but nothing of the clients `who` (ids from 0) arrives in the rounds start to stop - 1.
 
-    With `every`, the same happens again each so many rounds.
+    With `every`, the same happens again after that many rounds.
     """
     probabilities("p", p)
-    _at_least("start", start, 0)
+    at_least("start", start, 0)
     if stop <= start:
         raise ConfigError(f"stop must be above start ({start}), got {stop}")
     if every and every < stop:
@@ -174,8 +174,7 @@ def come_and_go(*, p: float | Sequence[float] = 0.6, stay: float = 50.0, away: f
     """
     probabilities("p", p)
     for field, value in (("stay", stay), ("away", away)):
-        if not value >= 1:
-            raise ConfigError(f"{field} must be at least 1, got {value}")
+        at_least(field, value, 1)
 
     def init(setting: Setting) -> State:
         here = setting.rng.random(setting.clients) < stay / (stay + away)
@@ -211,8 +210,3 @@ def _wave(phase: float | Floats, depth: float) -> Floats:
 
 def _share_good(p: Floats | float, good: float, bad: float) -> Floats:
     return np.asarray((np.asarray(p) - bad) / (good - bad), dtype=np.float64)
-
-
-def _at_least(field: str, value: int, least: int) -> None:
-    if value < least:
-        raise ConfigError(f"{field} must be at least {least}, got {value}")

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from safari.bounds import at_least
 from safari.errors import ConfigError, one_of
 from safari.links.link import Bools, Floats, Setting, State, probabilities, spread
 
 Ints = NDArray[np.int64]
-# What arrived of each client: (first coordinate, count) in wire order. Clients of whom nothing came are left out.
+# What arrived from each client: (first coordinate, count) in wire order. Clients without any are left out.
 Ranges = Mapping[int, Sequence[tuple[int, int]]]
 
 WHOLE, FEC, BLOCKS = "whole", "fec", "blocks"
@@ -139,7 +140,7 @@ def lossy(
 
 
 def lost_packets(count: int, loss: float, burst: float, rng: np.random.Generator) -> Bools:
-    """Which of so many packets are lost: independently, or by a chain of two states (Gilbert, 1960).
+    """Which of `count` packets are lost: independently, or by a chain of two states (Gilbert, 1960).
 
     >>> lost_packets(8, 0.5, 4.0, np.random.default_rng(1)).astype(int).tolist()
     [0, 1, 1, 1, 1, 1, 1, 1]
@@ -156,7 +157,7 @@ def lost_packets(count: int, loss: float, burst: float, rng: np.random.Generator
 
 
 def queue_delays(count: int, size: int, rate: float, queue: float, pace: float) -> Floats:
-    """When each of so many packets, sent one after the other from time 0 on, has left a queue; infinite where
+    """When each of `count` packets, sent one after the other from time 0 on, has left a queue; infinite where
     the queue was full.
 
     >>> queue_delays(4, 1000, 1000.0, 1500.0, 4000.0).tolist()
@@ -180,8 +181,7 @@ def recovered(through: Bools, count: int, recover: str) -> Bools:
 
 
 def _check(burst: float, rates: Floats, loss: float | Sequence[float], recover: str, repair: float) -> None:
-    if not burst >= 1:
-        raise ConfigError(f"burst must be at least 1, got {burst}")
+    at_least("burst", burst, 1)
     most = burst / (1 + burst)
     for value in probabilities("loss", loss).tolist():
         if burst > 1 and most < value < 1:

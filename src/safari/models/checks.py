@@ -1,4 +1,4 @@
-"""What models need of their inputs and options, in words."""
+"""What models need of their inputs, in words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from safari.errors import ConfigError
 
 
 def need_images(name: str, shape: tuple[int, ...], smallest: int) -> None:
-    """ConfigError unless a sample is a picture of at least so many pixels on each side."""
+    """ConfigError unless a sample is a picture with at least `smallest` pixels on each side."""
     if len(shape) != 3 or min(shape[1:]) < smallest:
         size = f"{smallest}x{smallest}"
         hint = "; text is for gru, lstm and transformer, features for mlp" if len(shape) == 1 else ""
@@ -22,9 +22,3 @@ def need_tokens(name: str, shape: tuple[int, ...], tokens: int) -> None:
         raise ConfigError(
             f"{name} reads sequences of tokens (int64 of shape [length]); these samples are {kind}"
         )
-
-
-def need_positive(field: str, value: int) -> None:
-    """ConfigError unless an option is at least 1."""
-    if value < 1:
-        raise ConfigError(f"{field} must be at least 1, got {value}")

@@ -12,14 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from safari.bounds import at_least
 from safari.errors import ConfigError
-from safari.models.checks import need_positive, need_tokens
+from safari.models.checks import need_tokens
 
 PADDING = 0
 
 
 def last_token(hidden: Tensor, x: Tensor) -> Tensor:
-    """Of `[n, length, width]`, what stands at each sample's last token: padding comes after all others.
+    """The rows of `[n, length, width]` at each sample's last token; padding comes after all others.
 
     >>> hidden = torch.arange(6.0).view(2, 3, 1)
     >>> last_token(hidden, torch.tensor([[5, 4, 0], [5, 4, 3]])).flatten()
@@ -97,7 +98,7 @@ def _recurrent(
 ) -> nn.Module:
     need_tokens(name, shape, tokens)
     for field, value in (("embed", embed), ("hidden", hidden), ("layers", layers)):
-        need_positive(field, value)
+        at_least(field, value, 1)
     return Recurrent(kind, tokens, classes, embed, hidden, layers, labels == "tokens")
 
 
@@ -189,7 +190,7 @@ def transformer(
     """
     need_tokens("transformer", shape, tokens)
     for field, value in (("width", width), ("layers", layers), ("heads", heads)):
-        need_positive(field, value)
+        at_least(field, value, 1)
     if width % (2 * heads):
         raise ConfigError(f"width must be a multiple of 2 · heads ({2 * heads}), got {width}")
     return Transformer(tokens, classes, shape[0], width, heads, layers, labels == "tokens")

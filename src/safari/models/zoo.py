@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from safari.models.checks import need_images, need_positive
+from safari.bounds import at_least
+from safari.models.checks import need_images
 
 
 def cnn(shape: tuple[int, ...], classes: int, *, width: int = 16) -> nn.Module:
@@ -17,7 +18,7 @@ def cnn(shape: tuple[int, ...], classes: int, *, width: int = 16) -> nn.Module:
     38282
     """
     need_images("cnn", shape, smallest=4)
-    need_positive("width", width)
+    at_least("width", width, 1)
     channels, height, wide = shape
     return nn.Sequential(
         nn.Conv2d(channels, width, 3, padding=1),
@@ -40,7 +41,7 @@ def pfl_cnn(shape: tuple[int, ...], classes: int, *, hidden: int = 128) -> nn.Mo
     1626442
     """
     need_images("pfl_cnn", shape, smallest=6)
-    need_positive("hidden", hidden)
+    at_least("hidden", hidden, 1)
     channels, height, wide = shape
     module = nn.Sequential(
         nn.Conv2d(channels, 32, 3),
@@ -106,7 +107,7 @@ def mlp(shape: tuple[int, ...], classes: int, *, hidden: Sequence[int] = (64,)) 
     layers: list[nn.Module] = [nn.Flatten()]
     inner = math.prod(shape)
     for outer in hidden:
-        need_positive("hidden", outer)
+        at_least("hidden", outer, 1)
         layers += [nn.Linear(inner, outer), nn.ReLU()]
         inner = outer
     return nn.Sequential(*layers, nn.Linear(inner, classes))

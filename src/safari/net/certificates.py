@@ -85,7 +85,7 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> Certificates:
 
 
 def _put(path: Path, data: bytes, mode: int) -> None:
-    """A new file, whole or not at all, in the place of what has the name: a link there is not followed."""
+    """Write a file completely or not at all, replacing what has the name: a link there is not followed."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:

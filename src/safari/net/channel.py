@@ -31,10 +31,10 @@ COMPLETE, LAG = 1, 2
 
 _TICK = 1e-4
 _WRAP = 1 << 32
-# A report after so many datagrams or seconds, whichever is first.
+# A report is due after this many datagrams or seconds, whichever comes first.
 _REPORT_EVERY = 32
 _REPORT_SECONDS = 0.05
-# Send times are kept for so many datagrams: a round trip is measured with the newest that was reported.
+# Send times are kept for this many datagrams: a round trip is measured with the newest that was reported.
 _REMEMBERED = 8192
 _PRIOR = 4
 # Reports closer together than this are useless for estimating a rate.

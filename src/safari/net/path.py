@@ -24,7 +24,7 @@ class Conditions:
         loss: The share that is lost, in the long run.
         burst: How many in a row are lost on average; 1: each is lost independently of the others.
         delay: Seconds on the way.
-        jitter: Up to so many seconds more, drawn for each, so that they overtake each other.
+        jitter: Up to this many seconds more, drawn for each packet, so that packets overtake each other.
         rate: Bytes a second that leave the queue; 0: no queue.
         queue: Bytes that the queue holds; what comes beyond is lost.
         duplicates: The share that arrives twice.

@@ -31,7 +31,7 @@ UNPROVEN, FOR_A_REQUEST = 32, 2
 _RETIRED = 65_536
 # Lower bound for the estimated share of datagrams that are delivered.
 _LEAST_SHARE = 0.05
-# A datagram counts as lost after so many round trips plus so many seconds.
+# A datagram counts as lost after the first number of round trips plus the second number of seconds.
 _PATIENCE = 1.5, 0.1
 
 
@@ -109,7 +109,7 @@ class Server:
         pacing: How fast to send to each client.
         repair: Symbols sent to each client beyond those of the message, before it has reported, as a share of
             them: about what the downlinks usually lose.
-        excess: A client is sent at most so many times the message.
+        excess: A client is sent at most this multiple of the message.
     """
 
     def __init__(

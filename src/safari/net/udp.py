@@ -406,24 +406,24 @@ def _waiting(sock: socket.socket) -> list[tuple[bytes, Any]]:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    family, address = _resolve(host, port, socket.AI_PASSIVE)
-    sock = _udp(family)
-    try:
-        sock.bind(address)
-    except OSError as error:
-        sock.close()
-        raise SafariError(f"cannot receive datagrams at {host} port {port}: {error.strerror}") from error
-    return sock
+    return _attached(socket.socket.bind, host, port, socket.AI_PASSIVE, "receive datagrams at")
 
 
 def _connected(host: str, port: int) -> socket.socket:
-    family, address = _resolve(host, port, 0)
+    return _attached(socket.socket.connect, host, port, 0, "send datagrams to")
+
+
+def _attached(
+    attach: Callable[[socket.socket, Any], None], host: str, port: int, flags: int, purpose: str
+) -> socket.socket:
+    """A socket that is bound or connected; `purpose` is for the message where that fails."""
+    family, address = _resolve(host, port, flags)
     sock = _udp(family)
     try:
-        sock.connect(address)
+        attach(sock, address)
     except OSError as error:
         sock.close()
-        raise SafariError(f"cannot send datagrams to {host} port {port}: {error.strerror}") from error
+        raise SafariError(f"cannot {purpose} {host} port {port}: {error.strerror}") from error
     return sock
 
 

@@ -28,7 +28,7 @@ class Budget:
     least: tuple[int, ...] | None = None
 
     def meets(self, counts: Sequence[int]) -> bool:
-        """Do layers that hold so many weights fit the budget without a further cut?
+        """Do layers that hold these numbers of weights fit the budget without a further cut?
 
         >>> Budget(3).meets([1, 2]), Budget(3, layers=(2, 1)).meets([1, 2])
         (True, False)

@@ -87,7 +87,7 @@ def _grad(value: Tensor, weights: Sequence[Tensor], create_graph: bool = False) 
 
 
 def _need(batch: object, pruner: str) -> Batch:
-    # A tensor of two samples would come apart like a pair.
+    # A tensor of two samples would unpack like a pair.
     if isinstance(batch, tuple | list) and len(batch) == 2 and all(isinstance(t, Tensor) for t in batch):
         return batch[0], batch[1]
     got = f"a tensor of shape {[*batch.shape]}" if isinstance(batch, Tensor) else _kinds(batch)

@@ -1,4 +1,4 @@
-"""What a run came to: the table and the figures; and trackers that follow it."""
+"""The results of a run: the table and the figures; and trackers that follow it."""
 
 from safari.report.gallery import write_figures
 from safari.report.loaded import Run, load

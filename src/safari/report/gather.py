@@ -204,7 +204,7 @@ def message_bytes(runs: Sequence[RunData], direction: str) -> list[Series]:
 
 
 def dense_bytes(runs: Sequence[RunData]) -> list[float]:
-    """What a message would come to as a dense float32 model; each size once."""
+    """What a message would take as a dense float32 model; each size once."""
     sizes = [_FLOAT32_BYTES * arm.size for run in runs for arm in run.arms if arm.size is not None]
     return sorted({float(size) for size in sizes})
 
@@ -270,7 +270,7 @@ def _layers(records: Sequence[RoundRecord]) -> LayerData:
 
 
 def _churn(record: RoundRecord, name: str) -> float:
-    """Layers without churn are left out of a record; one of an earlier version says nothing of any."""
+    """Layers without churn are left out of a record; records of earlier versions have no churn at all."""
     return np.nan if record.layer_churn is None else _float(record.layer_churn.get(name, 0.0))
 
 

@@ -23,14 +23,14 @@ from safari.runs import RoundRecord, RunFolder, Trial
 from safari.runs.files import making, write_atomically
 from safari.toml import to_toml
 
-# How many rounds of a trial are sent to MLflow at once: a server answers in milliseconds, not in none.
+# How many rounds of a trial are sent to MLflow at once: a request takes milliseconds.
 ROUNDS_AT_ONCE = 20
 # MLflow refuses longer values, and more numbers or parameters in one call.
 MLFLOW_LONGEST_VALUE = 6000
 MLFLOW_MOST_METRICS = 1000
 MLFLOW_MOST_PARAMS = 100
 # How long MLflow is waited for, unless the user's environment says otherwise: less than a minute a request.
-# Its own values come to 20 minutes, and a server may ask for any time it likes before the next attempt.
+# Its own values add up to 20 minutes, and a server may ask for any time it likes before the next attempt.
 MLFLOW_PATIENCE = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",

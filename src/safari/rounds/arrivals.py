@@ -117,7 +117,7 @@ def noted(
 ) -> dict[str, Tensor]:
     """The sampling's state after a round; what a server has refused is not noted.
 
-    `x` is the global model of the round. Of an upload of which a part came, the rest counts as unchanged.
+    `x` is the global model of the round. Where an upload came in part, the rest of it counts as unchanged.
     """
     if sampling.learn is None or outcome.lost:
         return state

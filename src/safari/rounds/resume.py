@@ -108,7 +108,7 @@ def refuse_changes(saved: Saved | About, config: Config, trial: Trial) -> None:
         raise RunError(f"{trial.checkpoint} does not say which config it was made under")
     before = dict(known)
     if before.get("rule") != now["rule"] or not is_known(now["rule"]["name"]):
-        # What another rule, or other options, leave to defaults is no news; nor can it be told of a user's
+        # What another rule, or other options, leave to defaults is no change; nor can that be known of a user's
         # rule that is not loaded, because a run is only looked at.
         before.pop("defaults", None)
     arm = next(a for a in config.arms if a.name == trial.arm)
@@ -154,7 +154,7 @@ def meaning(config: Config, arm: str) -> dict[str, Any]:
         "gate_defaults": {"name": gate.name, **gate_defaults(gate.name, gate.options)},
     }
     if config.policy.name != "static" or config.local.schedule != "constant":
-        # Masks that come to rest and rates that fall do so by the part of the run that is over.
+        # Masks that settle and rates that fall do so by the fraction of the run that is over.
         named["rounds"] = config.rounds
     return {name: table[name] for name in _MEANINGFUL} | named
 

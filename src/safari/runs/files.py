@@ -200,7 +200,7 @@ def making(path: Path, root: Path | None = None) -> Iterator[Path]:
 
 
 def rename(old: Path, new: Path, root: Path | None = None) -> None:
-    """Give a file of a run's folder another name in the same folder, in the place of what has that name."""
+    """Give a file of a run's folder another name in the same folder, replacing what has that name."""
     try:
         with _parent(old, root) as (name, folder):
             target = new.name if folder is not None else str(new)

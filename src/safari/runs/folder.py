@@ -51,7 +51,7 @@ _OWN = frozenset(
     {f"{name}.json" for name in ("clients", "model", "task", "environment", "plugins", "summary", "mlflow")}
     | {"config.toml", "report.html", "trials", "figures", "plugins", "tensorboard"}
 )
-# What is derived from the records of a whole trial, by rooms above this one.
+# What is derived from the records of a whole trial, by packages above this one.
 _DERIVED = ("numbers.json",)
 
 

@@ -1,7 +1,7 @@
 """What a test of a model finds in a run, and which of its numbers is the score: `task.json` in its folder.
 
-Whoever shows a run takes names, labels, formats and directions from here and never imports the task, which
-may be code of somebody else.
+Code that shows a run takes names, labels, formats and directions from here and never imports the task, which
+may be somebody else's code.
 """
 
 from __future__ import annotations

@@ -235,7 +235,7 @@ class RoundRecord(Mapping[str, Any]):
         return dict(sorted(found.items()))
 
     def status(self, clients: int) -> NDArray[np.uint8]:
-        """What became of each of so many clients, as `ClientStatus`."""
+        """What became of each of `clients` clients, as `ClientStatus`."""
         out = np.full(clients, ClientStatus.NOT_ASKED, np.uint8)
         found = {client: status for client, status in self.outcomes.items() if client < clients}
         out[list(found)] = list(found.values())

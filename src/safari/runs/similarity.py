@@ -20,7 +20,7 @@ from safari.runs.checkpoint import opened
 
 # A line has 106 kB with 200 clients; beyond this number of clients none is written.
 MOST_CLIENTS = 256
-# All of the first rounds, then so many between a round and its double: 147 up to round 5,000.
+# All of the first rounds, then this many between a round and its double: 147 up to round 5,000.
 PER_OCTAVE = 16
 # What a rule's state may call it, and the counts that go with running sums.
 MATRICES = ("similarity", "alike", "met")

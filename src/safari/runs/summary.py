@@ -1,4 +1,4 @@
-"""What a run came to: final accuracy, how steady it is, and how long it took, for each arm over the seeds."""
+"""The summary of a run: final accuracy, how steady it is, and how long it took, for each arm over the seeds."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def _seconds(trial: Trial, skipped: list[str] | None) -> dict[int, dict[str, flo
 
 
 def _is_seconds(value: object) -> bool:
-    """A number of seconds; an integer of hundreds of digits is no float, and NaN lies between nothing."""
+    """A number of seconds; an integer of hundreds of digits is no float, and NaN is in no range."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _LONGEST
 
 

@@ -173,7 +173,7 @@ def by_similarity(units: Ints, draws: int, apart: Floats) -> Line:
 
 
 def _scattered(ids: Ints) -> Ints:
-    """A key by which ids are in a fixed order that tells nothing (Knuth's multiplicative hash).
+    """A key by which ids are in a fixed order that says nothing about them (Knuth's multiplicative hash).
 
     Ties are broken by it: clients with neighbouring ids often have similar data, in simulations by construction, and a
     sampling that put neighbours together would seem to know that.
@@ -182,7 +182,7 @@ def _scattered(ids: Ints) -> Ints:
 
 
 def _taken(waiting: deque[tuple[int, int]], room: int) -> Sequence[tuple[int, int]]:
-    """So many units from the front of the queue; a client that does not fit whole stays in front with the rest."""
+    """`room` units from the front of the queue; a client that does not fit whole stays in front with the rest."""
     found = []
     while room:
         client, units = waiting.popleft()
@@ -201,7 +201,7 @@ def distances(products: Floats, distance: Distance) -> Floats:
            [2.236, 0.   , 1.   ],
            [2.   , 1.   , 0.   ]])
     """
-    # Squares of giants are infinite, and what is not a number is at a right angle to everything.
+    # Squares of huge numbers are infinite, and what is not a number counts as orthogonal to everything.
     products = np.nan_to_num(products, nan=0.0, posinf=_FARTHEST, neginf=-_FARTHEST)
     squares = np.maximum(products.diagonal(), 0.0)
     if distance == "l2":

@@ -5,7 +5,7 @@ Let p_i be what client i counts for in the average over all clients: its sample 
 draws, and gives every draw the same weight, has the full average as its expectation, whatever the variance. A
 client that is drawn several times trains once, and its upload counts as often as it was drawn.
 
-Whether an answer arrives is the network's business: a client that is drawn and lost is missing, with its
+Whether an answer arrives depends on the network: a client that is drawn and lost is missing, with its
 share, and the rule for the missing decides what becomes of that.
 """
 

@@ -91,7 +91,7 @@ class ServerHalf:
     apply: `(state, step, up, round) -> (step, state)`, after the weighted sum. `step` is the change of the
         parameters that the sum gave, `up` what the arrivals sent beside their models, a row each in the order
         of `round.arrived`. It is not called when nobody arrived.
-    average: `(state, model) -> parameters` that are tested and given away beside the newest model, in the place of the
+    average: `(state, model) -> parameters` that are tested and given away beside the newest model, instead of the
         running average (`aggregation.average`). `state` is the one after the round, `model` the newest parameters.
     """
 
@@ -147,7 +147,7 @@ class ClientAlgorithm:
     loss: `(outputs, labels, known, task) -> losses`; outputs and labels are `[clients, n, ...]`, losses
         `[clients, n]`.
     direction: `(gradient, local) -> (direction, state)`, for every local step.
-    scaled: `(down) -> Scaled`, in the place of `direction`, where that is elementwise in the gradient and leaves the
+    scaled: `(down) -> Scaled`, instead of `direction`, where that is elementwise in the gradient and leaves the
         state as it is: an engine can put it into its step, without a pass over memory of its own.
     finish: `(local) -> (state, up)`, after the last one. What `direction` put into the state and `finish` does
         not return is gone.
@@ -173,7 +173,7 @@ class ClientAlgorithm:
     name: str = "the client algorithm"
 
     def __post_init__(self) -> None:
-        """Whoever does not know `scaled` finds the same direction."""
+        """Give `direction` from `scaled`, for code that does not know `scaled`."""
         if self.scaled is None:
             return
         if not isinstance(self.direction, _Along | None):

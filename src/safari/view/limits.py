@@ -128,7 +128,7 @@ class ConnectionLimiter:
         self._silent[tuple(address[:2])] = connection
         if len(self._silent) <= self._limits.silent:
             return
-        # Of those that failed asyncio has closed the socket.
+        # asyncio has closed the sockets of those that failed.
         self._silent = {peer: found for peer, found in self._silent.items() if found.fileno() >= 0}
         if len(self._silent) > self._limits.silent:
             peer = self._gives_way(self._silent)
@@ -153,7 +153,7 @@ class ConnectionLimiter:
             del self._pending[peer]
 
     def vouched(self, peer: Peer) -> None:
-        """The application has found that whoever asks from there may."""
+        """The application has authenticated a request from this address."""
         network = _network(peer)
         self._known.pop(network, None)
         self._known[network] = None
@@ -221,7 +221,7 @@ def _peer(transport: asyncio.BaseTransport) -> Peer:
 
 
 def vouch(scope: MutableMapping[str, Any]) -> None:
-    """Say that whoever sent this request may: its address gives way last when connections are too many."""
+    """Say that this request is authenticated: its address gives way last when connections are too many."""
     found = scope.get(_VOUCH)
     if found is not None:
         found()

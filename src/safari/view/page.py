@@ -90,7 +90,7 @@ def write_report(runs: Sequence[RunFolder], out: Path, rules: Mapping[str, str] 
 def frozen_page(runs: Sequence[RunFolder], rules: Mapping[str, str] | None = None) -> str:
     """The page with its data, scripts and style in it: it needs no server and fetches nothing."""
     style, script = read_file("style.css").decode(), bundle()
-    # The tag of a script ends where its text says so: no text may.
+    # "</script" inside the text would end the tag.
     data = json.dumps(freeze(runs, rules), allow_nan=False).replace("<", "\\u003c")
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "

@@ -159,7 +159,7 @@ class Fields:
         self.check(self._bit)
 
     def check(self, bits: int) -> None:
-        """Raise unless the bytes are exactly as many as hold so many bits."""
+        """Raise unless there are exactly as many bytes as it takes to hold this many bits."""
         size = field_bytes(bits)
         if len(self._data) != size:
             problem = f"{self._what} must take the last {size} bytes, {len(self._data)} are left"

@@ -15,7 +15,7 @@ Counts = npt.NDArray[np.float64]
 # What a deflate block spends on its code lengths: a start, and so much for every symbol in use.
 TABLE_BITS = 60.0
 TABLE_BITS_PER_SYMBOL = 3.0
-# Below this many symbols a table of one's own never pays; such segments join their neighbours unasked.
+# Below this many symbols a table of one's own never pays; such segments always join their neighbours.
 MIN_BLOCK = 1024
 
 

@@ -1,7 +1,7 @@
 """How coarse the step mode must be for an upload to be at most a given share of the dense model.
 
-Everything here follows from whole numbers that are counted over the update, so that whoever counts them, on
-whatever device, comes to the same rounding.
+Everything here follows from whole numbers that are counted over the update, so that every device
+that counts them arrives at the same rounding.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from safari.wire.scales import MOST_STEPS, Wide
 Small = npt.NDArray[np.int16]
 Integers = npt.NDArray[np.integer]
 
-# Magnitudes in whole steps with a symbol of their own, or with one and so many raw bits (alphabet 4, halved).
+# Magnitudes in whole steps with a symbol of their own, or with one and this many raw bits (alphabet 4, halved).
 STEPS_FROM = np.array([0, 1, 2, 3, 4, 5, 6, 14, 142, 32910])
 STEPS_WIDTH = np.array([0, 0, 0, 0, 0, 0, 4, 8, 16, 32])
 # Pairs of such, each with its sign.
@@ -146,7 +146,7 @@ def steps_bits(pairs: Ints, agree: float | None = None) -> float:
 
 
 def at_most_bits(counts: Ints) -> float:
-    """A bound on `steps_bits` of numbers that are so many of each class of `STEPS_FROM`: one at a time, the
+    """A bound on `steps_bits` from how many numbers are in each class of `STEPS_FROM`: one at a time, the
     class in a Huffman code, then the sign and the raw bits. It shows at once that most uploads fit."""
     total = int(counts.sum())
     if total < 2:
@@ -174,7 +174,7 @@ def choose_rounding(pairs: Ints, room: float) -> Rounding:
     for option in usable:
         if steps_bits(_rounded(pairs, option), agree) <= room:
             return option
-    # Out of reach: what loses more than the signs is not worth the bytes it saves.
+    # What loses more than the signs is not worth the bytes that it saves.
     return next((option for option in usable if option.beyond == option.yields == 0), usable[-1])
 
 

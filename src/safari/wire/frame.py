@@ -112,14 +112,10 @@ def decode(
         WireError: The bytes are no valid frame of this layout.
     """
     shared = as_shared(layout, reference, predicted_mask)
-    layout = shared.layout
-    check_size(len(data), layout.d, len(layout.sizes))
-    reader = Reader(data)
-    info = read_info(reader)
-    check_identity(info.identity, expect, BODY_AT)
-    check_shared(info, shared)
+    reader, info = open_frame(data, shared, expect)
     if info.modes.values == "none":
         raise WireError("the frame must hold numbers, this one holds a mask alone", 4)
+    layout = shared.layout
     keep, wire = decode_body(reader, whole(layout), info.modes, shared)
     return Decoded(layout.from_wire(wire), layout.from_wire(keep), info)
 
@@ -242,6 +238,16 @@ def seal_frame(modes: Modes, shared: Shared, body: bytes, identity: Identity | N
     )
     check = zlib.crc32(body, zlib.crc32(rest, zlib.crc32(head)))
     return b"".join([head, check.to_bytes(4, "little"), rest, body])
+
+
+def open_frame(data: bytes, shared: Shared, expect: Identity | None) -> tuple[Reader, Info]:
+    """A frame whose head is read and checked against what this end holds; the reader stands at the body."""
+    check_size(len(data), shared.layout.d, len(shared.layout.sizes))
+    reader = Reader(data)
+    info = read_info(reader)
+    check_identity(info.identity, expect, BODY_AT)
+    check_shared(info, shared)
+    return reader, info
 
 
 def read_info(reader: Reader) -> Info:

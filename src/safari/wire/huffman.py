@@ -213,6 +213,6 @@ def _table(lengths: bytes) -> tuple[Bytes8, Bytes8]:
 
 @cache
 def _reversed(length: int) -> npt.NDArray[np.int32]:
-    """Every number of so many bits read from its other end."""
+    """Every number of this many bits, with its bits reversed."""
     numbers = np.arange(1 << length, dtype=np.int32)
     return sum((((numbers >> bit) & 1) << (length - 1 - bit) for bit in range(length)), start=0 * numbers)

@@ -123,7 +123,7 @@ def _weigh(brief: Inspection, reader: Reader, part: Range, shared: Shared) -> In
     parts, bound = {"head": reader.at}, {}
 
     def note(name: str, least: float) -> None:
-        """What has been read since the last part is this one; it takes at least so many bytes."""
+        """What has been read since the last part is this one; it takes at least `least` bytes."""
         parts[name], bound[name] = reader.at - sum(parts.values()), least
 
     keep, least = _read_keep(reader, part, brief.modes, shared)

@@ -53,7 +53,7 @@ class Quantised:
         return Quantised(self.scales if self.scales.size == 1 else self.scales[entries], self.whole[numbers])
 
     def change(self, counts: Ints) -> Wide:
-        """What the multiples come to."""
+        """The numbers that the multiples stand for."""
         scales = self.scales.astype(np.float64)
         return self.whole * (scales if scales.size == 1 else np.repeat(scales, counts))
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from safari.errors import WireError
-from safari.wire.bits import Reader
-from safari.wire.body import Modes, as_model, check_size, decode_keep, whole
-from safari.wire.frame import BODY_AT, check_shared, choose_mask, read_info, seal_frame
-from safari.wire.identity import Identity, check_identity
+from safari.wire.body import Modes, as_model, decode_keep, whole
+from safari.wire.frame import choose_mask, open_frame, seal_frame
+from safari.wire.identity import Identity
 from safari.wire.layout import Bools, WireLayout
 from safari.wire.shared import Shared, as_shared
 
@@ -55,15 +54,10 @@ def decode_mask(
 ) -> Bools:
     """The mask in a frame of `encode_mask`; raises as `decode` does."""
     shared = as_shared(layout, None, held)
-    layout = shared.layout
-    check_size(len(data), layout.d, len(layout.sizes))
-    reader = Reader(data)
-    info = read_info(reader)
-    check_identity(info.identity, expect, BODY_AT)
-    check_shared(info, shared)
+    reader, info = open_frame(data, shared, expect)
     if info.modes.values != "none":
         raise WireError(f"the frame must hold a mask alone, this one has numbers ({info.modes.values})", 4)
-    keep = decode_keep(reader, whole(layout), info.modes.mask, shared)
+    keep = decode_keep(reader, whole(shared.layout), info.modes.mask, shared)
     if reader.left:
         raise WireError(f"the mask must end the frame, {reader.left} bytes are left", reader.at)
-    return layout.from_wire(keep)
+    return shared.layout.from_wire(keep)

@@ -141,10 +141,7 @@ def packet_label(data: bytes) -> Label | None:
 
     Nothing is checked beyond the head's own form; None where no identity is stated.
     """
-    reader = Reader(data)
-    modes = _read_modes(reader)
-    reader.take(HEAD_BYTES - reader.at, "head")
-    return read_packet_label(reader) if modes.identified else None
+    return _skip_head(Reader(data))
 
 
 def covered(data: bytes, layout: WireLayout | Shared) -> Ints:
@@ -156,10 +153,7 @@ def covered(data: bytes, layout: WireLayout | Shared) -> Ints:
 def covered_range(data: bytes, layout: WireLayout) -> tuple[int, int]:
     """The first wire coordinate that a datagram of one's own covers, and how many."""
     reader = Reader(data)
-    modes = _read_modes(reader)
-    reader.take(HEAD_BYTES - reader.at, "head")
-    if modes.identified:
-        read_packet_label(reader)
+    _skip_head(reader)
     part = _read_range(reader, layout)
     return part.first, part.span
 
@@ -210,6 +204,13 @@ def read_packet_head(reader: Reader, shared: Shared, expect: Identity | None = N
     if stated != found:
         raise WireError(f"checksum must be {found:08x}, got {stated:08x}", CHECK_AT)
     return modes, _read_range(reader, shared.layout)
+
+
+def _skip_head(reader: Reader) -> Label | None:
+    """Read the head without checking it, up to the range; returns the label, where one is stated."""
+    modes = _read_modes(reader)
+    reader.take(HEAD_BYTES - reader.at, "head")
+    return read_packet_label(reader) if modes.identified else None
 
 
 def _read_modes(reader: Reader) -> Modes:

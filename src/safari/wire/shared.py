@@ -119,7 +119,7 @@ def check_mask(field: str, mask: Bools, layout: WireLayout) -> None:
 
 
 def _kind(field: str, thing: object) -> str:
-    """What somebody passed in the place of an array or a layout, and what to pass where that can be told.
+    """What was passed instead of an array or a layout, and what to pass where that can be guessed.
 
     By the names of types alone: nothing here imports torch.
     """

@@ -141,7 +141,7 @@ def test_a_cut_weight_is_0_and_not_minus_0_or_nan():
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
-def test_a_client_that_overflows_keeps_its_cut_weights_and_harms_nobody(optimiser):
+def test_a_client_that_overflows_keeps_its_cut_weights_at_0_and_does_not_affect_others(optimiser):
     net, layout, start, masks, batches = clients()
     good, _ = together(net, layout, start, masks, batches, optimiser=optimiser, lr=0.1)
     bad = [(x.clone(), y) for x, y in batches]

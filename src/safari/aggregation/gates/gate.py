@@ -1,4 +1,4 @@
-"""What stands in front of every rule: which of the arrivals are let through, and which are made smaller."""
+"""Gates, which run before every rule: they let arrivals through, refuse them or scale them down."""
 
 from __future__ import annotations
 

@@ -10,14 +10,14 @@ mask, passes while
 and is refused otherwise, or scaled down to that norm (clipping, as in Sun et al., "Can You Really Backdoor
 Federated Learning?", 2019). Parameters and buffers are on different scales and have a bound each, and so has
 every vector that a client algorithm sends beside the model, such as SCAFFOLD's control variate: with its own norm
-in the place of ‖Δ‖. Updates of 0 say nothing about what is usual and are left out of the median.
+instead of ‖Δ‖. Updates of 0 say nothing about what is usual and are left out of the median.
 
 In the first round the median is that of the arrivals themselves. Until three clients were heard there is no
 majority that could say what is usual, and updates are compared with the model alone: one passes unless it is
 a million times as large as the model (and as a model of ones).
 
 By default (factor 100, floor 0.01) only absurd updates are refused: a hundred times as long as usual, and
-longer than the model itself. That costs an honest run nothing, and stops the giants with which a single
+longer than the model itself. That costs an honest run nothing, and stops the huge updates with which a single
 client ends a training. It does not stop a hostile client that sends updates of the usual length in a wrong
 direction: nothing that looks at norms alone can.
 """
@@ -35,6 +35,7 @@ from torch import Tensor
 
 from safari.aggregation.compensation import Round, State
 from safari.aggregation.gates.gate import Gate, Ruling
+from safari.bounds import at_least
 from safari.errors import ConfigError
 
 Floats = NDArray[np.float64]
@@ -55,12 +56,10 @@ def norm(*, factor: float = 100.0, action: Literal["refuse", "clip"] = "refuse",
     refuse what is longer, or clip it to that length. `floor`: no update is compared with less than this part
     of the model's own norm.
     """
-    if not (math.isfinite(factor) and factor >= 1):
-        raise ConfigError(f"factor must be a finite number of at least 1, got {factor}")
+    at_least("factor", factor, 1, finite=True)
     if action not in ("refuse", "clip"):
         raise ConfigError(f"action must be one of clip, refuse; got {action!r}")
-    if not (math.isfinite(floor) and floor >= 0):
-        raise ConfigError(f"floor must be a finite number of at least 0, got {floor}")
+    at_least("floor", floor, 0, finite=True)
 
     def init(clients: int, size: int, device: torch.device) -> State:
         # Of parameters and of buffers; NaN: never heard. Small, and so always on the host.
@@ -137,7 +136,7 @@ def _norms(round: Round) -> _Norms:
     beside = [
         torch.linalg.vector_norm(round.up[name].flatten(1), dim=1, dtype=torch.float64) for name in names
     ]
-    # The one look at the device. In float64, as the model's norms are.
+    # The only transfer from the device. In float64, as the model's norms are.
     found = torch.cat([*model, *updates[0], *updates[1], *beside]).cpu().numpy()
     rest = found[2:].reshape(2 + len(names), len(models))
     return _Norms(rest[:2].T, (float(found[0]), float(found[1])), dict(zip(names, rest[2:], strict=True)))

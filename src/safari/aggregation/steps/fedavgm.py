@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from safari.aggregation.compensation import Round, State
-from safari.aggregation.steps.checks import above, fraction
 from safari.aggregation.steps.step import ServerStep
+from safari.bounds import above, below
 
 
 def fedavgm(*, momentum: float = 0.9, lr: float = 1.0, nesterov: bool = False) -> ServerStep:
@@ -24,7 +24,7 @@ def fedavgm(*, momentum: float = 0.9, lr: float = 1.0, nesterov: bool = False) -
 
     `momentum`: β. `lr`: η. `nesterov`: look ahead, x ← x + η (β v + Δ).
     """
-    beta, rate = fraction("momentum", momentum), above("lr", lr, 0)
+    beta, rate = below("momentum", momentum, 1), above("lr", lr, 0)
 
     def apply(state: State, step: Tensor, round: Round) -> tuple[Tensor, State]:
         v = torch.where(round.kept, beta * state["velocity"] + step, 0.0)

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from safari.aggregation.compensation import Round, State
-from safari.aggregation.steps.checks import above, fraction, within
 from safari.aggregation.steps.step import ServerStep
+from safari.bounds import above, below, within
 
 
 def fedadagrad(*, lr: float = 0.01, beta1: float = 0.0, tau: float = 0.001) -> ServerStep:
@@ -39,7 +39,7 @@ def fedyogi(*, lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: f
 
     `lr`: η. `beta1`: momentum of m. `beta2`: of v. `tau`: how far the adaptivity goes; also √v at the start.
     """
-    rest = 1 - fraction("beta2", beta2)
+    rest = 1 - below("beta2", beta2, 1)
     return _adaptive(lambda v, square: v - rest * square * torch.sign(v - square), lr, beta1, tau)
 
 
@@ -48,7 +48,7 @@ def fedadam(*, lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: f
 
     `lr`: η. `beta1`: momentum of m. `beta2`: of v. `tau`: how far the adaptivity goes; also √v at the start.
     """
-    beta = fraction("beta2", beta2)
+    beta = below("beta2", beta2, 1)
     return _adaptive(lambda v, square: beta * v + (1 - beta) * square, lr, beta1, tau)
 
 
@@ -58,7 +58,7 @@ _LEAST, _MOST = 1e-30, 1e18
 
 def _adaptive(second: Callable[[Tensor, Tensor], Tensor], lr: float, beta1: float, tau: float) -> ServerStep:
     """The three in one; `second(v, Δ²)` is the next v."""
-    rate, beta, tau = above("lr", lr, 0), fraction("beta1", beta1), within("tau", tau, _LEAST, _MOST)
+    rate, beta, tau = above("lr", lr, 0), below("beta1", beta1, 1), within("tau", tau, _LEAST, _MOST)
 
     def init(model: Tensor) -> State:
         return {"m": torch.zeros_like(model), "v": torch.full_like(model, tau**2)}

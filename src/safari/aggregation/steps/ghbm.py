@@ -18,9 +18,8 @@ from torch import Tensor
 
 from safari.aggregation.checks import whole
 from safari.aggregation.compensation import Round, State
-from safari.aggregation.steps.checks import fraction
 from safari.aggregation.steps.step import ServerStep
-from safari.errors import ConfigError
+from safari.bounds import below, within
 
 # That many models are remembered.
 _LONGEST = 100
@@ -31,9 +30,7 @@ def ghbm(*, tau: int = 10, momentum: float = 0.9) -> ServerStep:
 
     `tau`: τ, about the number of rounds in which every client takes part once. `momentum`: β.
     """
-    rounds, beta = whole("tau", tau), fraction("momentum", momentum)
-    if not 1 <= rounds <= _LONGEST:
-        raise ConfigError(f"tau must lie between 1 and {_LONGEST}, got {rounds}")
+    rounds, beta = within("tau", whole("tau", tau), 1, _LONGEST), below("momentum", momentum, 1)
 
     def apply(state: State, step: Tensor, round: Round) -> tuple[Tensor, State]:
         return step + beta / rounds * (round.global_model - state["past"][0]), state

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from safari.aggregation.compensation import Round, State
-from safari.aggregation.steps.checks import above
 from safari.aggregation.steps.step import ServerStep
+from safari.bounds import above
 
 
 def lr(*, lr: float = 1.0) -> ServerStep:

@@ -1,4 +1,4 @@
-"""What is worth its price: compiling kernels takes a while, and pays only in a long run."""
+"""When kernels are compiled: it takes a while, and pays only in a long run."""
 
 from __future__ import annotations
 

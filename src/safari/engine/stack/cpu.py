@@ -19,7 +19,7 @@ _LESSON = 31 << 20
 
 
 def stacked_at_once(inputs: int) -> int:
-    """How many clients a thread trains at once, when a step of one has so many numbers as inputs.
+    """How many clients a thread trains at once, when a step of one client has this many numbers as inputs.
 
     >>> stacked_at_once(32 * 64), stacked_at_once(64 * 3 * 32 * 32)  # the demo; ResNet-20 on CIFAR-10
     (16, 1)
@@ -38,7 +38,7 @@ def pool_for(stack: Stack) -> ThreadPool | None:
 
 
 def keep_freed_memory() -> None:
-    """Let activations lie where those of the step before lay.
+    """Let activations reuse the memory of those of the step before.
 
     glibc hands freed blocks back to the system, which clears each page when it is touched again: a quarter
     of a small net's round. It stops doing so for blocks up to the largest that was ever freed, so that

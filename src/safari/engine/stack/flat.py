@@ -1,6 +1,6 @@
 """Many clients' models in one buffer, tensor by tensor: each tensor of all clients lies together.
 
-A client's model crosses the house as a row of `[clients, size]`. The kernels want the other order: for
+A client's model travels through the package as a row of `[clients, size]`. The kernels want the other order: for
 each tensor of the layout a contiguous `[clients, *shape]`. So entry e of the layout begins at
 `clients · e.offset` of the buffer, and parameters still come first, buffers last.
 """

@@ -189,7 +189,7 @@ def sgd_(parameters: Tensor, gradient: Tensor, mask: Tensor, rate: float | Tenso
     )  # fmt: skip
 
 
-# A gradient of so many numbers is worth a kernel of its own: copying it would take longer.
+# A gradient of this many numbers is worth a kernel of its own: copying it would take longer.
 LARGE = 1 << 20
 
 

@@ -55,7 +55,7 @@ class Recorded:
             with torch.cuda.graph(self._graph, pool=pool):
                 self._outputs = work(*self._inputs)
         except RuntimeError as error:
-            # A recording that breaks off complains about that, and hides that memory was short.
+            # The error of a recording that breaks off would hide that memory was short.
             if isinstance(error.__context__, torch.cuda.OutOfMemoryError):
                 raise error.__context__ from None
             raise

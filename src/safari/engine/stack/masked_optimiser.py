@@ -1,7 +1,7 @@
 """Steps of the optimiser over the kept weights alone, for the CPU.
 
 Of a model cut to a fifth, four fifths of the gradient are not wanted: it is cheaper to pick the wanted ones
-than to fill the others with 0, and what nobody reads cannot spoil a weight that is cut.
+than to fill the others with 0, and a gradient that is not read cannot change a weight that is cut.
 """
 
 from __future__ import annotations

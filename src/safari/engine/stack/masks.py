@@ -52,7 +52,7 @@ def stacked_masks(
     if budget.layers is not None or budget.least is not None:
         masks[:, weights] = torch.stack([select(row.double(), budget, held, sizes) for row in rows])
         return masks
-    # Below every score stands what has none.
+    # Weights without a score rank below all others.
     rows = rows.clamp(min=torch.finfo(rows.dtype).min).masked_fill(~held, -torch.inf)
     # Stable, so that equal scores keep the order of their indices.
     order = torch.sort(rows, dim=1, descending=True, stable=True).indices[:, : budget.total]

@@ -28,7 +28,7 @@ class RandomState:
             generator.manual_seed(seed)
 
     def each(self, work: Callable[[Tensor], Tensor], x: Value) -> Value:
-        """Something random, client by client: the same draws that each would make alone."""
+        """A random operation, client by client: the same draws that each would make alone."""
         outputs = []
         # Unbound, not indexed: the gradient is then put together once, and not a whole one for each client.
         for generator, part in zip(self.generators, x.client_first().unbind(), strict=True):

@@ -6,17 +6,17 @@ from __future__ import annotations
 NARROWEST = 16
 # The norm's kernels hold all channels of a pixel in one program.
 WIDEST = 1024
-# The kernels with pooling hold a layer's sums for the weights' gradient in one program: so many fit its registers.
+# The kernels with pooling hold a layer's sums for the weights' gradient in one program: more do not fit its registers.
 MOST_POOLED = 32 * 64
 
 
 def padded(channels: int) -> int:
-    """So many channels, or the fewest that a matrix unit takes."""
+    """This number of channels, or the fewest that a matrix unit takes."""
     return max(channels, NARROWEST)
 
 
 def serves(inner: int, outer: int, side: int = 3) -> bool:
-    """Are there kernels for a convolution side x side with so many channels in and out?
+    """Are there kernels for a convolution side x side with these numbers of channels in and out?
 
     Fewer than 16 inputs are padded with zeros; 1x1 convolutions are served from 64 channels on.
 
@@ -54,7 +54,7 @@ def whole_patch(channels: int) -> bool:
 
 
 def serves_pool(inner: int, outer: int) -> bool:
-    """Is there a kernel for a 3x3 convolution with so many channels in and out, ReLU and 2x2 max pooling?
+    """Is there a kernel for a 3x3 convolution with these numbers of channels, ReLU and 2x2 max pooling?
 
     >>> serves_pool(3, 32), serves_pool(32, 32), serves_pool(64, 64), serves_pool(3, 24)
     (True, True, False, False)

@@ -61,7 +61,7 @@ class ThreadPool:
             return [share.result() for share in self.submit(work, shares)]
 
     def split(self, things: Sequence[S], most: int, among: int = 1) -> list[Sequence[S]]:
-        """Even shares of at most so many things, as many for each thread; the larger ones first. When the
+        """Even shares of at most `most` things, equally many for each thread; the larger ones first. When the
         thread pool is shared `among` several such works, each has its part of the threads.
 
         >>> ThreadPool(2).split([1, 2, 3, 4, 5], most=16)
@@ -80,7 +80,7 @@ class ThreadPool:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """torch computes with so many threads; its libraries count them for the whole process."""
+    """torch computes with this many threads; its libraries count them for the whole process."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

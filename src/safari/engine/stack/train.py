@@ -147,7 +147,7 @@ def _optimiser(
 ) -> Callable[[Sequence[Tensor]], None]:
     """What takes a step in place, from the gradient of all parameters, in parts; masked weights stay.
 
-    `scaled`: what a compiled step of SGD follows in the place of the gradient.
+    `scaled`: what a compiled step of SGD follows instead of the gradient.
     """
     if parameters.device.type == "cpu":
         step = MaskedStep(parameters, flat.places(masks), optimiser=optimiser, lr=float(lr), steps=int(steps))

@@ -15,9 +15,9 @@ from safari.models import Layout, frozen_tensors
 _OUTPUT_TOLERANCE = 1e-3
 # Gradients jump where the input of a ReLU is 0 up to rounding.
 _GRADIENT_TOLERANCE = 1e-2
-# By more than this no such jump is off.
+# No such jump is larger than this.
 _JUMP = 0.5
-# In float64 nothing is rounded that could be seen here.
+# Rounding in float64 is too small to be seen here.
 _EXACT = 1e-6
 
 
@@ -112,7 +112,7 @@ def picture_format(module: nn.Module, example: Tensor) -> torch.memory_format:
 
 
 def some_clients(module: nn.Module, layout: Layout, clients: int) -> dict[str, Tensor]:
-    """The module's tensors for so many clients, each a little different.
+    """The module's tensors for this many clients, each a little different.
 
     No number is 0 that would hide a mistake (a last layer often begins as 0), and none changes its sign (a
     variance must stay positive).

@@ -65,7 +65,7 @@ PROCESSORS = 132
 MOST_SPLITS = 16
 # Tiles narrower than this are for layers that are narrower themselves.
 LEAST = 64
-# Writing and reading a tile's sums takes about as long as so many steps of the loop that makes them.
+# Writing and reading a tile's sums takes about as long as this many steps of the loop that makes them.
 STORE_STEPS = 6
 
 
@@ -298,7 +298,7 @@ def conv_weight_gradient(
 
 
 def conv_tile(pixels: int, clients: int, cin: int, cout: int) -> Tile:
-    """The tile with which a convolution of so many pixels for each client should take least time."""
+    """The tile with which a convolution of this many pixels for each client should take least time."""
     return conv_tiles(pixels, clients, cin, cout)[0]
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from safari.errors import ConfigError
+from safari.bounds import below, within
 from safari.models import Layout
 from safari.pruning.policies.regrow import first_mask
 from safari.pruning.policy import MaskPolicy, MaskRound, Masks, State
@@ -24,12 +24,9 @@ def early_bird(*, tolerance: float = 0.1, window: int = 5, latest: float = 0.5) 
     `tolerance`: the largest share of weights in which two of these masks may differ. `latest`: the part of the run
     at which the cut is made in any case. It wants a score that changes with the model, such as mag or synflow.
     """
-    if not 0 <= tolerance < 1:
-        raise ConfigError(f"tolerance must be at least 0 and below 1, got {tolerance}")
-    if not 2 <= window <= 100:
-        raise ConfigError(f"window must lie between 2 and 100, got {window}")
-    if not 0 <= latest <= 1:
-        raise ConfigError(f"latest must lie between 0 and 1, got {latest}")
+    below("tolerance", tolerance, 1)
+    within("window", window, 2, 100)
+    within("latest", latest, 0, 1)
 
     def init(layout: Layout, device: torch.device) -> State:
         nothing = torch.zeros(layout.size, dtype=torch.bool, device=device)

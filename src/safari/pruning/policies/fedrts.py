@@ -1,6 +1,6 @@
 """FedRTS: federated robust pruning by Thompson sampling (NeurIPS 2025): a memory of individual votes.
 
-Every weight i has a belief Beta(α_i, β_i) that it belongs into the mask. In every round, of the kept weights,
+Every weight i has a belief Beta(α_i, β_i) that it belongs in the mask. In every round, of the kept weights,
 an outcome
 
     X_i = (1 - γ) · [i among the κ largest of the mean] + γ · Σ_c p_c · [i among the κ largest of client c]
@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from safari.errors import ConfigError
+from safari.bounds import within
 from safari.models import Layout
 from safari.pruning.budget import top_k
 from safari.pruning.policies.regrow import Pace, first_mask, layer_counts, moved_counts, next_votes, targets
@@ -42,11 +42,8 @@ def fedrts(
     and `stop` as in SET (a fraction of 0.4 starts with 0.4 and decays to 0: the authors' 0.2 · (1 + cos)).
     """
     pace = Pace(interval, fraction, stop)
-    if not 0 <= gamma <= 1:
-        raise ConfigError(f"gamma must lie between 0 and 1, got {gamma}")
-    least, most = _STRENGTHS
-    if not least <= strength <= most:
-        raise ConfigError(f"strength must lie between {least:g} and {most:g}, got {strength}")
+    within("gamma", gamma, 0, 1)
+    within("strength", strength, *_STRENGTHS)
 
     def init(layout: Layout, device: torch.device) -> State:
         ones = torch.ones(layout.size, device=device)
@@ -61,7 +58,7 @@ def fedrts(
         shares = (shares / shares.sum()).to(arrivals.model)
         moved = moved_counts(pace, state["mask"], arrivals.layout, t, arrivals.rounds)
         outcome = _outcome(state["mask"], arrivals, shares, moved, gamma)
-        # Without votes nothing is learned of what is cut.
+        # Without votes nothing is learned about weights that are cut.
         seen = arrivals.layout.prunable.to(outcome.device)
         seen = seen & state["mask"] if arrivals.votes is None else seen
         return {

@@ -19,6 +19,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from safari.bounds import at_least, positive_share, within
 from safari.errors import ConfigError
 from safari.models import Layout
 from safari.pruning.budget import Budget, top_k
@@ -39,12 +40,9 @@ class Pace:
     stop: float
 
     def __post_init__(self) -> None:
-        if self.interval < 1:
-            raise ConfigError(f"interval must be at least 1, got {self.interval}")
-        if not 0 < self.fraction <= 1:
-            raise ConfigError(f"fraction must be above 0 and at most 1, got {self.fraction}")
-        if not 0 <= self.stop <= 1:
-            raise ConfigError(f"stop must lie between 0 and 1, got {self.stop}")
+        at_least("interval", self.interval, 1)
+        positive_share("fraction", self.fraction)
+        within("stop", self.stop, 0, 1)
 
     def moves(self, t: int, rounds: int) -> bool:
         """Is round t (from 0) one in which the mask moves?
@@ -73,7 +71,7 @@ def layer_counts(mask: Tensor, layout: Layout) -> list[int]:
 
 
 def targets(budget: Budget, counts: Sequence[int]) -> list[int]:
-    """What each layer may keep in this round: as the budget says; with one ranking, in proportion to now."""
+    """What each layer may keep in this round: as the budget says; with one ranking, in proportion to `counts`."""
     if budget.layers is not None:
         return list(budget.layers)
     if sum(counts) <= budget.total:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from safari.errors import ConfigError
+from safari.bounds import within
 from safari.models import Layout
 from safari.pruning.policies.regrow import Pace, regrowing
 from safari.pruning.policy import Arrivals, MaskPolicy, MaskRound, State
@@ -33,8 +33,7 @@ def rigl(
 
 def by_gradient(name: str, pace: Pace, breadth: float, *, beta: float, stand_ins: bool) -> MaskPolicy:
     """Growth by a running mean of the reported gradients, of which `beta` is left at each move."""
-    if not 1 <= breadth <= 100:
-        raise ConfigError(f"breadth must lie between 1 and 100, got {breadth}")
+    within("breadth", breadth, 1, 100)
 
     def init(layout: Layout, device: torch.device) -> State:
         return {"gradient": torch.zeros(layout.size, device=device), "reported": torch.full((1,), -1)}
@@ -48,7 +47,7 @@ def by_gradient(name: str, pace: Pace, breadth: float, *, beta: float, stand_ins
         return {**state, "gradient": gradient, "reported": torch.full((1,), arrivals.number)}
 
     def scores(state: State, round: MaskRound) -> Tensor | None:
-        # Only what was reported in the round before: of an older model the gradient is another.
+        # Only what was reported in the round before: the gradient of an older model is a different one.
         return state["gradient"].abs() if int(state["reported"]) == round.number - 1 else None
 
     return regrowing(name, pace, scores, init=init, learn=learn, breadth=breadth)

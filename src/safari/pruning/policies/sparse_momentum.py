@@ -5,7 +5,7 @@ m ← β · m + (1 - β) · Σ_i a_i g_i,   score of a cut weight = |m|
 
 from __future__ import annotations
 
-from safari.errors import ConfigError
+from safari.bounds import below
 from safari.pruning.policies.regrow import Pace
 from safari.pruning.policies.rigl import by_gradient
 from safari.pruning.policy import MaskPolicy
@@ -25,7 +25,6 @@ def sparse_momentum(
     `beta`: what is left of the past at each move. Layers keep their counts: the paper also moves weights between
     layers, which needs the gradient of every weight in every step. Other options as in RigL.
     """
-    if not 0 <= beta < 1:
-        raise ConfigError(f"beta must be at least 0 and below 1, got {beta}")
+    below("beta", beta, 1)
     pace = Pace(interval, fraction, stop)
     return by_gradient("sparse-momentum", pace, breadth, beta=beta, stand_ins=stand_ins)

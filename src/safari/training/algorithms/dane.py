@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from safari.errors import ConfigError
+from safari.bounds import at_least
 from safari.training.algorithm import ClientAlgorithm, LocalRound, State
 from safari.training.algorithms.memory import mean_of_last
 
@@ -23,8 +23,7 @@ def dane(*, mu: float = 0.01) -> ClientAlgorithm:
     and ḡ is the mean of those that the server last heard (0 for a client never heard). When an upload is lost
     the server goes on with the older gradient. `mu`: the strength of the pull towards x.
     """
-    if not 0 <= mu < float("inf"):
-        raise ConfigError(f"mu must be at least 0, got {mu}")
+    at_least("mu", mu, 0, finite=True)
 
     def direction(gradient: Tensor, local: LocalRound) -> tuple[Tensor, State]:
         first = gradient if local.step == 0 else local.state["first"]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from safari.aggregation import Round
-from safari.errors import ConfigError
+from safari.bounds import above, at_least
 from safari.training.algorithm import ClientAlgorithm, ServerHalf, State
 from safari.training.algorithms.memory import vector_each
 
@@ -30,10 +30,8 @@ def fedawe(*, lr: float = 1.0, clip: float = 0.0, mean: bool = False) -> ClientA
     that the upload arrived. The server keeps the model of each client and sends it, beside the broadcast, to those that
     missed rounds; their bytes count both.
     """
-    if not 0 < lr < float("inf"):
-        raise ConfigError(f"lr must be a finite number above 0, got {lr}")
-    if not 0 <= clip < float("inf"):
-        raise ConfigError(f"clip must be a finite number of at least 0, got {clip}")
+    above("lr", lr, 0)
+    at_least("clip", clip, 0, finite=True)
 
     def begin(start: Tensor, state: State, down: State) -> Tensor:
         return torch.where(down["current"] > 0, start, down["held"])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from safari.aggregation import Round
-from safari.errors import ConfigError
+from safari.bounds import above
 from safari.training.algorithm import ClientAlgorithm, LocalRound, State
 from safari.training.algorithms.memory import mean_of_last, vector_each
 
@@ -25,8 +25,7 @@ def feddyn(*, alpha: float = 0.01) -> ClientAlgorithm:
     it is, so both agree when the client is next heard, and h at the server is always the mean of those it
     holds. `alpha`: the strength of the regulariser.
     """
-    if not 0 < alpha < float("inf"):
-        raise ConfigError(f"alpha must be above 0, got {alpha}")
+    above("alpha", alpha, 0)
 
     def init(clients: int, parameters: int, device: torch.device) -> State:
         return {"h": vector_each(clients, parameters, device)}

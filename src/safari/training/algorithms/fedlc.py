@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from safari.errors import ConfigError
+from safari.bounds import at_least, positive_share
 from safari.tasks import Task
 from safari.training.algorithm import ClientAlgorithm, Known, needs_classes, per_sample
 
@@ -21,10 +21,8 @@ def calibrated(*, strength: float = 0.5, smoothing: float = 0.001) -> ClientAlgo
     `strength`: 0 is plain cross-entropy, 1 the full prior. `smoothing`: the share of a label that never
     occurs.
     """
-    if not 0 <= strength < float("inf"):
-        raise ConfigError(f"strength must be at least 0, got {strength}")
-    if not 0 < smoothing <= 1:
-        raise ConfigError(f"smoothing must be above 0 and at most 1, got {smoothing}")
+    at_least("strength", strength, 0, finite=True)
+    positive_share("smoothing", smoothing)
 
     def loss(outputs: Tensor, labels: Tensor, known: Known, task: Task) -> Tensor:
         counts = known.label_counts

@@ -22,7 +22,7 @@ def fedpbc() -> ClientAlgorithm:
     """
 
     def init(clients: int, parameters: int, device: torch.device) -> State:
-        # No server counts -1: so a client's first round begins at the broadcast.
+        # The server never counts -1, so a client's first round begins at the broadcast.
         return {
             "own": vector_each(clients, parameters, device),
             "count": torch.full((clients, 1), -1.0, device=device),

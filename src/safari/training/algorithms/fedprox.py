@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from safari.errors import ConfigError
+from safari.bounds import at_least
 from safari.training.algorithm import ClientAlgorithm, LocalRound, State
 
 
@@ -14,8 +14,7 @@ def fedprox(*, mu: float = 0.01) -> ClientAlgorithm:
     x is the global model inside the client's mask. Nothing is kept and nothing travels beside the model, so a
     lost message changes nothing. `mu`: the strength of the pull.
     """
-    if not 0 <= mu < float("inf"):
-        raise ConfigError(f"mu must be at least 0, got {mu}")
+    at_least("mu", mu, 0, finite=True)
 
     def direction(gradient: Tensor, local: LocalRound) -> tuple[Tensor, State]:
         return gradient + mu * (local.model - local.start), local.state

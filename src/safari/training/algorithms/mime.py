@@ -11,14 +11,14 @@ that the weighted sum gave, which is linear in the gradients, so that nothing tr
 
 A clipped number is read as a smaller gradient, and a weight that some clients cut and others keep moves towards 0
 without one, which is read as a gradient, too. A weight that all arrivals cut has a step of 0, and its momentum is 0
-after the round; one of which nothing arrived keeps its moments.
+after the round; one that arrived from nobody keeps its moments.
 
 The server reads the scale off steps that were themselves divided by it. Where clients disagree, the mean gradient is
 much smaller than their own: many numbers of their steps are clipped, the mean of those is read as a still smaller
 gradient, and the second moments stay far too small. Most numbers of a client's step then have the same size, and steps
 do not shrink as the training data are fitted; long runs may fall apart (docs/evidence.md, FedAWE's table). A larger
 `eps` helps. So does `scale = "clients"`, which takes the mean (without weights) of the arrivals' own squared gradients
-in the place of ḡ², read off their models in the same way: hardly anything is clipped then, and steps shrink with the
+instead of ḡ², read off their models in the same way: hardly anything is clipped then, and steps shrink with the
 gradients. Where uploads are coded lossily (`wire.values`), the noise of the coding is squared, too, and the scale is
 larger; long runs were measured with exact uploads only.
 """
@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from safari.aggregation import Round
+from safari.bounds import below, within
 from safari.errors import ConfigError, one_of
 from safari.training.algorithm import ClientAlgorithm, Scaled, ServerHalf, State
 from safari.training.algorithms.fedlc import calibrated
@@ -104,7 +105,7 @@ def mime(
             "momentum": mixed,
             "second": second * state["second"] + (1 - second) * squares,
         }
-        # Of what nobody's packets brought there is no step to read: its moments stay, as in a lost round.
+        # Numbers that arrived from nobody have no step to read: their moments stay, as in a lost round.
         heard = {name: round.where_heard(new, state[name]) for name, new in following.items()}
         return step, {**heard, "rounds": state["rounds"] + 1}
 
@@ -119,14 +120,10 @@ def mime(
 
 
 def _check(momentum: float, second: float, sizes: dict[str, float], scale: str) -> None:
-    if not 0 <= momentum < 1:
-        raise ConfigError(f"momentum must be at least 0 and below 1, got {momentum}")
-    if not 0 <= second <= _MOST_KEPT:
-        raise ConfigError(f"second must lie between 0 and {_MOST_KEPT}, got {second}")
-    least, most = _SIZES
+    below("momentum", momentum, 1)
+    within("second", second, 0, _MOST_KEPT)
     for name, value in sizes.items():
-        if not least <= value <= most:
-            raise ConfigError(f"{name} must lie between {least:g} and {most:g}, got {value}")
+        within(name, value, *_SIZES)
     if scale not in get_args(Scale):
         raise ConfigError(one_of("scale", scale, get_args(Scale)))
 

@@ -157,7 +157,7 @@ class LayerMap extends RoundChart {
   }
 }
 
-// What is kept of each layer. One of which nothing is left is not the same as one that nothing is known of.
+// What is kept of each layer. A layer with nothing left is not the same as one without data.
 export class DensityMap extends LayerMap {
   constructor(page) {
     super(page, { id: "layer-density", title: "Density by layer", what: "layer_density", unit: "kept", about: "Share of each layer's weights that is kept, first layer on top." });

@@ -41,7 +41,7 @@ def qsgd(target: Wide, counts: Ints, lossy: Lossy) -> Quantised:
 
 
 def qsgd_levels(bits: int) -> int:
-    """The largest multiple that a number of so many bits can be."""
+    """The largest multiple that a number of this many bits can be."""
     return (1 << (bits - 1)) - 1
 
 

@@ -1,0 +1,56 @@
+"""Limits of options: each check returns the value, or raises a ConfigError that names option, limit and value."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeVar
+
+from safari.errors import ConfigError
+
+Number = TypeVar("Number", int, float)
+
+
+def at_least(name: str, value: Number, least: float, *, finite: bool = False) -> Number:
+    """The value, when it is at least the limit; `finite`: and not infinite.
+
+    >>> at_least("interval", 0, 1)
+    Traceback (most recent call last):
+        ...
+    safari.errors.ConfigError: interval must be at least 1, got 0
+    """
+    if not value >= least or (finite and math.isinf(value)):
+        kind = "a finite number of " if finite else ""
+        raise ConfigError(f"{name} must be {kind}at least {_text(least)}, got {value}")
+    return value
+
+
+def above(name: str, value: float, limit: float) -> float:
+    """The value, when it is a finite number above the limit."""
+    if not limit < value < math.inf:
+        raise ConfigError(f"{name} must be a finite number above {_text(limit)}, got {value}")
+    return value
+
+
+def within(name: str, value: Number, least: float, most: float) -> Number:
+    """The value, when it lies between two limits, or is one of them."""
+    if not least <= value <= most:
+        raise ConfigError(f"{name} must lie between {_text(least)} and {_text(most)}, got {value}")
+    return value
+
+
+def below(name: str, value: float, limit: float) -> float:
+    """The value, when it is at least 0 and below the limit."""
+    if not 0 <= value < limit:
+        raise ConfigError(f"{name} must be at least 0 and below {_text(limit)}, got {value}")
+    return value
+
+
+def positive_share(name: str, value: float) -> float:
+    """The value, when it is above 0 and at most 1."""
+    if not 0 < value <= 1:
+        raise ConfigError(f"{name} must be above 0 and at most 1, got {value}")
+    return value
+
+
+def _text(limit: float) -> str:
+    return f"{limit:g}" if isinstance(limit, float) else str(limit)

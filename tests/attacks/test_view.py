@@ -81,6 +81,32 @@ def test_the_printed_address_opens_the_page_whatever_the_token(tmp_path, token):
 # --- what a run's files may hold
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["fifo", "link"])
+def test_who_writes_a_run_is_read_from_a_plain_file_only(tmp_path, make):
+    """Reading a FIFO waits for ever, and a device has no end: in a process of its own, which can be given up."""
+    run = made(tmp_path / "run")
+    make(run.path / ".writer")
+    code = """
+import pathlib, resource, sys
+from safari.runs import RunFolder
+from safari.view.monitor import Monitor
+resource.setrlimit(resource.RLIMIT_AS, (4 * 2**30, resource.getrlimit(resource.RLIMIT_AS)[1]))
+print(Monitor([RunFolder.open(pathlib.Path(sys.argv[1]))]).describe()["runs"][0]["state"])
+"""
+    command = [sys.executable, "-c", code, str(run.path)]
+    found = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (found.returncode, found.stdout) == (0, "stopped\n"), found.stderr
+
+
+def test_a_link_does_not_say_who_writes_a_run(tmp_path):
+    run = made(tmp_path / "run")
+    (tmp_path / "mine").write_text(f"{os.getpid()}\n")
+    (run.path / ".writer").symlink_to(tmp_path / "mine")
+    assert Monitor([run]).describe()["runs"][0]["state"] == "stopped"
+
+
 def deep(levels):
     return "[" * levels + "]" * levels
 

@@ -19,7 +19,7 @@ import torch
 
 from safari.data.dataset import Data
 from safari.data.text import Vocabulary, check_length, next_token_windows
-from safari.errors import ConfigError
+from safari.errors import ConfigError, brief
 
 Floats = npt.NDArray[np.float64]
 
@@ -74,6 +74,8 @@ TEMPLATES: tuple[tuple[str, ...], ...] = tuple(
 _PUNCTUATION = ".,!?"
 # How even habits are, as parameters of Dirichlet distributions: what is common, and what is one's own.
 _COMMON, _OWN = 2.0, 0.3
+# All is generated in memory: a sentence has about 30 characters, and each of them 16 bytes.
+MOST_SPEAKERS, MOST_SENTENCES, MOST_CHARACTERS = 100_000, 10_000_000, 300_000_000
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,8 @@ def make_speakers(count: int, dialects: int, apart: float, own: float, seed: int
     for field, number in (("speakers", count), ("dialects", dialects)):
         if number < 1:
             raise ConfigError(f"{field} must be at least 1, got {number}")
+        if number > MOST_SPEAKERS:
+            raise ConfigError(f"{field} must be at most {MOST_SPEAKERS}, got {brief(number)}")
     for field, share in (("apart", apart), ("own", own)):
         if not 0 <= share <= 1:
             raise ConfigError(f"{field} must lie between 0 and 1, got {share}")
@@ -171,6 +175,10 @@ def dialogue(
     check_length(length)
     if sentences < 4:
         raise ConfigError(f"sentences must be at least 4, got {sentences}")
+    # Everybody has a window of this length or more.
+    for field, size, most in (("sentences", sentences, MOST_SENTENCES), ("length", length, MOST_CHARACTERS)):
+        if speakers * size > most:
+            raise ConfigError(f"{field} · speakers must be at most {most}, got {brief(speakers * size)}")
     people = make_speakers(speakers, dialects, apart, own, seed)
     vocabulary = Vocabulary.of(["".join(sum(WORDS.values(), ())), f" {_PUNCTUATION}"], "characters")
     train, test, owners = [], [], []

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from safari.data.dataset import IGNORED
-from safari.errors import ConfigError
+from safari.errors import ConfigError, brief
 
 Level = Literal["characters", "bytes", "words"]
 Ids = npt.NDArray[np.int64]
@@ -20,6 +20,8 @@ Ids = npt.NDArray[np.int64]
 PADDING, UNKNOWN = 0, 1
 _SPECIAL = ("", "\N{REPLACEMENT CHARACTER}")
 MOST_WORDS = 30_000
+# Tokens of a sample: it is in memory whole, and so is what a model computes of it.
+MOST_LENGTH = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -120,5 +122,6 @@ def next_token_windows(ids: Ids, length: int) -> tuple[Ids, Ids]:
 
 def check_length(length: int) -> None:
     """ConfigError unless windows can have this length."""
-    if length < 1:
-        raise ConfigError(f"length must be at least 1, got {length}")
+    if not 1 <= length <= MOST_LENGTH:
+        limit = f"at least 1, got {length}" if length < 1 else f"at most {MOST_LENGTH}, got {brief(length)}"
+        raise ConfigError(f"length must be {limit}")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from safari.errors import ConfigError
+from safari.errors import ConfigError, brief
+
+# Channels or neurons of a layer, and layers. No machine that this runs on holds more, and the attempt takes long.
+MOST_WIDE, MOST_LAYERS = 1_000_000, 1000
 
 
 def need_images(name: str, shape: tuple[int, ...], smallest: int) -> None:
@@ -24,7 +27,9 @@ def need_tokens(name: str, shape: tuple[int, ...], tokens: int) -> None:
         )
 
 
-def need_positive(field: str, value: int) -> None:
-    """ConfigError unless an option is at least 1."""
+def need_positive(field: str, value: int, most: int = MOST_WIDE) -> None:
+    """ConfigError unless an option is at least 1 and no larger than a model can be built with."""
     if value < 1:
         raise ConfigError(f"{field} must be at least 1, got {value}")
+    if value > most:
+        raise ConfigError(f"{field} must be at most {most}, got {brief(value)}")

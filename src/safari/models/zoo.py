@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from safari.models.checks import need_images, need_positive
+from safari.errors import ConfigError
+from safari.models.checks import MOST_LAYERS, need_images, need_positive
 
 
 def cnn(shape: tuple[int, ...], classes: int, *, width: int = 16) -> nn.Module:
@@ -103,6 +104,8 @@ def mlp(shape: tuple[int, ...], classes: int, *, hidden: Sequence[int] = (64,)) 
       (3): Linear(in_features=32, out_features=10, bias=True)
     )
     """
+    if len(hidden) > MOST_LAYERS:
+        raise ConfigError(f"hidden must name at most {MOST_LAYERS} layers, got {len(hidden)}")
     layers: list[nn.Module] = [nn.Flatten()]
     inner = math.prod(shape)
     for outer in hidden:

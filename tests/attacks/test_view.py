@@ -214,6 +214,18 @@ def test_options_that_no_plug_in_of_ours_has_are_shown(tmp_path, odd):
     assert named == ["the table of fields"] * ("list" in odd) + ["the text of the config"]
 
 
+def test_names_that_no_file_could_hold_are_shown(tmp_path):
+    """JSON can hold half of a character."""
+    run = made(tmp_path / "run")
+    layers = {"\ud800": 0.5, "\x1b[2J": 0.25}
+    run.trial("drop", 0).rounds.write_text(json.dumps(record(1, layers=layers)) + "\n")
+    with served([run]) as address, stream(address) as events:
+        assert next(events)[0] == "runs"
+        status, _, data = ask(address, "/api/detail?trial=0/drop/0")
+    assert status == 200
+    assert json.loads(data)["layers"] == list(layers)
+
+
 def test_more_seeds_than_anyone_could_look_for(tmp_path):
     run = made(tmp_path / "run", parse({**CONFIG, "seeds": 100_000}))
     run.trial("drop", 99_999).append(record(1), {})

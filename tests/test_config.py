@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 import tomllib
 import typing
 from typing import Any
@@ -277,6 +278,23 @@ def test_values_of_another_kind(path: str, value: Any, text: str) -> None:
 def test_a_whole_number_without_a_float_is_refused() -> None:
     huge = 10**400
     assert problems({"local": {"lr": huge}}) == [f"local.lr must be a number, got 1{'0' * 96}..."]
+
+
+def test_a_config_full_of_nonsense_is_refused_at_once_and_in_few_words() -> None:
+    """Every line of these took time that grew with all others."""
+    begin = time.monotonic()
+    many = {f"k{k}": k for k in range(200_000)}
+    found = problems(many | {"local": many})
+    assert found[:2] == ["k0 is not a field", "k1 is not a field"]
+    assert found[20] == "the config has 199,980 more names that do not exist"
+    assert found[41] == "local has 199,980 more names that do not exist"
+    assert len(found) == 42
+    assert problems({"arms": [f"a{k}" for k in range(100_000)]}) == [
+        "arms must name at most 1000 rules, got 100000"
+    ]
+    assert problems({"arms": ["drop"] * 1000}) == ["arms: the name 'drop' is used twice"]
+    assert max(map(len, problems({"name": "x\x1b" * 10**6, "arms": ["y " * 10**6], "z" * 10**6: 1}))) < 200
+    assert time.monotonic() - begin < 20
 
 
 @pytest.mark.parametrize(

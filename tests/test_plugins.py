@@ -314,3 +314,12 @@ def test_the_first_line_of_a_docstring() -> None:
     assert first_line(LINKS["lost"]) == "Nothing ever arrives."
     assert first_line(PRUNERS["mag"]) == "Magnitude: |w|."
     assert first_line(plain) == ""
+
+
+def test_options_full_of_nonsense_are_refused_in_few_words() -> None:
+    def link(*, p: float = 0.3) -> None: ...
+
+    found = check_options("uplink", link, {f"q{k}": k for k in range(200_000)})
+    assert found[0] == "uplink.q0 is not an option (allowed: p)"
+    assert found[20:] == ["uplink has 199,980 more names that do not exist"]
+    assert len(check_options("uplink", link, {"q" * 10**6: 1})[0]) < 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 import tomllib
 import typing
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from safari.config import Arm, Config, Plug, parse
+from safari.config import Arm, Config, Plug, examine, parse
 from safari.errors import ConfigError
 from safari.toml import parse_setting, read_toml, to_toml
 
@@ -145,6 +146,44 @@ def test_what_toml_cannot_hold_is_refused() -> None:
         ConfigError, match=r"^a config can hold texts, numbers, booleans, lists and tables; got "
     ):
         to_toml(config)
+
+
+# Of each, the first is the deepest that is taken. `tomllib` reads all of them, except the last.
+DEEP = {
+    "keys": lambda n: f"{'x.' * (n - 1)}y = 1\n",
+    "headers": lambda n: f"[{'x.' * (n - 2)}y]\nz = 1\n",
+    "both": lambda n: f"[{'x.' * (n - 52)}y]\n{'z.' * 50}z = 1\n",
+    "inline": lambda n: f"x = {{{'y.' * (n - 2)}z = 1}}\n",
+    "quoted": lambda n: f"""{"'x' . " * (n - 1)}"y" = 1\n""",
+    "lists": lambda n: f"x = {'[' * (n - 1)}{']' * (n - 1)}\n",
+}
+
+
+@pytest.mark.parametrize("form", DEEP)
+def test_what_is_nested_too_deeply_is_refused(tmp_path: Path, form: str) -> None:
+    path = tmp_path / "deep.toml"
+    path.write_text(DEEP[form](100))
+    assert examine(read_toml(path))[1]
+    for levels in (101, 3_000, 300_000):
+        path.write_text(DEEP[form](levels))
+        begin = time.monotonic()
+        with pytest.raises(ConfigError) as error:
+            read_toml(path)
+        assert str(error.value) == (
+            f"{path} is not valid TOML: it is nested too deeply (at most 100 tables and lists in one another)"
+        )
+        assert time.monotonic() - begin < 10
+
+
+def test_a_setting_that_is_nested_too_deeply_is_a_text() -> None:
+    text = f"{{{'x.' * 3_000}y = 1}}"
+    assert parse_setting(f"pruning.options={text}") == ("pruning.options", text)
+
+
+def test_many_numbers_are_not_deep(tmp_path: Path) -> None:
+    path = tmp_path / "numbers.toml"
+    path.write_text(f"p = {[0.5] * 1_000}\nname = '{'.' * 1_000}'\n")
+    assert read_toml(path) == {"p": [0.5] * 1_000, "name": "." * 1_000}
 
 
 def test_files_that_are_no_config(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TypeVar
 
-from safari.errors import ConfigError
+from safari.errors import ConfigError, brief
 
 Number = TypeVar("Number", int, float)
 
@@ -21,6 +21,13 @@ def at_least(name: str, value: Number, least: float, *, finite: bool = False) ->
     if not value >= least or (finite and math.isinf(value)):
         kind = "a finite number of " if finite else ""
         raise ConfigError(f"{name} must be {kind}at least {_text(least)}, got {value}")
+    return value
+
+
+def at_most(name: str, value: Number, most: Number) -> Number:
+    """The value, when it is at most the limit."""
+    if not value <= most:
+        raise ConfigError(f"{name} must be at most {_text(most)}, got {brief(value)}")
     return value
 
 

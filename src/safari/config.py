@@ -8,13 +8,14 @@ import hashlib
 import json
 import math
 import typing
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, time
 from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
-from safari.errors import ConfigError, brief, did_you_mean, one_of
+from safari.errors import ConfigError, brief, did_you_mean, not_there, one_of
 from safari.modes import ValueMode
 from safari.plugins import fits, spell
 
@@ -439,6 +440,8 @@ ARM_TABLES = (
 _OWN = '"file.py:NAME" or "__main__:NAME"'
 # A longer text is no name that somebody mistyped.
 _LONGEST_HINT = 80
+# Each takes its share of every round.
+MOST_ARMS = 1000
 # The fields that name a plug-in, with what they name by default.
 _PLUGS = {
     f.name: plug for f in dataclasses.fields(Config) if isinstance(plug := getattr(Config(), f.name), Plug)
@@ -477,16 +480,17 @@ def examine(table: Mapping[str, Any]) -> tuple[Config, list[str]]:
         problems.append(f"wire.adapt = {wire.adapt!r} needs wire.values = 'qsgd', got {wire.values!r}")
     problems += _address_problems(values.get("track", Track()))
     names = [arm.name for arm in values.get("arms", ())]
-    problems += [f"arms: the name {n!r} is used twice" for n in sorted(set(names)) if names.count(n) > 1]
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
+    problems += [f"arms: the name {brief(n)} is used twice" for n in twice]
     problems += [
-        f"arms: a name may hold letters, digits, and . _ + - only, got {n!r}"
+        f"arms: a name may hold letters, digits, and . _ + - only, got {brief(n)}"
         for n in names
         if not _is_plain(n)
     ]
     problems += _arm_problems(table, values.get("arms", ())) if not problems else []
     name = values.get("name", "demo")
     if not _is_plain(name):
-        problems.append(f"name may hold letters, digits, and . _ + - only, got {name!r}")
+        problems.append(f"name may hold letters, digits, and . _ + - only, got {brief(name)}")
     return Config(**values), problems
 
 
@@ -600,9 +604,12 @@ def override(table: Mapping[str, Any], settings: Sequence[tuple[str, Any]]) -> d
 def _read(cls: type, table: Mapping[str, Any], prefix: str, problems: list[str]) -> dict[str, Any]:
     hints = typing.get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls)}
-    problems += [
-        f"{prefix}{key} is not a field{did_you_mean(key, fields)}" for key in table if key not in fields
-    ]
+    unknown = [f"{prefix}{key}" for key in table if key not in fields]
+    problems += not_there(
+        prefix.rstrip(".") or "the config",
+        unknown,
+        lambda name: f"is not a field{did_you_mean(name[len(prefix) :], fields)}",
+    )
     values: dict[str, Any] = {}
     for name, f in fields.items():
         if name not in table:
@@ -701,6 +708,9 @@ def _read_arms(value: object, problems: list[str]) -> tuple[Arm, ...]:
         return ()
     if not value:
         problems.append("arms must name at least one rule, got none")
+    if len(value) > MOST_ARMS:
+        problems.append(f"arms must name at most {MOST_ARMS} rules, got {len(value)}")
+        return ()
     arms = []
     for item in value:
         if isinstance(item, str):

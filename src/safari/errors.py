@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from reprlib import Repr
+
+from safari.text import visible
+
+# Names that do not exist are told one by one up to here.
+_MOST_NAMES = 20
 
 
 class SafariError(Exception):
@@ -66,6 +71,17 @@ def one_of(field: str, value: object, allowed: Iterable[str]) -> str:
     """
     names = sorted(allowed)
     return f"{field} must be one of {', '.join(names)}; got {brief(value)}{did_you_mean(value, names)}"
+
+
+def not_there(where: str, names: Sequence[str], says: Callable[[str], str]) -> list[str]:
+    """A line for each name that does not exist, up to a few, and one for how many more there are.
+
+    >>> not_there("uplink", ["uplink.q"], lambda name: "is not an option")
+    ['uplink.q is not an option']
+    """
+    lines = [f"{visible(name, 100)} {says(name)}" for name in names[:_MOST_NAMES]]
+    more = len(names) - len(lines)
+    return lines + ([f"{where} has {more:,} more names that do not exist"] if more else [])
 
 
 def did_you_mean(value: object, names: Iterable[str]) -> str:

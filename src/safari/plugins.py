@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from safari.errors import ConfigError, brief, did_you_mean, one_of
+from safari.errors import ConfigError, brief, did_you_mean, not_there, one_of
 from safari.loading import MAIN, load, loaded
 
 T = TypeVar("T")
@@ -128,15 +128,17 @@ def _hints(function: Any) -> dict[str, Any]:
 def check_options(field: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> list[str]:
     """What is wrong with these options: unknown names, wrong types, missing ones. A line each."""
     known = {option.name: option for option in options_of(factory)}
-    problems = []
-    for name, value in options.items():
-        if name not in known:
-            allowed = ", ".join(known) or "none"
-            problems.append(
-                f"{field}.{name} is not an option (allowed: {allowed}){did_you_mean(name, known)}"
-            )
-        elif not fits(value, known[name].hint):
-            problems.append(f"{field}.{name} must be {spell(known[name].hint)}, got {brief(value)}")
+    allowed = ", ".join(known) or "none"
+    problems = not_there(
+        field,
+        [f"{field}.{name}" for name in options if name not in known],
+        lambda name: f"is not an option (allowed: {allowed}){did_you_mean(name[len(field) + 1 :], known)}",
+    )
+    problems += [
+        f"{field}.{name} must be {spell(known[name].hint)}, got {brief(value)}"
+        for name, value in options.items()
+        if name in known and not fits(value, known[name].hint)
+    ]
     missing = [
         o.name for o in known.values() if o.default is inspect.Parameter.empty and o.name not in options
     ]

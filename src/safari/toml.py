@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import tomllib
 from collections.abc import Mapping
 from itertools import islice
@@ -18,6 +19,11 @@ from safari.errors import ConfigError
 _LISTS = ("arms", "aggregation.steps")
 # A config is a few kilobytes; one with a probability for each of 100,000 clients has 2 MB.
 LARGEST = 64 * 2**20
+# Tables and lists in one another: what is deeper could not be walked, and a key of many parts is slow to read.
+DEEPEST = 100
+_DEEP = f"it is nested too deeply (at most {DEEPEST} tables and lists in one another)"
+# What may be a key, or a table's name, if the second group is not empty. Each letter is looked at once.
+_KEY = re.compile(r"([^=,{}\[\]\n]+)([=\]]?)")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -40,12 +46,26 @@ def parse_toml(data: bytes, name: Path) -> dict[str, Any]:
     """The contents of a TOML file as plain tables; ConfigError, with its name, when it is malformed."""
     try:
         # Line ends as a file opened for text has them.
-        return tomllib.loads(data.decode().replace("\r\n", "\n"))
+        return _loads(data.decode().replace("\r\n", "\n"))
     # ValueError: not TOML, not UTF-8, or a number of thousands of digits.
     except ValueError as error:
         raise ConfigError(f"{name} is not valid TOML: {error}") from error
     except RecursionError as error:
-        raise ConfigError(f"{name} is not valid TOML: it is nested too deeply") from error
+        raise ConfigError(f"{name} is not valid TOML: {_DEEP}") from error
+
+
+def _loads(text: str) -> dict[str, Any]:
+    """As `tomllib.loads`; RecursionError for what is too deep for it, or for whoever walks it afterwards."""
+    if any(key[2] and key[1].count(".") > DEEPEST for key in _KEY.finditer(text)):
+        raise RecursionError(_DEEP)
+    table = tomllib.loads(text)
+    level: list[Any] = [table]
+    for _ in range(DEEPEST):
+        inner = (value.values() if isinstance(value, dict) else value for value in level)
+        level = [held for values in inner for held in values if isinstance(held, dict | list)]
+        if not level:
+            return table
+    raise RecursionError(_DEEP)
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
@@ -61,7 +81,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
     if not equals or not key:
         raise ConfigError(f"--set takes key=value, such as pruning.sparsity=0.9; got {text!r}")
     try:
-        return key, tomllib.loads(f"x = {value}")["x"]
+        return key, _loads(f"x = {value}")["x"]
     except (ValueError, RecursionError):
         return key, value.split(",") if key in _LISTS else value
 

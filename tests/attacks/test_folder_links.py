@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import struct
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,9 @@ import pytest
 
 import safari
 from runs.kit import TINY
+from safari.config import parse
 from safari.errors import RunError, SafariError
+from safari.report import MLflow, watchers_for
 from safari.runs import RunFolder, Trial, files, read_checkpoint, read_lines, summarise
 
 SECRET = b'{"name": "the neighbour\'s salary"}\n'
@@ -145,6 +148,10 @@ def fifo(path: Path) -> None:
     os.mkfifo(path)
 
 
+def deep(path: Path) -> None:
+    path.write_text("[" * 100_000 + "]" * 100_000)
+
+
 def zero(path: Path) -> None:
     try:
         os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 5))
@@ -230,3 +237,57 @@ def test_a_run_sent_as_an_archive_of_links_does_nothing(run, outside, tmp_path):
     with pytest.raises(RunError, match="is a symbolic link; only plain files"):
         trial.records()
     assert untouched(outside)
+
+
+@pytest.fixture
+def tracked(tmp_path) -> Path:
+    """A finished run whose config asks for TensorBoard's files, as somebody may send one."""
+    pytest.importorskip("tensorboard")
+    path = tmp_path / "tracked"
+    config = parse({**TINY, "track": {"tensorboard": True}})
+    safari.run(config, path, watchers_for(config), progress=False)
+    return path
+
+
+def log_again(run: Path) -> None:
+    """What `safari resume` does of a finished run: trackers get what they may have missed."""
+    safari.resume(run, watchers_for(RunFolder.open(run).config))
+
+
+@pytest.mark.parametrize("part", ["tensorboard", "tensorboard/safari", "tensorboard/safari/seed-0"])
+def test_no_events_are_written_behind_a_link(tracked, outside, part):
+    shutil.rmtree(tracked / part)
+    (tracked / part).symlink_to(outside)
+    with pytest.raises(RunError, match="is a symbolic link; only folders inside of a run's folder are used"):
+        log_again(tracked)
+    assert untouched(outside)
+
+
+def test_events_are_read_from_plain_files_only(tracked, outside):
+    (tracked / "tensorboard/safari/seed-0/events.out.tfevents.1").symlink_to(outside / "secret")
+    with pytest.raises(RunError, match=r"events\.out\.tfevents\.1 is a symbolic link; only plain files"):
+        log_again(tracked)
+
+
+def test_events_that_are_none_are_an_error_in_words(tracked):
+    (events,) = (tracked / "tensorboard/safari/seed-0").iterdir()
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
+    # A record whose checksums are right, and which is no event.
+    length, data = struct.pack("<Q", 50), b"\xff" * 50
+    sums = [struct.pack("<I", masked_crc32c(part)) for part in (length, data)]
+    events.write_bytes(length + sums[0] + data + sums[1])
+    with pytest.raises(RunError, match="holds no events that TensorBoard can read; remove it"):
+        log_again(tracked)
+
+
+@pytest.mark.parametrize("make", [lambda path: path.symlink_to(path.parent / "ids"), os.mkfifo, deep])
+def test_ids_of_mlflow_are_read_from_a_plain_file_only(stopped, tmp_path, make):
+    pytest.importorskip("mlflow")
+    run = Path(shutil.copytree(stopped, tmp_path / "run"))
+    (run / "ids").write_text('{"uri": "http://localhost:1", "runs": {}}')
+    make(run / "mlflow.json")
+    tracker = MLflow("http://localhost:1")
+    tracker._run = RunFolder.open(run)
+    with pytest.raises(RunError, match=r"ids; remove it.* is (a symbolic link|a FIFO|not readable JSON)"):
+        tracker._read_ids()

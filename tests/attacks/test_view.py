@@ -81,6 +81,32 @@ def test_the_printed_address_opens_the_page_whatever_the_token(tmp_path, token):
 # --- what a run's files may hold
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["fifo", "link"])
+def test_who_writes_a_run_is_read_from_a_plain_file_only(tmp_path, make):
+    """Reading a FIFO waits for ever, and a device has no end: in a process of its own, which can be given up."""
+    run = made(tmp_path / "run")
+    make(run.path / ".writer")
+    code = """
+import pathlib, resource, sys
+from safari.runs import RunFolder
+from safari.view.monitor import Monitor
+resource.setrlimit(resource.RLIMIT_AS, (4 * 2**30, resource.getrlimit(resource.RLIMIT_AS)[1]))
+print(Monitor([RunFolder.open(pathlib.Path(sys.argv[1]))]).describe()["runs"][0]["state"])
+"""
+    command = [sys.executable, "-c", code, str(run.path)]
+    found = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (found.returncode, found.stdout) == (0, "stopped\n"), found.stderr
+
+
+def test_a_link_does_not_say_who_writes_a_run(tmp_path):
+    run = made(tmp_path / "run")
+    (tmp_path / "mine").write_text(f"{os.getpid()}\n")
+    (run.path / ".writer").symlink_to(tmp_path / "mine")
+    assert Monitor([run]).describe()["runs"][0]["state"] == "stopped"
+
+
 def deep(levels):
     return "[" * levels + "]" * levels
 
@@ -186,6 +212,18 @@ def test_options_that_no_plug_in_of_ours_has_are_shown(tmp_path, odd):
         assert dict(about["fields"])["uplink.since"].startswith("1979-05-27")
     named = [problem.split(" cannot be shown")[0] for problem in about["problems"]]
     assert named == ["the table of fields"] * ("list" in odd) + ["the text of the config"]
+
+
+def test_names_that_no_file_could_hold_are_shown(tmp_path):
+    """JSON can hold half of a character."""
+    run = made(tmp_path / "run")
+    layers = {"\ud800": 0.5, "\x1b[2J": 0.25}
+    run.trial("drop", 0).rounds.write_text(json.dumps(record(1, layers=layers)) + "\n")
+    with served([run]) as address, stream(address) as events:
+        assert next(events)[0] == "runs"
+        status, _, data = ask(address, "/api/detail?trial=0/drop/0")
+    assert status == 200
+    assert json.loads(data)["layers"] == list(layers)
 
 
 def test_more_seeds_than_anyone_could_look_for(tmp_path):

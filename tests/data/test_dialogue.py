@@ -98,6 +98,15 @@ def test_the_data_are_windows_by_speaker_and_follow_from_the_options_alone() -> 
         ({"own": -0.1}, r"own must lie between 0 and 1, got -0\.1"),
         ({"sentences": 3}, "sentences must be at least 4, got 3"),
         ({"length": 0}, "length must be at least 1, got 0"),
+        (
+            {"speakers": 10**9, "sentences": 4, "length": 1},
+            r"sentences · speakers must be at most 10000000, got 4",
+        ),
+        ({"speakers": 10**6, "sentences": 5, "length": 8}, "speakers must be at most 100000, got 1000000"),
+        ({"dialects": 10**9}, "dialects must be at most 100000, got 1000000000"),
+        ({"sentences": 10**6}, "sentences · speakers must be at most 10000000, got 100000000"),
+        ({"length": 10**9}, "length must be at most 1000000, got 1000000000"),
+        ({"length": 10**6, "speakers": 1000}, "length · speakers must be at most 300000000, got 1000000000"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
     ],
 )

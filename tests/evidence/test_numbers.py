@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from report.made_up import record
 from safari.config import parse
-from safari.evidence.numbers import group_of, trial_numbers
+from safari.evidence.numbers import _seconds, group_of, trial_numbers
+from safari.runs import Trial
 
 ROOT = Path(__file__).parents[2]
 CONFIG = parse({"rounds": 4, "clients": 3, "evaluation": {"last": 2, "target": 0.5}})
@@ -54,6 +56,25 @@ def test_the_right_group_is_that_of_the_first_stand_in() -> None:
     assert found["right_group"] == pytest.approx(2 / 4)
     # Four windows of a round each; the last has nobody.
     assert found["groups"] == {"round": [0.5, 1.5, 2.5], "share": [1.0, 0.0, 0.5]}
+
+
+ODD_SECONDS = ["x", None, [1.5], "1", -1, 1e308, 10**400, float("inf"), float("nan")]
+
+
+@pytest.mark.parametrize("odd", ODD_SECONDS)
+def test_seconds_that_are_none_do_not_count(tmp_path: Path, odd: object) -> None:
+    timings = [{"round": 1, "train": 1.5, "wire": odd, "mask": odd}, {"round": 2, "train": 0.25}]
+    text = "".join(json.dumps(line) + "\n" for line in timings)
+    trial = Trial("drop", 0, tmp_path)
+    trial.timings.write_text(text.replace("Infinity", "1e999").replace("NaN", "-1e999"))
+    assert _seconds(trial) == 1.75
+
+
+def test_a_diagnosis_without_all_quantities_has_what_there_is() -> None:
+    records = [record(t, diagnosis={"error": 0.5}) for t in range(1, 5)]
+    found = trial_numbers(records, CONFIG, None)
+    assert (found["error"], found["phi"]) == (0.5, None)
+    assert found["diagnosis"]["delta"] == [None] * 4
 
 
 def test_a_rule_without_stand_ins_has_no_share_of_right_groups() -> None:

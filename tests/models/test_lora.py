@@ -59,6 +59,7 @@ def test_only_adapters_are_trained_and_travel() -> None:
     ("options", "message"),
     [
         ({"rank": 0}, "rank must be at least 1, got 0"),
+        ({"rank": 10**30}, "rank must be at most 1000000, got 1"),
         (
             {"targets": ["haed"]},
             r"targets: 'haed' names no linear layer \(there are: .*head.*\) \(did you mean 'head'",

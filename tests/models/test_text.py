@@ -121,6 +121,8 @@ def test_the_transformer_written_out() -> None:
             "these samples are numbers of shape (20,)",
         ),
         (lambda: lstm((20,), 10, 10, hidden=0), "hidden must be at least 1, got 0"),
+        (lambda: gru((20,), 10, 10, layers=10**6), "layers must be at most 1000, got 1000000"),
+        (lambda: transformer((20,), 10, 10, layers=10**6), "layers must be at most 1000, got 1000000"),
         (
             lambda: transformer((20,), 10, 10, width=20, heads=4),
             "width must be a multiple of 2 · heads (8), got 20",

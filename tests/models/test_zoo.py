@@ -178,6 +178,12 @@ def test_small_models_by_hand() -> None:
             "groups must divide width (64), got 7",
         ),
         (lambda: mlp((3, 32, 32), 10, hidden=[4, 0]), "hidden must be at least 1, got 0"),
+        (lambda: cnn((3, 32, 32), 10, width=10**9), "width must be at most 1000000, got 1000000000"),
+        (
+            lambda: mlp((3, 32, 32), 10, hidden=[10**30]),
+            f"hidden must be at most 1000000, got {10**30}",
+        ),
+        (lambda: mlp((3, 32, 32), 10, hidden=[8] * 1001), "hidden must name at most 1000 layers, got 1001"),
     ],
 )
 def test_what_cannot_be_built(make: Callable[[], nn.Module], text: str) -> None:

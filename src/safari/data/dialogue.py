@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from safari.bounds import at_least, within
+from safari.bounds import at_least, at_most, within
 from safari.data.dataset import Data
-from safari.data.text import Vocabulary, next_token_windows
+from safari.data.text import Vocabulary, check_length, next_token_windows
 
 Floats = npt.NDArray[np.float64]
 
@@ -74,6 +74,8 @@ TEMPLATES: tuple[tuple[str, ...], ...] = tuple(
 _PUNCTUATION = ".,!?"
 # How even habits are, as parameters of Dirichlet distributions: what is common, and what is one's own.
 _COMMON, _OWN = 2.0, 0.3
+# All is generated in memory: a sentence has about 30 characters, and each of them 16 bytes.
+MOST_SPEAKERS, MOST_SENTENCES, MOST_CHARACTERS = 100_000, 10_000_000, 300_000_000
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def make_speakers(count: int, dialects: int, apart: float, own: float, seed: int
     the dialect's and `own` of their own. Each of these is drawn from a Dirichlet distribution.
     """
     for field, number in (("speakers", count), ("dialects", dialects)):
-        at_least(field, number, 1)
+        at_most(field, at_least(field, number, 1), MOST_SPEAKERS)
     for field, share in (("apart", apart), ("own", own)):
         within(field, share, 0, 1)
     at_least("seed", seed, 0)
@@ -148,8 +150,11 @@ def dialogue(
     >>> data.input_shape, data.label_kind, data.owners.unique().tolist()
     ((40,), 'tokens', [0, 1, 2])
     """
-    at_least("length", length, 1)
+    check_length(length)
     at_least("sentences", sentences, 4)
+    # Everybody has a window of this length or more.
+    for field, size, most in (("sentences", sentences, MOST_SENTENCES), ("length", length, MOST_CHARACTERS)):
+        at_most(f"{field} · speakers", speakers * size, most)
     people = make_speakers(speakers, dialects, apart, own, seed)
     vocabulary = Vocabulary.of(["".join(sum(WORDS.values(), ())), f" {_PUNCTUATION}"], "characters")
     train, test, owners = [], [], []

@@ -21,7 +21,7 @@ from safari.bounds import at_least
 from safari.data.columns import Columns, find_columns, kind_of, spoken
 from safari.data.dataset import IGNORED, Data
 from safari.data.store import filled
-from safari.data.text import Level, Vocabulary, next_token_windows, padded, window_count
+from safari.data.text import Level, Vocabulary, check_length, next_token_windows, padded, window_count
 from safari.errors import ConfigError, DataError, MissingExtraError, one_of
 
 # How a local file is read, by its ending.
@@ -127,7 +127,7 @@ def from_hf(
         raise DataError(f"{name}: the split {test!r} has no column {sorted(missing)[0]!r}")
     owners = None if columns.owner is None else _codes(splits[0], columns.owner)
     if columns.kind in ("text", "words"):
-        at_least("length", length, 1)
+        check_length(length)
         return _text_data(name, splits, columns, owners, tokens, length, join)
     key = _key(splits, columns, size, normalise)
     if columns.kind == "image":

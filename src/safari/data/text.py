@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from safari.bounds import at_least, at_most
 from safari.data.dataset import IGNORED
 
 Level = Literal["characters", "bytes", "words"]
@@ -19,6 +20,8 @@ Ids = npt.NDArray[np.int64]
 PADDING, UNKNOWN = 0, 1
 _SPECIAL = ("", "\N{REPLACEMENT CHARACTER}")
 MOST_WORDS = 30_000
+# Tokens of a sample: it is in memory whole, and so is what a model computes of it.
+MOST_LENGTH = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -115,3 +118,8 @@ def next_token_windows(ids: Ids, length: int) -> tuple[Ids, Ids]:
         x.reshape(-1)[: len(ids) - 1] = ids[:-1]
         y.reshape(-1)[: len(ids) - 1] = ids[1:]
     return x, y
+
+
+def check_length(length: int) -> None:
+    """ConfigError unless windows can have this length."""
+    at_most("length", at_least("length", length, 1), MOST_LENGTH)

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from safari.errors import did_you_mean
+from safari.errors import brief, did_you_mean, not_there
 from safari.plugins import fits, spell
 
 
@@ -29,7 +29,7 @@ def fitting(cls: type, table: Mapping[str, Any], prefix: str, problems: list[str
         if fits(value, hint):
             found[key] = value
         else:
-            problems.append(f"{prefix}{key} must be {_spell(hint)}, got {value!r}")
+            problems.append(f"{prefix}{key} must be {_spell(hint)}, got {brief(value)}")
     for key, f in fields.items():
         required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         if required and key not in table:
@@ -40,9 +40,11 @@ def fitting(cls: type, table: Mapping[str, Any], prefix: str, problems: list[str
 def known(table: Mapping[str, Any], names: Iterable[str], prefix: str, problems: list[str]) -> dict[str, Any]:
     """The entries with these names; the others are problems."""
     names = list(names)
-    problems += [
-        f"{prefix}{key} is not a field{did_you_mean(key, names)}" for key in table if key not in names
-    ]
+    problems += not_there(
+        prefix.rstrip(".") or "the experiment",
+        [f"{prefix}{key}" for key in table if key not in names],
+        lambda name: f"is not a field{did_you_mean(name[len(prefix) :], names)}",
+    )
     return {key: value for key, value in table.items() if key in names}
 
 
@@ -50,7 +52,7 @@ def misfits(cls: type, table: Mapping[str, Any], prefix: str) -> list[str]:
     """A line for each value that does not fit the class' field of that name."""
     hints = {key: hint_of(cls, key) for key in table}
     return [
-        f"{prefix}{key} must be {_spell(hints[key])}, got {value!r}"
+        f"{prefix}{key} must be {_spell(hints[key])}, got {brief(value)}"
         for key, value in table.items()
         if not fits(value, hints[key])
     ]

@@ -18,6 +18,7 @@ from safari.runs import CLASSIFICATION, RunMetrics, Trial, read_checkpoint, read
 from safari.runs.files import is_there, read_object, write_atomically
 from safari.runs.metrics import read_metrics
 from safari.runs.summary import average_columns, wobbles
+from safari.runs.tables import is_seconds
 from safari.runs.versions import versions_of
 from safari.stats import steadiness
 from safari.text import visible
@@ -255,7 +256,7 @@ def trial_numbers(
     diagnosed = [r for r in records if r.get("diagnosis")]
     if diagnosed:
         keys = ("error", "phi", "delta", "dissimilarity")
-        series = {key: [_rounded(r["diagnosis"][key]) for r in diagnosed] for key in keys}
+        series = {key: [_rounded(r["diagnosis"].get(key)) for r in diagnosed] for key in keys}
         numbers["diagnosis"] = {"round": [r["round"] for r in diagnosed], **series}
         for key in ("error", "phi"):
             known = [value for value in series[key] if value is not None]
@@ -337,7 +338,9 @@ def _right_groups(records: Sequence[Mapping[str, Any]], groups: Sequence[int]) -
 
 
 def _seconds(trial: Trial) -> float:
-    return math.fsum(v for line in read_lines(trial.timings) for key, v in line.items() if key != "round")
+    """Of all rounds together; what no process can have taken does not count."""
+    found = (v for line in read_lines(trial.timings) for key, v in line.items() if key != "round")
+    return math.fsum(v for v in found if is_seconds(v))
 
 
 def _rounded(value: float | int | None) -> float | int | None:

@@ -39,10 +39,11 @@ from typing import Any
 
 from safari.config import Arm, Config, Plug, examine, override
 from safari.engine import KINDS, Problems, check_names, rule_of
-from safari.errors import ConfigError, did_you_mean, one_of
+from safari.errors import ConfigError, brief, did_you_mean, one_of
 from safari.evidence.checks import Check, read_check, wrong_arms, wrong_cases
 from safari.evidence.fields import fitting, known, misfits
 from safari.plugins import fits, options_of, resolve
+from safari.text import visible
 from safari.toml import read_toml
 
 FIGURES = (
@@ -503,14 +504,16 @@ def _axes(table: Mapping[str, Any], problems: list[str]) -> dict[str, dict[str, 
     axes = {}
     for axis, values in table.items():
         if not isinstance(values, Mapping) or not values:
-            problems.append(f"axes.{axis} must be a table of cases, got {values!r}")
+            problems.append(f"axes.{axis} must be a table of cases, got {brief(values)}")
             continue
         for value, changes in values.items():
             if not isinstance(changes, Mapping):
-                problems.append(f"axes.{axis}.{value} must be a table of changes, got {changes!r}")
+                problems.append(
+                    f"axes.{axis}.{visible(value, 60)} must be a table of changes, got {brief(changes)}"
+                )
             if not value.replace("-", "").replace("_", "").replace(".", "").isalnum() or not value.isascii():
                 problems.append(
-                    f"axes.{axis}: a name may hold letters, digits, and . _ - only, got {value!r}"
+                    f"axes.{axis}: a name may hold letters, digits, and . _ - only, got {brief(value)}"
                 )
         axes[axis] = dict(values)
     count = math.prod(len(values) for values in axes.values())

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from safari.bounds import at_least, at_most
 from safari.errors import ConfigError
+
+# Channels or neurons of a layer, and layers. No machine that this runs on holds more, and the attempt takes long.
+MOST_WIDE, MOST_LAYERS = 1_000_000, 1000
 
 
 def need_images(name: str, shape: tuple[int, ...], smallest: int) -> None:
@@ -22,3 +26,8 @@ def need_tokens(name: str, shape: tuple[int, ...], tokens: int) -> None:
         raise ConfigError(
             f"{name} reads sequences of tokens (int64 of shape [length]); these samples are {kind}"
         )
+
+
+def need_positive(field: str, value: int, most: int = MOST_WIDE) -> None:
+    """ConfigError unless an option is at least 1 and no larger than a model can be built with."""
+    at_most(field, at_least(field, value, 1), most)

@@ -11,8 +11,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from safari.bounds import at_least
 from safari.errors import ConfigError, DataError, did_you_mean
+from safari.models.checks import need_positive
 from safari.models.layout import Layout
 from safari.plugins import check_options, named_arguments, resolve
 
@@ -56,7 +56,7 @@ def add_lora(
     >>> [(entry.name, entry.size) for entry in Layout.of(net).entries]
     [('0.a.weight', 4), ('0.b.weight', 4)]
     """
-    at_least("rank", rank, 1)
+    need_positive("rank", rank)
     # By exact type: a subclass may be read by its owner in a way of its own, as attention reads its last layer.
     layers = {name: layer for name, layer in module.named_modules() if type(layer) is nn.Linear}
     for pattern in targets:

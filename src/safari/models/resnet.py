@@ -7,9 +7,8 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from safari.bounds import at_least
 from safari.errors import ConfigError
-from safari.models.checks import need_images
+from safari.models.checks import need_images, need_positive
 
 
 class _Block(nn.Module):
@@ -69,7 +68,7 @@ def resnet20(shape: tuple[int, ...], classes: int, *, width: int = 16) -> nn.Mod
     269722
     """
     need_images("resnet20", shape, smallest=4)
-    at_least("width", width, 1)
+    need_positive("width", width)
     return ResNet(shape[0], classes, blocks=3, width=width)
 
 
@@ -139,8 +138,8 @@ def resnet18(
     11173962
     """
     need_images("resnet18", shape, smallest=4)
-    at_least("width", width, 1)
-    at_least("groups", groups, 1)
+    need_positive("width", width)
+    need_positive("groups", groups)
     if norm == "group" and width % groups:
         raise ConfigError(f"groups must divide width ({width}), got {groups}")
     return ResNet18(shape[0], classes, width, norm, groups)

@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from safari.bounds import at_least
 from safari.errors import ConfigError
-from safari.models.checks import need_tokens
+from safari.models.checks import MOST_LAYERS, need_positive, need_tokens
 
 PADDING = 0
 
@@ -97,8 +96,9 @@ def _recurrent(
     layers: int,
 ) -> nn.Module:
     need_tokens(name, shape, tokens)
-    for field, value in (("embed", embed), ("hidden", hidden), ("layers", layers)):
-        at_least(field, value, 1)
+    need_positive("layers", layers, MOST_LAYERS)
+    for field, value in (("embed", embed), ("hidden", hidden)):
+        need_positive(field, value)
     return Recurrent(kind, tokens, classes, embed, hidden, layers, labels == "tokens")
 
 
@@ -189,8 +189,9 @@ def transformer(
     104744
     """
     need_tokens("transformer", shape, tokens)
-    for field, value in (("width", width), ("layers", layers), ("heads", heads)):
-        at_least(field, value, 1)
+    need_positive("layers", layers, MOST_LAYERS)
+    for field, value in (("width", width), ("heads", heads)):
+        need_positive(field, value)
     if width % (2 * heads):
         raise ConfigError(f"width must be a multiple of 2 · heads ({2 * heads}), got {width}")
     return Transformer(tokens, classes, shape[0], width, heads, layers, labels == "tokens")

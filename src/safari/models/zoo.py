@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from safari.bounds import at_least
-from safari.models.checks import need_images
+from safari.errors import ConfigError
+from safari.models.checks import MOST_LAYERS, need_images, need_positive
 
 
 def cnn(shape: tuple[int, ...], classes: int, *, width: int = 16) -> nn.Module:
@@ -18,7 +18,7 @@ def cnn(shape: tuple[int, ...], classes: int, *, width: int = 16) -> nn.Module:
     38282
     """
     need_images("cnn", shape, smallest=4)
-    at_least("width", width, 1)
+    need_positive("width", width)
     channels, height, wide = shape
     return nn.Sequential(
         nn.Conv2d(channels, width, 3, padding=1),
@@ -41,7 +41,7 @@ def pfl_cnn(shape: tuple[int, ...], classes: int, *, hidden: int = 128) -> nn.Mo
     1626442
     """
     need_images("pfl_cnn", shape, smallest=6)
-    at_least("hidden", hidden, 1)
+    need_positive("hidden", hidden)
     channels, height, wide = shape
     module = nn.Sequential(
         nn.Conv2d(channels, 32, 3),
@@ -104,10 +104,12 @@ def mlp(shape: tuple[int, ...], classes: int, *, hidden: Sequence[int] = (64,)) 
       (3): Linear(in_features=32, out_features=10, bias=True)
     )
     """
+    if len(hidden) > MOST_LAYERS:
+        raise ConfigError(f"hidden must name at most {MOST_LAYERS} layers, got {len(hidden)}")
     layers: list[nn.Module] = [nn.Flatten()]
     inner = math.prod(shape)
     for outer in hidden:
-        at_least("hidden", outer, 1)
+        need_positive("hidden", outer)
         layers += [nn.Linear(inner, outer), nn.ReLU()]
         inner = outer
     return nn.Sequential(*layers, nn.Linear(inner, classes))

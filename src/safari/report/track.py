@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from safari.config import Config
 from safari.errors import MissingExtraError, RunError, SafariError
 from safari.runs import RoundRecord, RunFolder, Trial
-from safari.runs.files import making, write_atomically
+from safari.runs.files import is_there, making, open_plain, read_object, write_atomically
 from safari.toml import to_toml
 
 # How many rounds of a trial are sent to MLflow at once: a request takes milliseconds.
@@ -78,7 +78,7 @@ class TensorBoard:
         """Log what of this round is not logged yet."""
         run = _begun(self._run)
         if trial not in self._logged:
-            self._logged[trial] = _read_events(self._folder(trial))
+            self._logged[trial] = _read_events(self._folder(trial), run.path)
         step = record.round
         for name, value in _new(numbers_of(record), step, self._logged[trial]):
             self._writer(trial).add_scalar(name, value, step)
@@ -98,7 +98,7 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         if trial not in self._writers:
-            with making(self._folder(trial)) as folder:
+            with making(self._folder(trial), _begun(self._run).path) as folder:
                 first = not any(folder.iterdir())
                 writer = SummaryWriter(log_dir=str(folder), flush_secs=10)
             if first:
@@ -239,13 +239,13 @@ class MLflow:
     def _read_ids(self) -> dict[str, str]:
         """The ids of before, unless they were made somewhere else."""
         path = self._ids_path()
-        if not path.exists():
+        if not is_there(path):
             return {}
         try:
-            saved = json.loads(path.read_text(encoding="utf-8"))
+            saved = read_object(path)
             here = saved["uri"] == without_password(self.uri)
             return {str(key): str(value) for key, value in saved["runs"].items()} if here else {}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (RunError, KeyError, AttributeError, RecursionError) as error:
             raise RunError(
                 f"{path} does not hold MLflow's run ids; remove it to log into new runs ({error!r})"
             ) from error
@@ -341,15 +341,24 @@ def _new(numbers: Mapping[str, float], step: int, logged: Logged) -> Iterator[tu
             yield name, value
 
 
-def _read_events(folder: Path) -> Logged:
+def _read_events(folder: Path, root: Path) -> Logged:
     """Which steps TensorBoard's files hold, by name; a last record that was torn is passed over."""
     from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
 
-    if not folder.is_dir():
+    if not is_there(folder, root) or not folder.is_dir():
         return {}
+    # TensorBoard opens whatever has such a name.
+    for path in folder.glob("*tfevents*"):
+        open_plain(path, root).close()
     events = EventAccumulator(str(folder), size_guidance={SCALARS: 0})
-    events.Reload()
-    return {name: {event.step for event in events.Scalars(name)} for name in events.Tags()[SCALARS]}
+    try:
+        events.Reload()
+        return {name: {event.step for event in events.Scalars(name)} for name in events.Tags()[SCALARS]}
+    # Not all that is wrong with a file has an error of its own there.
+    except Exception as error:
+        raise RunError(
+            f"{folder} holds no events that TensorBoard can read; remove it ({error!r})"
+        ) from error
 
 
 @contextmanager

@@ -407,6 +407,14 @@ class RunFolder:
         files.write_atomically(self.path / name, text.encode(), self.path)
         return self.path / name
 
+    def writer(self) -> int | None:
+        """The number of the process that says that it holds the folder; None where none does. It may be gone."""
+        try:
+            text = files.read_plain(self.path / ".writer", limit=32).decode("ascii", "replace").strip()
+        except (OSError, RunError):
+            return None
+        return int(text) if text.isdigit() else None
+
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Hold the folder for one writer; RunError for the second."""
@@ -419,7 +427,8 @@ class RunFolder:
         try:
             lock.acquire()
         except Timeout as error:
-            raise RunError(f"{self.path} is being written by another process (pid {_pid(owner)})") from error
+            pid = self.writer() or "unknown"
+            raise RunError(f"{self.path} is being written by another process (pid {pid})") from error
         except OSError as error:
             raise RunError(f"cannot lock {self.path}: {error.strerror or error}") from error
         try:
@@ -470,11 +479,3 @@ def _seeds_in(folder: Path) -> Sequence[int]:
         return []
     found = (_SEED.fullmatch(entry.name) for entry in folder.iterdir())
     return sorted(int(match[1]) for match in found if match)
-
-
-def _pid(owner: Path) -> str:
-    try:
-        text = files.read_plain(owner, limit=32).decode("ascii", "replace").strip()
-    except (OSError, RunError):
-        return "unknown"
-    return text if text.isdigit() else "unknown"

@@ -189,7 +189,7 @@ def _seconds(trial: Trial, skipped: list[str] | None) -> dict[int, dict[str, flo
                 found[number] = {
                     name: float(value)
                     for name, value in line.items()
-                    if name != "round" and _is_seconds(value)
+                    if name != "round" and is_seconds(value)
                 }
     except RunError as error:
         if skipped is None:
@@ -198,7 +198,7 @@ def _seconds(trial: Trial, skipped: list[str] | None) -> dict[int, dict[str, flo
     return found
 
 
-def _is_seconds(value: object) -> bool:
+def is_seconds(value: object) -> bool:
     """A number of seconds; an integer of hundreds of digits is no float, and NaN is in no range."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _LONGEST
 

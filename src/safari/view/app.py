@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from safari.errors import RunError, SafariError
@@ -195,9 +195,11 @@ class EventFeed:
 
 async def _json(make: Callable[..., Any], *arguments: Any) -> Response:
     try:
-        return JSONResponse(await asyncio.to_thread(make, *arguments))
+        found = await asyncio.to_thread(make, *arguments)
     except RunError as error:
         return PlainTextResponse(f"{error}\n", 404)
+    # In ASCII: names in a run's records may hold halves of characters, which JSON can and UTF-8 cannot.
+    return Response(json.dumps(found, allow_nan=False), media_type="application/json")
 
 
 def _event(kind: str, value: Any) -> str:

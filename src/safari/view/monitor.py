@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, time
 from functools import partial
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -19,6 +18,7 @@ from safari.report.gather import run_names
 from safari.report.track import shareable
 from safari.runs import CLASSIFICATION, RunFolder, RunMetrics, Trial, model_size, seeds_of, summarise_trial
 from safari.runs.elsewhere import decided
+from safari.runs.files import is_alive
 from safari.runs.summary import whole
 from safari.toml import to_toml
 from safari.view.arrays import encode_array
@@ -203,7 +203,7 @@ class Monitor:
         done = sum(min(log.length, run.config.rounds) for log in self._logs_of(number).values())
         if done >= run.config.rounds * run.config.seeds * len(run.config.arms):
             return "finished"
-        return "running" if _has_writer(run.path) else "stopped"
+        return "running" if _has_writer(run) else "stopped"
 
     def _logs_of(self, number: int) -> dict[tuple[str, int], TrialLog]:
         """The logs of what a run's config asks for now, by arm and seed."""
@@ -346,19 +346,9 @@ def _stamp(run: RunFolder) -> tuple[int, int]:
     return about.st_mtime_ns, about.st_size
 
 
-def _has_writer(path: Path) -> bool:
+def _has_writer(run: RunFolder) -> bool:
     """Is a process at work on the folder? The lock itself is left alone: even a short hold would refuse
     a run that is just about to begin."""
-    try:
-        pid = int((path / ".writer").read_text().strip())
-    except (OSError, ValueError):
-        return False
-    if os.name != "posix":
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True
+    pid = run.writer()
+    # Elsewhere it cannot be found out whether it still lives.
+    return pid is not None and (os.name != "posix" or is_alive(pid))

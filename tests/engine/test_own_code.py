@@ -25,6 +25,7 @@ import torch
 import safari
 from safari.errors import ConfigError, PruneError
 from safari.links import Link, from_probability
+from safari.training import ClientAlgorithm, ServerHalf
 
 def _link(apply, state=None):
     return Link(lambda setting: {} if state is None else state, apply)
@@ -128,6 +129,54 @@ def rule_tensor_ids():
         return safari.Decision(round.weights[round.present], stand_ins=names), state
     return _rule(apply)
 
+def _server(apply):
+    return ClientAlgorithm(server=ServerHalf(lambda clients, size, device: {"c": torch.zeros(size)}, dict, apply))
+
+def _keeping(finish):
+    return ClientAlgorithm(init=lambda clients, size, device: {"c": torch.zeros(clients, size)}, finish=finish)
+
+def client_short():
+    return ClientAlgorithm(direction=lambda gradient, local: (gradient[:, :3], local.state))
+
+def client_alone():
+    return ClientAlgorithm(direction=lambda gradient, local: gradient)
+
+def client_raises():
+    return ClientAlgorithm(direction=lambda gradient, local: 2 / 0)
+
+def client_begin():
+    return ClientAlgorithm(begin=lambda start, state, down: None)
+
+def client_loss():
+    return ClientAlgorithm(loss=lambda outputs, labels, known, task: 3)
+
+def client_finish():
+    return ClientAlgorithm(finish=lambda local: None)
+
+def client_up():
+    return ClientAlgorithm(finish=lambda local: ({}, {"v": torch.zeros(len(local.model))}))
+
+def client_send():
+    return ClientAlgorithm(send=lambda local: local.model[0])
+
+def client_scaled():
+    return ClientAlgorithm(scaled=lambda down: 1.0)
+
+def client_init():
+    return ClientAlgorithm(init=lambda clients, size, device: {"c": torch.zeros(size)})
+
+def client_forgets():
+    return _keeping(lambda local: ({}, {}))
+
+def client_shrinks():
+    return _keeping(lambda local: ({"c": local.state["c"][:, :2]}, {}))
+
+def client_server():
+    return _server(lambda state, step, up, round: (step[:3], state))
+
+def client_server_up():
+    return _server(lambda state, step, up, round: (step + up["c"], state))
+
 def scores_none(module, batch, generator):
     pass
 
@@ -189,6 +238,24 @@ PRUNERS = {
     "scores_raise": f" raised KeyError: 'no' {at('KeyError')}",
     "scores_refuse": ": too hard",
 }
+CLIENTS = {
+    "client_short": ": direction must return a tensor of shape [1, 610], got a tensor of shape [1, 3]",
+    "client_alone": ": direction must return (direction, state), got a tensor of shape [1, 610]",
+    "client_raises": f" raised ZeroDivisionError: division by zero {at('2 / 0')}",
+    "client_begin": ": begin must return a tensor of shape [1, 610], got None",
+    "client_loss": ": loss must return a tensor of shape [1, 8], got int 3",
+    "client_finish": ": finish must return (state, up), got None",
+    "client_up": ": what finish sends up must have a row of numbers for each of the 1 clients, "
+    "got a tensor of shape [1] as 'v'",
+    "client_send": ": send must return a tensor of shape [1, 610], got a tensor of shape [610]",
+    "client_scaled": ": scaled must return a Scaled, got float 1.0",
+    "client_init": ": the state that init returns must have a row for each of the 1 clients, "
+    "got a tensor of shape [610] as 'c'",
+    "client_forgets": " must give back the state 'c' of shape [610] for each client, left it out",
+    "client_shrinks": " must give back the state 'c' of shape [610] for each client, gave it a shape of [2]",
+    "client_server": ": the server's apply must return a tensor of shape [610], got a tensor of shape [3]",
+    "client_server_up": f" raised KeyError: 'c' {at('step + up')}",
+}
 
 
 @pytest.fixture
@@ -222,6 +289,11 @@ def test_a_wrong_rule(bad, name):
 @pytest.mark.parametrize("name", PRUNERS)
 def test_a_wrong_pruner(bad, name):
     told({**bad, "pruning": {"pruner": f"bad.py:{name}"}}, f"pruning.pruner: bad.py:{name}{PRUNERS[name]}")
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_wrong_client_algorithm(bad, name):
+    told({**bad, "client": {"name": f"bad.py:{name}"}}, f"client.name: bad.py:{name}{CLIENTS[name]}")
 
 
 def test_functions_of_other_arguments(bad):

@@ -26,7 +26,7 @@ from safari.engine.checks import (
 from safari.engine.device import device_of, placed
 from safari.engine.packets import check_packets
 from safari.engine.parts import Parts, Problems, call_own, is_own, parts_of
-from safari.engine.rehearsal import rehearse
+from safari.engine.rehearsal import rehearse, rehearse_client
 from safari.engine.world import World
 from safari.errors import ConfigError, brief
 from safari.hosting import named
@@ -82,6 +82,7 @@ def assemble(config: Config, seed: int, data: Data, parts: Parts | None = None) 
     if problems.lines:
         # Rules are tried on the cohort of the first round.
         raise ConfigError(problems.lines)
+    problems.attempt(lambda: _start_client(world))
     for arm in config.arms:
         problems.attempt(partial(_start_rule, arm, world))
     own_steps = any(is_own("step", plug.name) for plug in config.aggregation.steps)
@@ -201,6 +202,11 @@ def _start_sampling(world: World) -> None:
     """Draw the first cohort, so that what would go wrong with it is told before the run."""
     start = partial(world.sampling.init, len(world.parts), world.layout.parameters, world.device)
     world.sample(named("sampling", start), 0)
+
+
+def _start_client(world: World) -> None:
+    if is_own("client", world.config.client.name):
+        rehearse_client(world)
 
 
 def _start_rule(arm: Arm, world: World) -> None:

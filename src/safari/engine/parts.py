@@ -24,7 +24,7 @@ from safari.pruning import POLICIES, PRUNERS, MaskPolicy, Pruner, as_pruner, for
 from safari.rounds.half import running_average_of
 from safari.sampling import SAMPLINGS, Sampling, sampling_of
 from safari.tasks import TASKS, Task
-from safari.training import CLIENTS, ClientAlgorithm
+from safari.training import CLIENTS, ClientAlgorithm, client_of
 
 T = TypeVar("T")
 
@@ -104,7 +104,7 @@ def parts_of(config: Config) -> Parts:
         "task": task,
         "pruner": attempt(partial(_pruner, config, task)),
         "policy": attempt(partial(_built, "policy", config.policy, MaskPolicy)),
-        "client": attempt(partial(_built, "client", config.client, ClientAlgorithm)),
+        "client": attempt(partial(client_of, config.client.name, config.client.options)),
         "sampling": attempt(partial(sampling_of, config.sampling.name, config.sampling.options)),
         "packets": attempt(partial(_built, "packets", config.packets, PacketLink)),
     }

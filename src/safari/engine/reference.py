@@ -55,7 +55,7 @@ def run_round(world: World, state: State) -> tuple[State, RoundRecord, dict[str,
         side = side_of(world, clients, down, [client])
         trained = train(world, x, mask, client, t, side)
         # A client keeps what it has learned, whether or not its upload arrives.
-        clients = put_rows(clients, trained.state, [client])
+        clients = put_rows(world.config.client.name, clients, trained.state, [client])
         watch.lap("train")
         # 3. The uplink delivers it, or does not.
         if answered[client]:

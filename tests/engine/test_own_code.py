@@ -24,7 +24,9 @@ import numpy as np
 import torch
 import safari
 from safari.errors import ConfigError, PruneError
+from dataclasses import replace
 from safari.links import Link, from_probability
+from safari.tasks import classification, with_metric
 from safari.training import ClientAlgorithm, ServerHalf
 
 def _link(apply, state=None):
@@ -177,6 +179,36 @@ def client_server():
 def client_server_up():
     return _server(lambda state, step, up, round: (step + up["c"], state))
 
+def _task(**parts):
+    return replace(classification(), **parts)
+
+def _metric(values):
+    return with_metric(classification(), "sure", values)
+
+def task_loss():
+    return _task(loss=lambda outputs, labels: torch.zeros(()))
+
+def task_loss_raises():
+    return _task(loss=lambda outputs, labels: outputs.loss)
+
+def task_measure():
+    return _task(measure=lambda outputs, labels: outputs.argmax(1) == labels)
+
+def task_measure_row():
+    return _task(measure=lambda outputs, labels: {"top1": outputs.argmax(1) == labels})
+
+def task_score():
+    return _task(measure=lambda outputs, labels: {"top5": 1.0})
+
+def task_metric():
+    return _metric(lambda outputs, labels: outputs.softmax(1))
+
+def task_metric_list():
+    return _metric(lambda outputs, labels: [1.0])
+
+def task_plain_numbers():
+    return _task(measure=lambda outputs, labels: {"top1": 1, "loss": np.float32(2)})
+
 def scores_none(module, batch, generator):
     pass
 
@@ -257,6 +289,20 @@ CLIENTS = {
     "client_server_up": f" raised KeyError: 'c' {at('step + up')}",
 }
 
+TASKS = {
+    "task_loss": ": loss must return a number a sample, a tensor of shape [2], got a tensor of shape []",
+    "task_loss_raises": " raised AttributeError: 'Tensor' object has no attribute 'loss' "
+    + at("outputs.loss"),
+    "task_measure": ": measure must return a dict of sums over the batch, got a tensor of shape [2]",
+    "task_measure_row": ": measure must return one number a name, the sum over the batch, "
+    "got a tensor of shape [2] as 'top1'",
+    "task_score": ": a test must find the score top1, got {'top5': 0.5}",
+    "task_metric": ": metric sure must be a tensor with a number a sample, shape [2], or their sum; "
+    "got shape [2, 10]",
+    "task_metric_list": ": metric sure must be a tensor with a number a sample, shape [2], or their sum; "
+    "got list",
+}
+
 
 @pytest.fixture
 def bad(tmp_path, monkeypatch):
@@ -294,6 +340,16 @@ def test_a_wrong_pruner(bad, name):
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_wrong_client_algorithm(bad, name):
     told({**bad, "client": {"name": f"bad.py:{name}"}}, f"client.name: bad.py:{name}{CLIENTS[name]}")
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_wrong_task(bad, name):
+    told({**bad, "task": {"name": f"bad.py:{name}"}}, f"task.name: bad.py:{name}{TASKS[name]}")
+
+
+def test_a_task_may_measure_plain_numbers(bad):
+    world = world_of({**bad, "task": {"name": "bad.py:task_plain_numbers"}, "evaluation": {"batch": 360}})
+    assert world.scores(world.start, 0) == {"top1": 1 / 360, "loss": 2 / 360}
 
 
 def test_functions_of_other_arguments(bad):

@@ -26,7 +26,7 @@ from safari.engine.checks import (
 from safari.engine.device import device_of, placed
 from safari.engine.packets import check_packets
 from safari.engine.parts import Parts, Problems, call_own, is_own, parts_of
-from safari.engine.rehearsal import rehearse, rehearse_client
+from safari.engine.rehearsal import rehearse, rehearse_client, rehearse_task
 from safari.engine.world import World
 from safari.errors import ConfigError, brief
 from safari.hosting import named
@@ -76,6 +76,7 @@ def assemble(config: Config, seed: int, data: Data, parts: Parts | None = None) 
         lambda: check_output(world.module, config.model.name, world.data, world.device, world.task)
     )
     if not problems.lines:
+        problems.attempt(partial(_start_task, world))
         problems.attempt(lambda: _try_masks(world))
     problems.attempt(lambda: check_packets(world))
     problems.attempt(lambda: _start_sampling(world))
@@ -181,6 +182,11 @@ def _check_budgets(config: Config, module: nn.Module) -> None:
     sparsities = {p.sparsity} if p.schedule == "constant" else {p.initial, p.sparsity}
     for sparsity in sorted(sparsities):
         budget_for(layout, sparsity, p.scope, dense=p.dense, least=p.least, prefix="pruning.")
+
+
+def _start_task(world: World) -> None:
+    if is_own("task", world.config.task.name):
+        rehearse_task(world)
 
 
 def _try_masks(world: World) -> None:

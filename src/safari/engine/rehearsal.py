@@ -1,4 +1,4 @@
-"""A user's rule or client algorithm tried out before the run: what it will be asked first, asked now."""
+"""A user's task, client algorithm or rule tried out before the run: what it will be asked first, asked now."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from safari.engine.clients import put_rows
 from safari.engine.world import World
 from safari.rounds.half import vectors_up
 from safari.seeds import generator, torch_generator
-from safari.training import ClientSide, train_local
+from safari.training import ClientSide, evaluate, train_local
 
 # As many numbers as a rule is tried on, so that trying one costs next to nothing.
 _MOST_TRIED = 20_000_000
@@ -28,6 +28,18 @@ def rehearse(world: World, rule: Compensation) -> None:
     up = {name: world.start.new_zeros(len(ids), size) for name, size in sizes.items()}
     models = world.start + 0.01 * noise.to(world.device)
     world.server(rule).step_stacked(ids, models, cohort, up=up, lr=world.lr(0))
+
+
+def rehearse_task(world: World) -> None:
+    """The loss of two samples, and a test on them; it raises what the task does."""
+    x, y = (t[:2].to(world.device) for t in (world.data.train_x, world.data.train_y))
+    module = world.fresh_module()
+    was_training = module.training
+    with torch.no_grad(), torch.random.fork_rng([]):
+        # In eval mode, and of a copy: a module may write into its inputs.
+        evaluate(module, x, y, len(y), task=world.task)
+        world.task.loss(module(x.clone()), y)
+    module.train(was_training)
 
 
 def rehearse_client(world: World) -> None:

@@ -51,7 +51,7 @@ def assemble(config: Config, seed: int, data: Data, parts: Parts | None = None) 
     if built is None:
         raise ConfigError(problems.lines)
     problems.attempt(lambda: check_task(built.task, data))
-    problems.attempt(lambda: RunMetrics.of(built.task))
+    problems.attempt(partial(_check_metrics, built))
     shares = problems.attempt(lambda: _divide(built, seed, data))
     held: list[np.ndarray] = []
     if shares is not None and config.evaluation.clients > 0:
@@ -176,6 +176,16 @@ def _world(
     )
 
 
+def _check_metrics(built: Parts) -> None:
+    """Can they be recorded, and can the target be reached?"""
+    RunMetrics.of(built.task)
+    score, target = built.task.metric(built.task.score), built.config.evaluation.target
+    if score.percent and target > 1:
+        raise ConfigError(
+            f"evaluation.target must be at most 1, because {score.label} is a fraction (0.85 is 85%), got {target}"
+        )
+
+
 def _check_budgets(config: Config, module: nn.Module) -> None:
     """Can the sparsity be had, at the start of its schedule and at the end?"""
     p, layout = config.pruning, Layout.of(module)
@@ -197,7 +207,19 @@ def _try_masks(world: World) -> None:
 def _start_link(built: Parts, direction: str, seed: int, counts: np.ndarray) -> None:
     plug, link = getattr(built.config, direction), getattr(built, direction)
     setting = Setting(len(counts), counts, generator(seed, direction))
-    state = call_own("link", direction, plug, lambda: link.init(setting))
+    try:
+        state = call_own("link", direction, plug, lambda: link.init(setting))
+    except ConfigError as error:
+        if plug != getattr(Config(), direction):
+            raise
+        # The user did not write these options, so they are told where they come from.
+        options = ", ".join(f"{name} = {brief(value)}" for name, value in plug.options.items())
+        raise ConfigError(
+            [
+                f"{problem}, the default ({options}); {direction}.p = 0.3 fits any number"
+                for problem in error.problems
+            ]
+        ) from error
     check_length(direction, link, state, built.config.rounds)
     if is_own("link", plug.name):
         check_arrays(f"{direction}.name: {plug.name}", "init", state)

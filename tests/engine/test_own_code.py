@@ -24,7 +24,10 @@ import numpy as np
 import torch
 import safari
 from safari.errors import ConfigError, PruneError
+from dataclasses import replace
 from safari.links import Link, from_probability
+from safari.tasks import classification, with_metric
+from safari.training import ClientAlgorithm, ServerHalf
 
 def _link(apply, state=None):
     return Link(lambda setting: {} if state is None else state, apply)
@@ -128,6 +131,84 @@ def rule_tensor_ids():
         return safari.Decision(round.weights[round.present], stand_ins=names), state
     return _rule(apply)
 
+def _server(apply):
+    return ClientAlgorithm(server=ServerHalf(lambda clients, size, device: {"c": torch.zeros(size)}, dict, apply))
+
+def _keeping(finish):
+    return ClientAlgorithm(init=lambda clients, size, device: {"c": torch.zeros(clients, size)}, finish=finish)
+
+def client_short():
+    return ClientAlgorithm(direction=lambda gradient, local: (gradient[:, :3], local.state))
+
+def client_alone():
+    return ClientAlgorithm(direction=lambda gradient, local: gradient)
+
+def client_raises():
+    return ClientAlgorithm(direction=lambda gradient, local: 2 / 0)
+
+def client_begin():
+    return ClientAlgorithm(begin=lambda start, state, down: None)
+
+def client_loss():
+    return ClientAlgorithm(loss=lambda outputs, labels, known, task: 3)
+
+def client_finish():
+    return ClientAlgorithm(finish=lambda local: None)
+
+def client_up():
+    return ClientAlgorithm(finish=lambda local: ({}, {"v": torch.zeros(len(local.model))}))
+
+def client_send():
+    return ClientAlgorithm(send=lambda local: local.model[0])
+
+def client_scaled():
+    return ClientAlgorithm(scaled=lambda down: 1.0)
+
+def client_init():
+    return ClientAlgorithm(init=lambda clients, size, device: {"c": torch.zeros(size)})
+
+def client_forgets():
+    return _keeping(lambda local: ({}, {}))
+
+def client_shrinks():
+    return _keeping(lambda local: ({"c": local.state["c"][:, :2]}, {}))
+
+def client_server():
+    return _server(lambda state, step, up, round: (step[:3], state))
+
+def client_server_up():
+    return _server(lambda state, step, up, round: (step + up["c"], state))
+
+def _task(**parts):
+    return replace(classification(), **parts)
+
+def _metric(values):
+    return with_metric(classification(), "sure", values)
+
+def task_loss():
+    return _task(loss=lambda outputs, labels: torch.zeros(()))
+
+def task_loss_raises():
+    return _task(loss=lambda outputs, labels: outputs.loss)
+
+def task_measure():
+    return _task(measure=lambda outputs, labels: outputs.argmax(1) == labels)
+
+def task_measure_row():
+    return _task(measure=lambda outputs, labels: {"top1": outputs.argmax(1) == labels})
+
+def task_score():
+    return _task(measure=lambda outputs, labels: {"top5": 1.0})
+
+def task_metric():
+    return _metric(lambda outputs, labels: outputs.softmax(1))
+
+def task_metric_list():
+    return _metric(lambda outputs, labels: [1.0])
+
+def task_plain_numbers():
+    return _task(measure=lambda outputs, labels: {"top1": 1, "loss": np.float32(2)})
+
 def scores_none(module, batch, generator):
     pass
 
@@ -189,6 +270,38 @@ PRUNERS = {
     "scores_raise": f" raised KeyError: 'no' {at('KeyError')}",
     "scores_refuse": ": too hard",
 }
+CLIENTS = {
+    "client_short": ": direction must return a tensor of shape [1, 610], got a tensor of shape [1, 3]",
+    "client_alone": ": direction must return (direction, state), got a tensor of shape [1, 610]",
+    "client_raises": f" raised ZeroDivisionError: division by zero {at('2 / 0')}",
+    "client_begin": ": begin must return a tensor of shape [1, 610], got None",
+    "client_loss": ": loss must return a tensor of shape [1, 8], got int 3",
+    "client_finish": ": finish must return (state, up), got None",
+    "client_up": ": what finish sends up must have a row of numbers for each of the 1 clients, "
+    "got a tensor of shape [1] as 'v'",
+    "client_send": ": send must return a tensor of shape [1, 610], got a tensor of shape [610]",
+    "client_scaled": ": scaled must return a Scaled, got float 1.0",
+    "client_init": ": the state that init returns must have a row for each of the 1 clients, "
+    "got a tensor of shape [610] as 'c'",
+    "client_forgets": " must give back the state 'c' of shape [610] for each client, left it out",
+    "client_shrinks": " must give back the state 'c' of shape [610] for each client, gave it a shape of [2]",
+    "client_server": ": the server's apply must return a tensor of shape [610], got a tensor of shape [3]",
+    "client_server_up": f" raised KeyError: 'c' {at('step + up')}",
+}
+
+TASKS = {
+    "task_loss": ": loss must return a number a sample, a tensor of shape [2], got a tensor of shape []",
+    "task_loss_raises": " raised AttributeError: 'Tensor' object has no attribute 'loss' "
+    + at("outputs.loss"),
+    "task_measure": ": measure must return a dict of sums over the batch, got a tensor of shape [2]",
+    "task_measure_row": ": measure must return one number a name, the sum over the batch, "
+    "got a tensor of shape [2] as 'top1'",
+    "task_score": ": a test must find the score top1, got {'top5': 0.5}",
+    "task_metric": ": metric sure must be a tensor with a number a sample, shape [2], or their sum; "
+    "got shape [2, 10]",
+    "task_metric_list": ": metric sure must be a tensor with a number a sample, shape [2], or their sum; "
+    "got list",
+}
 
 
 @pytest.fixture
@@ -222,6 +335,21 @@ def test_a_wrong_rule(bad, name):
 @pytest.mark.parametrize("name", PRUNERS)
 def test_a_wrong_pruner(bad, name):
     told({**bad, "pruning": {"pruner": f"bad.py:{name}"}}, f"pruning.pruner: bad.py:{name}{PRUNERS[name]}")
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_wrong_client_algorithm(bad, name):
+    told({**bad, "client": {"name": f"bad.py:{name}"}}, f"client.name: bad.py:{name}{CLIENTS[name]}")
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_wrong_task(bad, name):
+    told({**bad, "task": {"name": f"bad.py:{name}"}}, f"task.name: bad.py:{name}{TASKS[name]}")
+
+
+def test_a_task_may_measure_plain_numbers(bad):
+    world = world_of({**bad, "task": {"name": "bad.py:task_plain_numbers"}, "evaluation": {"batch": 360}})
+    assert world.scores(world.start, 0) == {"top1": 1 / 360, "loss": 2 / 360}
 
 
 def test_functions_of_other_arguments(bad):

@@ -272,7 +272,7 @@ WRONG = {
         ("mine.py:too_few", "partition must return a list with one array for each of the 4 clients"),
         (
             "mine.py:beyond",
-            "partition: client 0 must hold at least one sample, each between 0 and 79",
+            "partition: client 0 must hold at least one sample, each between 0 and 79; got sample 80",
         ),
     ],
 }
@@ -394,3 +394,26 @@ def test_a_config_can_be_run_again_from_its_folder(mine, tmp_path):
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
     clients = json.loads((tmp_path / "first/clients.json").read_text())
     assert clients == {"label_counts": [[10, 10, 0, 0], [0, 0, 10, 10]] * 2, "samples": [20] * 4}
+
+
+def test_the_default_links_of_another_number_of_clients_are_told_as_the_default():
+    assert check(parse({"clients": 8})) == [
+        "uplink: p must hold one number or a list whose length divides the 8 clients; got 5 numbers, "
+        "the default (p = [1, 0.3, 0.3, 0.3, 0.3]); uplink.p = 0.3 fits any number"
+    ]
+
+
+def test_a_target_in_percent_is_refused_where_the_score_is_a_fraction():
+    assert check(parse({"evaluation": {"target": 85}})) == [
+        "evaluation.target must be at most 1, because top-1 accuracy is a fraction (0.85 is 85%), got 85.0"
+    ]
+
+
+def test_a_client_without_samples_is_told_with_both_numbers(mine, tmp_path):
+    (tmp_path / "sparse.py").write_text(
+        "import numpy as np\ndef cut(labels, clients, rng):\n    return np.array_split(np.arange(2), clients)\n"
+    )
+    assert check(parse({**mine, "partition": {"name": "sparse.py:cut"}})) == [
+        "partition: client 2 must hold at least one sample, each between 0 and 79; "
+        "got none, with 4 clients and 80 samples"
+    ]

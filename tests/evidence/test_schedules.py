@@ -106,7 +106,8 @@ def test_long_runs_are_judged_at_once() -> None:
 def test_the_remedy_that_is_named_helps() -> None:
     note = unseen_phases("downlink", 20, Evaluation(every=20, pairs=True, last=100), 2000)
     assert note == (
-        "no test that counts falls in 18 of the 20 rounds of the downlink's period; "
+        "the tests that count, those in the last 100 rounds, leave out 18 rounds in a row "
+        "of the downlink's period of 20; "
         "evaluation.last_every = 17 would spread them over it"
     )
     assert (
@@ -132,6 +133,6 @@ def test_reproduce_tells_which_cases(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, command)
     assert done.exit_code == 0, done.output
     assert (
-        "note: mine (wave): no test that counts falls in 3 of the 4 rounds of the uplink's period; "
-        in done.stderr
+        "note: mine (wave): the tests that count, those in the last 8 rounds, leave out 3 rounds in a row of "
+        "the uplink's period of 4; " in done.stderr
     )

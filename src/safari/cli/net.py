@@ -37,7 +37,7 @@ def net() -> None:
     help="Seconds that a round lasts at most.",
 )
 @click.option("--rule", default="safari+", show_default=True, help="What to do about what is missing.")
-@click.option("--model", default="cnn", show_default=True, help="The model; see 'safari list models'.")
+@click.option("--model", default="cnn", show_default=True, help="The model; see 'safari list model'.")
 @click.option(
     "--sparsity",
     type=click.FloatRange(0, 1, max_open=True),
@@ -50,7 +50,10 @@ def net() -> None:
     type=click.Choice(["best"]),
     help="Settings that belong together, under the other options; see 'safari run --help'.",
 )
-@click.option("--values", help="How numbers travel; see 'safari list'.  [default: auto, or the preset's]")
+@click.option(
+    "--values",
+    help="As wire.values; see 'safari init -'.  [default: auto, or the preset's]",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Everything random follows from it.")
 @click.option("--host", help="The name or address of this machine for the clients.  [default: found out]")
 @click.option(

@@ -26,7 +26,7 @@ from safari.engine.checks import (
 from safari.engine.device import device_of, placed
 from safari.engine.packets import check_packets
 from safari.engine.parts import Parts, Problems, call_own, is_own, parts_of
-from safari.engine.rehearsal import rehearse
+from safari.engine.rehearsal import rehearse, rehearse_client, rehearse_task
 from safari.engine.world import World
 from safari.errors import ConfigError, brief
 from safari.hosting import named
@@ -51,7 +51,7 @@ def assemble(config: Config, seed: int, data: Data, parts: Parts | None = None) 
     if built is None:
         raise ConfigError(problems.lines)
     problems.attempt(lambda: check_task(built.task, data))
-    problems.attempt(lambda: RunMetrics.of(built.task))
+    problems.attempt(partial(_check_metrics, built))
     shares = problems.attempt(lambda: _divide(built, seed, data))
     held: list[np.ndarray] = []
     if shares is not None and config.evaluation.clients > 0:
@@ -76,12 +76,14 @@ def assemble(config: Config, seed: int, data: Data, parts: Parts | None = None) 
         lambda: check_output(world.module, config.model.name, world.data, world.device, world.task)
     )
     if not problems.lines:
+        problems.attempt(partial(_start_task, world))
         problems.attempt(lambda: _try_masks(world))
     problems.attempt(lambda: check_packets(world))
     problems.attempt(lambda: _start_sampling(world))
     if problems.lines:
         # Rules are tried on the cohort of the first round.
         raise ConfigError(problems.lines)
+    problems.attempt(lambda: _start_client(world))
     for arm in config.arms:
         problems.attempt(partial(_start_rule, arm, world))
     own_steps = any(is_own("step", plug.name) for plug in config.aggregation.steps)
@@ -174,12 +176,27 @@ def _world(
     )
 
 
+def _check_metrics(built: Parts) -> None:
+    """Can they be recorded, and can the target be reached?"""
+    RunMetrics.of(built.task)
+    score, target = built.task.metric(built.task.score), built.config.evaluation.target
+    if score.percent and target > 1:
+        raise ConfigError(
+            f"evaluation.target must be at most 1, because {score.label} is a fraction (0.85 is 85%), got {target}"
+        )
+
+
 def _check_budgets(config: Config, module: nn.Module) -> None:
     """Can the sparsity be had, at the start of its schedule and at the end?"""
     p, layout = config.pruning, Layout.of(module)
     sparsities = {p.sparsity} if p.schedule == "constant" else {p.initial, p.sparsity}
     for sparsity in sorted(sparsities):
         budget_for(layout, sparsity, p.scope, dense=p.dense, least=p.least, prefix="pruning.")
+
+
+def _start_task(world: World) -> None:
+    if is_own("task", world.config.task.name):
+        rehearse_task(world)
 
 
 def _try_masks(world: World) -> None:
@@ -190,7 +207,19 @@ def _try_masks(world: World) -> None:
 def _start_link(built: Parts, direction: str, seed: int, counts: np.ndarray) -> None:
     plug, link = getattr(built.config, direction), getattr(built, direction)
     setting = Setting(len(counts), counts, generator(seed, direction))
-    state = call_own("link", direction, plug, lambda: link.init(setting))
+    try:
+        state = call_own("link", direction, plug, lambda: link.init(setting))
+    except ConfigError as error:
+        if plug != getattr(Config(), direction):
+            raise
+        # The user did not write these options, so they are told where they come from.
+        options = ", ".join(f"{name} = {brief(value)}" for name, value in plug.options.items())
+        raise ConfigError(
+            [
+                f"{problem}, the default ({options}); {direction}.p = 0.3 fits any number"
+                for problem in error.problems
+            ]
+        ) from error
     check_length(direction, link, state, built.config.rounds)
     if is_own("link", plug.name):
         check_arrays(f"{direction}.name: {plug.name}", "init", state)
@@ -201,6 +230,11 @@ def _start_sampling(world: World) -> None:
     """Draw the first cohort, so that what would go wrong with it is told before the run."""
     start = partial(world.sampling.init, len(world.parts), world.layout.parameters, world.device)
     world.sample(named("sampling", start), 0)
+
+
+def _start_client(world: World) -> None:
+    if is_own("client", world.config.client.name):
+        rehearse_client(world)
 
 
 def _start_rule(arm: Arm, world: World) -> None:

@@ -42,8 +42,14 @@ def check_parts(parts: object, clients: int, samples: int) -> None:
     outside = np.repeat(np.arange(clients), sizes)[(held < 0) | (held >= samples)]
     wrong = np.concatenate([np.flatnonzero(sizes == 0), outside])
     if len(wrong):
+        client = int(wrong.min())
+        numbers = arrays[client][(arrays[client] < 0) | (arrays[client] >= samples)]
+        held_by = (
+            f"sample {numbers[0]}" if len(numbers) else f"none, with {clients} clients and {samples} samples"
+        )
         raise ConfigError(
-            f"partition: client {wrong.min()} must hold at least one sample, each between 0 and {samples - 1}"
+            f"partition: client {client} must hold at least one sample, each between 0 and {samples - 1}; "
+            f"got {held_by}"
         )
 
 
@@ -52,7 +58,7 @@ def unseen_phases(direction: str, period: int | None, evaluation: Evaluation, ro
     nothing otherwise.
 
     >>> print(unseen_phases("uplink", 8, Evaluation(every=8, last=24), 48))
-    no test that counts falls in 7 of the 8 rounds of the uplink's period;
+    the tests that count, those in the last 24 rounds, leave out 7 rounds in a row of the uplink's period of 8;
     evaluation.last_every = 6 would spread them over it
     >>> unseen_phases("uplink", 8, Evaluation(every=4, last=24), 48)
     ''
@@ -62,7 +68,10 @@ def unseen_phases(direction: str, period: int | None, evaluation: Evaluation, ro
     gap = _longest_gap(period, evaluation, rounds)
     if gap <= period / 2:
         return ""
-    told = f"no test that counts falls in {gap - 1} of the {period} rounds of the {direction}'s period"
+    told = (
+        f"the tests that count, those in the last {evaluation.last} rounds, leave out {gap - 1} rounds in a row of the "
+        f"{direction}'s period of {period}"
+    )
     every = range(min(evaluation.final_every, period) - 1, 0, -1)[:_MOST_TRIED]
     for enough in (period / 4, period / 2):
         for fewer in every:

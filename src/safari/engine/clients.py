@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from safari.engine.world import World
+from safari.errors import ConfigError
 from safari.training import ClientSide
 
 Rows = Mapping[str, Tensor]
@@ -18,9 +19,17 @@ def side_of(world: World, state: Rows, down: Rows, clients: Sequence[int]) -> Cl
     return ClientSide(state, down, world.known).rows(list(clients))
 
 
-def put_rows(state: Rows, found: Rows, clients: Sequence[int]) -> dict[str, Tensor]:
+def put_rows(world: World, state: Rows, found: Rows, clients: Sequence[int]) -> dict[str, Tensor]:
     """The clients' state with the rows that their algorithm gave back."""
     rows = torch.tensor(list(clients))
+    for name, old in state.items():
+        got = found[name].shape[1:] if name in found else None
+        if got != old.shape[1:]:
+            told = "left it out" if got is None else f"gave it a shape of {[*got]}"
+            raise ConfigError(
+                f"client.name: {world.config.client.name} must give back the state {name!r} of shape {[*old.shape[1:]]} for each "
+                f"client, {told}"
+            )
     return {name: old.index_copy(0, rows.to(old.device), found[name].to(old)) for name, old in state.items()}
 
 

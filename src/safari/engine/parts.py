@@ -23,8 +23,8 @@ from safari.plugins import check_options, resolve
 from safari.pruning import POLICIES, PRUNERS, MaskPolicy, Pruner, as_pruner, for_task
 from safari.rounds.half import running_average_of
 from safari.sampling import SAMPLINGS, Sampling, sampling_of
-from safari.tasks import TASKS, Task
-from safari.training import CLIENTS, ClientAlgorithm
+from safari.tasks import TASKS, Task, checked_task
+from safari.training import CLIENTS, ClientAlgorithm, client_of
 
 T = TypeVar("T")
 
@@ -99,12 +99,12 @@ def parts_of(config: Config) -> Parts:
         kind: attempt(partial(_factory, kind, getattr(config, kind)))
         for kind in ("data", "partition", "model")
     }
-    task = attempt(partial(_built, "task", config.task, Task))
+    task = attempt(partial(_task, config.task))
     found |= {
         "task": task,
         "pruner": attempt(partial(_pruner, config, task)),
         "policy": attempt(partial(_built, "policy", config.policy, MaskPolicy)),
-        "client": attempt(partial(_built, "client", config.client, ClientAlgorithm)),
+        "client": attempt(partial(client_of, config.client.name, config.client.options)),
         "sampling": attempt(partial(sampling_of, config.sampling.name, config.sampling.options)),
         "packets": attempt(partial(_built, "packets", config.packets, PacketLink)),
     }
@@ -183,6 +183,11 @@ def _factory(kind: str, plug: Plug) -> Callable[..., Any]:
 
 def _built(kind: str, plug: Plug, expected: type[T]) -> T:
     return build(kind, kind, plug.name, plug.options, KINDS[kind][0], expected)
+
+
+def _task(plug: Plug) -> Task:
+    found = _built("task", plug, Task)
+    return checked_task(found, f"task.name: {plug.name}") if is_own("task", plug.name) else found
 
 
 def _pruner(config: Config, task: Task | None) -> Pruner:

@@ -39,7 +39,7 @@ def run_round(world: World, state: State) -> tuple[State, RoundRecord, dict[str,
         watch.lap("mask")
         trained = train(world, x, mask, client, t, side_of(world, clients, opening.down, [client]))
         # A client keeps what it has learned, whether or not its upload arrives.
-        clients = put_rows(clients, trained.state, [client])
+        clients = put_rows(world, clients, trained.state, [client])
         watch.lap("train")
         # 3. The uplink delivers it, or does not.
         if opening.answered[client]:

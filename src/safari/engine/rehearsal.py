@@ -1,4 +1,4 @@
-"""A user's rule tried out before the run: its first call is made in advance."""
+"""A user's task, client algorithm or rule tried out before the run: its first call is made in advance."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from safari.aggregation import Compensation
+from safari.aggregation import RULES, Compensation
+from safari.engine.clients import put_rows
 from safari.engine.world import World
 from safari.rounds.half import vectors_up
 from safari.seeds import generator, torch_generator
+from safari.training import ClientSide, evaluate, train_local
 
 # How many numbers a rule is tried on: few, so that trying one costs next to nothing.
 _MOST_TRIED = 20_000_000
@@ -26,6 +28,45 @@ def rehearse(world: World, rule: Compensation) -> None:
     up = {name: world.start.new_zeros(len(ids), size) for name, size in sizes.items()}
     models = world.start + 0.01 * noise.to(world.device)
     world.server(rule).step_stacked(ids, models, cohort, up=up, lr=world.lr(0))
+
+
+def rehearse_task(world: World) -> None:
+    """The loss of two samples, and a test on them; it raises what the task does."""
+    x, y = (t[:2].to(world.device) for t in (world.data.train_x, world.data.train_y))
+    module = world.fresh_module()
+    was_training = module.training
+    with torch.no_grad(), torch.random.fork_rng([]):
+        # In eval mode, and of a copy: a module may write into its inputs.
+        evaluate(module, x, y, len(y), task=world.task)
+        world.task.loss(module(x.clone()), y)
+    module.train(was_training)
+
+
+def rehearse_client(world: World) -> None:
+    """Two local steps of client 0 with its own client algorithm, and the server's half; it raises what they do."""
+    parameters, device = world.layout.parameters, world.device
+    # A client's state begins as any other's: one row, lest the rehearsal need the memory of all.
+    state = world.client.init(1, parameters, device)
+    half = world.client.server
+    down = {} if half is None else half.down(half.init(len(world.parts), parameters, device))
+    # A vector with a row for each client: the first client's.
+    down = {name: tensor[:1] if tensor.ndim > 1 else tensor for name, tensor in down.items()}
+    found = train_local(
+        world.fresh_module(),
+        world.layout,
+        world.start,
+        torch.ones(world.layout.size, dtype=torch.bool, device=device),
+        world.training_batches(0, 0)[:2],
+        optimiser=world.config.local.optimiser,
+        lr=world.lr(0),
+        seed=world.module_seed(0, 0),
+        task=world.task,
+        algorithm=world.client,
+        side=ClientSide(state, down, world.known.rows([0])),
+    )
+    put_rows(world, state, found.state, [0])
+    if half is not None:
+        rehearse(world, RULES["drop"]())
 
 
 def _first_arrivals(world: World, cohort: Sequence[int]) -> list[int]:

@@ -165,7 +165,7 @@ class Vectorised:
             yield
             found, seconds = training_of()
             watch.charge("train", seconds)
-            clients = put_rows(clients, found.state, group)
+            clients = put_rows(world, clients, found.state, group)
             arrives = [row for row, client in enumerate(group) if opening.answered[client]]
             ids, here = [group[row] for row in arrives], index_of(arrives)
             sent = sent_mask(world, kept if len(kept) == 1 else kept[here])

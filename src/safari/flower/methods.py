@@ -17,7 +17,7 @@ from safari.aggregation import Server
 from safari.config import Config
 from safari.errors import ConfigError
 from safari.flower.protocol import OWN, SCORED, SHARED, WORKED_OUT
-from safari.hosting import build, made
+from safari.hosting import build
 from safari.models import Layout
 from safari.pruning import (
     POLICIES,
@@ -35,7 +35,7 @@ from safari.rounds.masks import as_received, budget_of, policy_masks, sparsity_o
 from safari.rounds.rate import learning_rate
 from safari.runs.elsewhere import decided, undecided
 from safari.seeds import generator, torch_generator
-from safari.training import CLIENTS, ClientAlgorithm
+from safari.training import ClientAlgorithm, client_of
 
 STATIC, PLAIN = "static", "fedavg"
 # Built-in policies to which clients report nothing beside their model.
@@ -112,8 +112,8 @@ class Methods:
     def of(cls, config: Config, layout: Layout) -> Methods:
         """The parts that a config names; ConfigError where one does not exist or cannot be had."""
         policy, client = config.policy, config.client
-        chosen = build("client", "client", client.name, client.options, CLIENTS, ClientAlgorithm)
-        up = made("client", "client", client.name, CLIENTS, lambda: vectors_up(chosen, layout.parameters))
+        chosen = client_of(client.name, client.options)
+        up = vectors_up(chosen, layout.parameters)
         return cls(
             config,
             layout,

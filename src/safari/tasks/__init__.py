@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from safari.tasks.checked import checked_task
 from safari.tasks.classification import classification
 from safari.tasks.multilabel import multilabel
 from safari.tasks.regression import regression
@@ -23,6 +24,7 @@ __all__ = [
     "Measure",
     "Metric",
     "Task",
+    "checked_task",
     "classification",
     "multilabel",
     "regression",

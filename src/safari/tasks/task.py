@@ -130,7 +130,15 @@ def with_metric(
     name = described.name
 
     def measure(outputs: Tensor, labels: Tensor) -> Mapping[str, Tensor]:
-        return {**task.measure(outputs, labels), name: values(outputs, labels).sum()}
+        found = values(outputs, labels)
+        # A row of numbers a sample would be summed up to something that looks like a mean.
+        if not isinstance(found, Tensor) or found.shape not in ((), (len(labels),)):
+            shape = f"shape {[*found.shape]}" if isinstance(found, Tensor) else type(found).__name__
+            raise ConfigError(
+                f"metric {name} must be a tensor with a number a sample, shape [{len(labels)}], or their sum; "
+                f"got {shape}"
+            )
+        return {**task.measure(outputs, labels), name: found.sum()}
 
     def finish(means: Mapping[str, float]) -> Mapping[str, float]:
         return {**task.finish({k: v for k, v in means.items() if k != name}), name: means[name]}

@@ -27,8 +27,8 @@ def put_rows(world: World, state: Rows, found: Rows, clients: Sequence[int]) -> 
         if got != old.shape[1:]:
             told = "left it out" if got is None else f"gave it a shape of {[*got]}"
             raise ConfigError(
-                f"client.name: {world.config.client.name} must give back the state {name!r} of shape {[*old.shape[1:]]} for each "
-                f"client, {told}"
+                f"client.name: {world.config.client.name} must give back the state {name!r} of shape "
+                f"{[*old.shape[1:]]} for each client, {told}"
             )
     return {name: old.index_copy(0, rows.to(old.device), found[name].to(old)) for name, old in state.items()}
 

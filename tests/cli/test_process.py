@@ -154,11 +154,11 @@ def test_a_plug_in_that_cannot_work_is_one_line_and_exit_code_2(tmp_path):
 
 
 def test_a_model_too_large_for_memory_is_reported_without_a_traceback(tmp_path):
-    huge = ["--set", "model.name=mlp", "--set", "model.hidden=[1000000000000]"]
+    huge = ["--set", "model.name=mlp", "--set", "model.hidden=[1000000, 1000000]"]
     done = safari("run", *huge, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: out of memory: ")
-    assert done.stderr.splitlines()[1].startswith("error: what needs less: a smaller model, ")
+    assert done.stderr.splitlines()[1].startswith("error: what needs less: fewer clients, a smaller model, ")
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
 

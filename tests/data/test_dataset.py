@@ -95,6 +95,11 @@ def nan_at(index: int, value: float) -> torch.Tensor:
         ({"classes": 0}, "toy: classes must be an integer of at least 1, got 0"),
         ({"classes": True}, "toy: classes must be an integer of at least 1, got True"),
         ({"classes": 3.0}, "toy: classes must be an integer of at least 1, got 3.0"),
+        (
+            {"classes": 2 * 10**9},
+            "toy: classes must be at most 1000000, got 2000000000; labels count from 0 "
+            "(np.unique(y, return_inverse=True)[1] numbers any labels so)",
+        ),
     ],
 )
 def test_every_field_is_checked(changes, message):

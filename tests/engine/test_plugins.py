@@ -125,6 +125,9 @@ def no_weights(shape, classes):
 def no_module(shape, classes):
     return None
 
+def empty(shape, classes):
+    return nn.Flatten()
+
 def masks(labels, clients, rng):
     return [np.arange(len(labels)) % clients == client for client in range(clients)]
 
@@ -251,7 +254,11 @@ WRONG = {
             "model: mine.py:two_answers must return a tensor of shape [2, at least 4] "
             "for 2 samples of 4 classes, got tuple",
         ),
-        ("mine.py:lazy", "weight has no shape yet: run a batch through the lazy module first"),
+        (
+            "mine.py:lazy",
+            "model.name: mine.py:lazy: weight has no shape yet: run a batch through the lazy module first",
+        ),
+        ("mine.py:empty", "model.name: mine.py:empty: Flatten has no parameters"),
         (
             "mine.py:no_weights",
             "there is nothing to prune: the module has no weights in convolution or linear layers",

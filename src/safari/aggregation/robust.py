@@ -1,4 +1,4 @@
-"""Rules that bound what hostile clients can do to the sum. The missing have no voice, as with drop.
+"""Rules that bound what hostile clients can do to the sum. Missing clients are left out, as with drop.
 
 They need more honest than hostile arrivals, and pay for it: where honest clients differ, what lies far out
 may be the only voice of its data.

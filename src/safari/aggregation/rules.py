@@ -16,7 +16,7 @@ MOST_CLIENTS_WITH_PAIRS = 20_000
 
 
 def drop() -> Compensation:
-    """Average what arrived, as FedAvg does; the missing have no voice."""
+    """Average what arrived, as FedAvg does; missing clients are left out."""
 
     def apply(state: State, round: Round) -> tuple[Decision, State]:
         return Decision(share(round)), state

@@ -84,8 +84,10 @@ def main() -> None:
     except (MemoryError, RuntimeError) as error:
         if not _out_of_memory(error):
             raise
-        _say(f"out of memory: {(str(error).splitlines() or [''])[0]}")
-        _say("what needs less: a smaller model, cohort, local.batch, pruning.batch or evaluation.batch")
+        _say(": ".join(["out of memory", *str(error).splitlines()[:1]]))
+        _say(
+            "what needs less: fewer clients, a smaller model, cohort, local.batch, pruning.batch or evaluation.batch"
+        )
         sys.exit(2)
 
 

@@ -32,8 +32,9 @@ def list_(kind: str | None, with_options: bool, as_json: bool) -> None:
         return
     for each in kinds:
         click.secho(f"{each}  ({found[each]['field']})", bold=True)
+        width = max(map(len, found[each]["names"]))
         for name, item in found[each]["names"].items():
-            click.echo(f"  {name:<16} {item['doc']}")
+            click.echo(f"  {name:<{width}}  {item['doc']}")
             if with_options:
                 for option, facts in item["options"].items():
                     click.echo(f"    {option} = {facts['default']!r}  ({facts['type']})")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from safari.errors import ConfigError, DataError
+from safari.errors import ConfigError, DataError, brief
 
 Split: TypeAlias = "tuple[Tensor | np.ndarray[Any, Any], Tensor | np.ndarray[Any, Any]]"
 """Inputs and labels of one split, sample by sample along the first dimension."""
@@ -22,6 +22,9 @@ LabelKind = Literal["class", "tokens", "numbers"]
 
 IGNORED = -100
 """The label of a token that does not count, such as padding; torch's own default."""
+
+# A model has an output for each, and the vocabularies of large language models are smaller.
+MOST_CLASSES = 1_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +60,11 @@ class Data:
     def __post_init__(self) -> None:
         if isinstance(self.classes, bool) or not isinstance(self.classes, int) or self.classes < 1:
             raise DataError(f"{self.name}: classes must be an integer of at least 1, got {self.classes!r}")
+        if self.classes > MOST_CLASSES:
+            raise DataError(
+                f"{self.name}: classes must be at most {MOST_CLASSES}, got {brief(self.classes)}; "
+                "labels count from 0 (np.unique(y, return_inverse=True)[1] numbers any labels so)"
+            )
         for split, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
             _check_tensor(f"{self.name}: {split}_x", x, (torch.float32, torch.int64))
             _check_tensor(f"{self.name}: {split}_y", y, (torch.int64, torch.float32))

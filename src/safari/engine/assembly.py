@@ -21,6 +21,7 @@ from safari.engine.checks import (
     dead_layers,
     labels_from_1,
     shared_samples,
+    unseen_classes,
     unseen_phases,
 )
 from safari.engine.device import device_of, placed
@@ -28,7 +29,7 @@ from safari.engine.packets import check_packets
 from safari.engine.parts import Parts, Problems, call_own, is_own, parts_of
 from safari.engine.rehearsal import rehearse, rehearse_client, rehearse_task
 from safari.engine.world import World
-from safari.errors import ConfigError, brief
+from safari.errors import ConfigError, SafariError, brief
 from safari.hosting import named
 from safari.links import Setting, check_arrays, check_length
 from safari.models import Layout
@@ -106,12 +107,13 @@ def check_rest(config: Config, seed: int, data: Data, problems: Problems) -> Non
 def notes_of(world: World) -> list[str]:
     """What a user should know before the run.
 
-    Labels that begin at 1, samples with several owners, tests that see only part of a link's period, layers that the
-    first masks cut.
+    Labels that begin at 1, classes that only the test set has, samples with several owners, tests that see only part of
+    a link's period, layers that the first masks cut.
     """
     own, config = is_own("data", world.config.data.name), world.config
     found = [
         labels_from_1(world.data) if own else "",
+        unseen_classes(world.data) if own else "",
         shared_samples(world.parts),
         *(
             unseen_phases(direction, link.period, config.evaluation, config.rounds)
@@ -142,7 +144,7 @@ def _world(
 ) -> World:
     config, device = built.config, device_of(built.config)
     module.to(device)
-    layout = Layout.of(module)
+    layout = _layout(config, module)
     counts = label_counts(data.train_y.numpy(), shares, data.classes)
     classes = counts if built.task.labels == "class" else counts[:, :0]
     return World(
@@ -186,9 +188,16 @@ def _check_metrics(built: Parts) -> None:
         )
 
 
+def _layout(config: Config, module: nn.Module) -> Layout:
+    try:
+        return Layout.of(module)
+    except SafariError as error:
+        raise ConfigError(f"model.name: {config.model.name}: {error}") from error
+
+
 def _check_budgets(config: Config, module: nn.Module) -> None:
     """Can the sparsity be had, at the start of its schedule and at the end?"""
-    p, layout = config.pruning, Layout.of(module)
+    p, layout = config.pruning, _layout(config, module)
     sparsities = {p.sparsity} if p.schedule == "constant" else {p.initial, p.sparsity}
     for sparsity in sorted(sparsities):
         budget_for(layout, sparsity, p.scope, dense=p.dense, least=p.least, prefix="pruning.")

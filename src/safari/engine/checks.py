@@ -140,6 +140,27 @@ def labels_from_1(data: Data) -> str:
     return "data: no training sample has class 0; labels count from 0 (where yours begin at 1, give y - 1)"
 
 
+def unseen_classes(data: Data) -> str:
+    """What a user should know of data whose test set has classes that the training set lacks; nothing otherwise.
+
+    >>> x, y = torch.zeros(6, 2), torch.arange(6) % 3
+    >>> unseen_classes(Data("toy", x, y, x, y, classes=3))
+    ''
+    >>> unseen_classes(Data("toy", x, y, x, y + 2, classes=5))
+    'data: 2 classes of the test set have no training sample, such as class 3'
+    """
+    if data.label_kind != "class":
+        return ""
+    tested = data.test_y.unique()
+    unseen = tested[~torch.isin(tested, data.train_y)]
+    if not len(unseen):
+        return ""
+    many = (
+        "1 class of the test set has" if len(unseen) == 1 else f"{len(unseen)} classes of the test set have"
+    )
+    return f"data: {many} no training sample, such as class {unseen[0]}"
+
+
 def check_draws(local: Local, samples: int) -> None:
     """Can a round of a client with this many samples be drawn?
 

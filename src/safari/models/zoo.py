@@ -34,8 +34,9 @@ def cnn(shape: tuple[int, ...], classes: int, *, width: int = 16) -> nn.Module:
 
 
 def pfl_cnn(shape: tuple[int, ...], classes: int, *, hidden: int = 128) -> nn.Module:
-    """The small CNN of pfl-research's CIFAR-10 benchmark: two 3x3 convolutions, pooling, dropout, one hidden
-    layer; for 3x32x32 pictures.
+    """The small CNN of pfl-research's CIFAR-10 benchmark: two 3x3 convolutions, dropout, one hidden layer.
+
+    With pooling after the convolutions; for 3x32x32 pictures.
 
     >>> sum(p.numel() for p in pfl_cnn((3, 32, 32), 10).parameters())
     1626442

@@ -336,8 +336,8 @@ def test_problems_of_all_kinds_are_collected_at_once():
     assert check(parse(wrong)) == [
         "pruning.pruner must be one of grasp, mag, rand, snip, synflow; got 'snipp' (did you mean 'snip'?); "
         "your own goes in as file.py:name or package.module:name",
-        "downlink.burst must be a number, got 'long'",
         "downlink.bets is not an option (allowed: p, burst, good, bad)",
+        "downlink.burst must be a number, got 'long'",
         f"arms must be one of {NAMES}; got 'safri' (did you mean 'safari'?); "
         "your own goes in as file.py:name or package.module:name",
         "partition: groups must be at most the number of classes (10), got 99",

@@ -23,7 +23,7 @@ def client_of(name: str, options: Mapping[str, Any]) -> ClientAlgorithm:
     >>> client_of("fedprox", {"mu": -1.0})
     Traceback (most recent call last):
     ...
-    safari.errors.ConfigError: client: mu must be at least 0, got -1.0
+    safari.errors.ConfigError: client: mu must be a finite number of at least 0, got -1.0
     """
     found = build("client", "client", name, options, CLIENTS, ClientAlgorithm)
     return found if name in CLIENTS else _checked(found, f"client.name: {name}")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
+from itertools import islice
 from reprlib import Repr
 
 from safari.text import visible
 
-# Names that do not exist are told one by one up to here.
+# Names that do not exist, and other problems, are told one by one up to here.
 _MOST_NAMES = 20
+# Of what is allowed, so many are listed.
+_MOST_ALLOWED = 100
 
 
 class SafariError(Exception):
@@ -70,7 +73,9 @@ def one_of(field: str, value: object, allowed: Iterable[str]) -> str:
     "pruner must be one of mag, snip; got 'snipp' (did you mean 'snip'?)"
     """
     names = sorted(allowed)
-    return f"{field} must be one of {', '.join(names)}; got {brief(value)}{did_you_mean(value, names)}"
+    more = f" and {len(names) - _MOST_ALLOWED:,} more" if len(names) > _MOST_ALLOWED else ""
+    listed = ", ".join(names[:_MOST_ALLOWED]) + more
+    return f"{field} must be one of {listed}; got {brief(value)}{did_you_mean(value, names)}"
 
 
 def not_there(where: str, names: Sequence[str], says: Callable[[str], str]) -> list[str]:
@@ -82,6 +87,16 @@ def not_there(where: str, names: Sequence[str], says: Callable[[str], str]) -> l
     lines = [f"{visible(name, 100)} {says(name)}" for name in names[:_MOST_NAMES]]
     more = len(names) - len(lines)
     return lines + ([f"{where} has {more:,} more names that do not exist"] if more else [])
+
+
+def few(lines: Iterable[str], where: str) -> list[str]:
+    """The first lines of what may be many; where there are more, a line that says so. The others are never made.
+
+    >>> few((f"x[{k}] must be a number" for k in range(10**12)), "the file")[19:]
+    ['x[19] must be a number', 'the file has more problems than these']
+    """
+    found = list(islice(lines, _MOST_NAMES + 1))
+    return found if len(found) <= _MOST_NAMES else [*found[:-1], f"{where} has more problems than these"]
 
 
 def did_you_mean(value: object, names: Iterable[str]) -> str:

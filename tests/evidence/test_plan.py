@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 import tomllib
 from pathlib import Path
 
@@ -382,3 +383,58 @@ def test_a_file_given_as_a_name_is_refused_with_a_hint(tmp_path: Path) -> None:
         find(write(tmp_path), ["mine/tiny.toml"])
     wanted = "NAME is that of an experiment, not of its file: tiny --from mine; got 'mine/tiny.toml'"
     assert str(error.value) == wanted
+
+
+def test_a_thousand_cases_are_read_in_seconds_and_find_their_twins(tmp_path: Path) -> None:
+    """Each was compared with all before it: ten thousand, which a file may have, took longer than anybody waits."""
+    begin = time.monotonic()
+    rates = "".join(f"r{k} = {{ local.lr = {k + 1}{'.0' * (k % 2)} }}\n" for k in range(500))
+    text = 'title = "t"\nclaim = "c"\nbase = "base/tiny.toml"\n[axes.link]\neven = {}\nodd = { uplink.p = 0.5 }\n'
+    (experiment,) = read(find(write(tmp_path, many=f"{text}[axes.rate]\n{rates}")))
+    cases = experiment.cases
+    assert len(cases) == 1000
+    assert [case.twin for case in cases[:500]] == [None] * 500
+    assert [case.twin for case in cases[500:]] == list(cases[:500])
+    assert time.monotonic() - begin < 60
+
+
+def test_tables_in_another_order_and_whole_numbers_make_twins(tmp_path: Path) -> None:
+    tables = ("name = 'fedprox', mu = 1", "mu = 1.0, name = 'fedprox'")
+    axes = "".join(f"c{k} = {{ client = {{ {table} }} }}\n" for k, table in enumerate(tables))
+    text = 'title = "t"\nclaim = "c"\nbase = "base/tiny.toml"\n[axes.client]\n'
+    (experiment,) = read(find(write(tmp_path, two=text + axes)))
+    first, second = experiment.cases
+    assert second.twin is first
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "last"),
+    [
+        ("{checks}", "FILE: checks[0].at_least must lie between 0 and 1, because top1 is a fraction; got 4.0",
+         "FILE has more problems than these"),
+        ("[axes]\n{axes}", "FILE: axes.a0 must be a table of cases, got 1", "FILE has more problems than these"),
+        ("[axes.a]\n{axes}", "FILE: axes.a.a0 must be a table of changes, got 1", "FILE has more problems than these"),
+        ("[axes.a]\n{cases}", "FILE, case a0: rounds must be at least 1, got 0", "FILE has more problems than these"),
+    ],
+    ids=["checks", "axes", "values", "cases"],
+)  # fmt: skip
+def test_of_a_file_that_is_wrong_throughout_a_few_problems_are_told(
+    tmp_path: Path, text: str, first: str, last: str
+) -> None:
+    checks = '[[checks]]\nsays = "x"\narm = "safari"\nat_least = 4.0\n' * 900
+    axes, cases = ("".join(f"a{k} = {value}\n" for k in range(900)) for value in ("1", "{ rounds = 0 }"))
+    head = 'title = "t"\nclaim = "c"\nbase = "base/tiny.toml"\n'
+    found = problems(tmp_path, head + text.format(checks=checks, axes=axes, cases=cases))
+    assert (found[0], found[-1], len(found)) == (first, last, 21)
+
+
+def test_checks_are_bounded_and_so_is_what_is_listed_as_allowed(tmp_path: Path) -> None:
+    head = 'title = "t"\nclaim = "c"\nbase = "base/tiny.toml"\n'
+    check = '[[checks]]\nsays = "x"\narm = "safari"\nat_least = 0.5\ncases = ["none"]\n'
+    assert problems(tmp_path, head + check * 1001) == ["FILE: checks must be at most 1,000, got 1,001"]
+    cases = "".join(f"a{k} = {{}}\n" for k in range(400))
+    found = problems(tmp_path, f"{head}{check * 1000}[axes.a]\n{cases}")
+    assert found[0].startswith("FILE: checks[0].cases must be one of a0, a1, a10, a100, ")
+    assert found[0].endswith(" and 300 more; got 'none'")
+    assert (len(found), found[-1]) == (21, "FILE has more problems than these")
+    assert max(map(len, found)) < 800

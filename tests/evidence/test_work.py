@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from safari.evidence import (
     units_of,
     without_duplicates,
 )
+from safari.evidence.numbers import maker_of
 from safari.runs import RunFolder
 
 
@@ -310,3 +312,19 @@ def test_an_arm_with_settings_of_its_own_is_told_from_others(tmp_path: Path) -> 
     other = tiny(tmp_path, arms=["drop", {**own, "set": {"pruning": {"sparsity": 0.6}}}], seeds=1, rounds=2)
     assert [sorted(u.done) for u in todo(other, tmp_path / "new", results)] == [["mine"], ["mine"]]
     assert [sorted(u.done) for u in todo(other, out)] == [["mine"], ["mine"]]
+
+
+def test_seeds_by_the_hundred_thousand_are_looked_through_at_once(tmp_path: Path) -> None:
+    """Each was looked for by itself, in the folder and in all results."""
+    case = tiny(tmp_path, seeds=100_000).cases[0]
+    drop = case.config.arms[1]
+    entry = {"setting": case.setting, "arms": {"drop": {**maker_of(drop), "seeds": {}}}}
+    entry["arms"]["drop"]["seeds"] = {str(seed): {"top1": 0.5} for seed in range(50_000)}
+    results = Results({"tiny": {"cases": {"mag": entry}}}, [])
+    begin = time.monotonic()
+    units = units_of(case, tmp_path / "out", results, weight=1.0)
+    assert [dict(units[k].done) for k in (49_999, 50_000)] == [
+        {"perfect": 0, "safari": 0}, {"perfect": 0, "drop": 0, "safari": 0}
+    ]  # fmt: skip
+    assert len(units) == 100_000
+    assert time.monotonic() - begin < 20

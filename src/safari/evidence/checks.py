@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from safari.config import Config
-from safari.errors import one_of
+from safari.errors import brief, one_of
 from safari.evidence.fields import fitting
 from safari.evidence.numbers import COLUMNS, is_share
 
@@ -48,7 +48,7 @@ def read_check(item: object, number: int, problems: list[str]) -> Check | None:
     """A table of `[[checks]]`; None, and a line for each thing that is wrong with it by itself."""
     where = f"checks[{number}]"
     if not isinstance(item, Mapping):
-        problems.append(f"{where} must be a table, got {item!r}")
+        problems.append(f"{where} must be a table, got {brief(item)}")
         return None
     before = len(problems)
     fields = fitting(Check, item, f"{where}.", problems)
@@ -89,40 +89,38 @@ def _wrong_bound(name: str, value: float, column: str) -> list[str]:
     return []
 
 
-def wrong_cases(checks: Sequence[Check], cases: Mapping[str, Config]) -> list[str]:
-    """Cases that do not exist, and columns of the running average where a case keeps none."""
-    without = [
-        f"checks[{k}].column is {check.column}, and aggregation.average is 0 in case {name}"
-        for k, check in enumerate(checks)
-        for name, config in cases.items()
-        if check.column.startswith("average_") and not config.aggregation.average and check.is_about(name)
-    ]
-    named = [
-        (f"checks[{k}].{field}", name)
-        for k, check in enumerate(checks)
-        for field, names in (("cases", check.cases), ("against", _case_of(check)))
-        for name in names
-    ]
-    return without + [one_of(where, name, cases) for where, name in named if name not in cases]
+def wrong_cases(checks: Sequence[Check], cases: Mapping[str, Config]) -> Iterator[str]:
+    """Cases that do not exist, and columns of the running average where a case keeps none.
+
+    One by one: in a large file that is wrong throughout, the first ones are told.
+    """
+    for k, check in enumerate(checks):
+        if check.column.startswith("average_"):
+            for name, config in cases.items():
+                if not config.aggregation.average and check.is_about(name):
+                    yield f"checks[{k}].column is {check.column}, and aggregation.average is 0 in case {name}"
+    for k, check in enumerate(checks):
+        for field, names in (("cases", check.cases), ("against", _case_of(check))):
+            yield from (one_of(f"checks[{k}].{field}", name, cases) for name in names if name not in cases)
 
 
 def wrong_arms(
     checks: Sequence[Check], unranked: Sequence[str], arms: Mapping[str, set[str]], rules: Iterable[str]
-) -> list[str]:
-    """Arms that none of the cases in question has; `arms` holds those of each case.
+) -> Iterator[str]:
+    """Arms that none of the cases in question has, one by one; `arms` holds those of each case.
 
     What is not ranked may also be one of the `rules` that only --set brings in.
     """
-    found = list[str]()
     for k, check in enumerate(checks):
         known = {arm for case, there in arms.items() if check.is_about(case) for arm in there}
-        found += [one_of(f"checks[{k}].arm", check.arm, known)] if check.arm not in known else []
+        if check.arm not in known:
+            yield one_of(f"checks[{k}].arm", check.arm, known)
         case, _, other = check.against.rpartition("/")
         there = arms[case] if case else known
         if other not in ("", EVERY_RIVAL) and other not in there:
-            found.append(one_of(f"checks[{k}].against", other, there))
+            yield one_of(f"checks[{k}].against", other, there)
     everywhere = {*rules, *(arm for there in arms.values() for arm in there)}
-    return found + [one_of("unranked", arm, everywhere) for arm in unranked if arm not in everywhere]
+    yield from (one_of("unranked", arm, everywhere) for arm in unranked if arm not in everywhere)
 
 
 def _case_of(check: Check) -> tuple[str, ...]:

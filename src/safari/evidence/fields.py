@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -58,9 +59,12 @@ def misfits(cls: type, table: Mapping[str, Any], prefix: str) -> list[str]:
     ]
 
 
+_hints = functools.cache(typing.get_type_hints)
+
+
 def hint_of(cls: type, key: str) -> Any:
     """A field's type, as `fits` knows it: a table is a dict; an optional field that is there is not None."""
-    hint = typing.get_type_hints(cls)[key]
+    hint = _hints(cls)[key]
     if typing.get_origin(hint) is Mapping:
         return dict
     args = typing.get_args(hint)

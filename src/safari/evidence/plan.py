@@ -31,15 +31,15 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from safari.config import Arm, Config, Plug, examine, override
 from safari.engine import KINDS, Problems, check_names, rule_of
-from safari.errors import ConfigError, brief, did_you_mean, one_of
+from safari.errors import ConfigError, brief, did_you_mean, few, one_of
 from safari.evidence.checks import Check, read_check, wrong_arms, wrong_cases
 from safari.evidence.fields import fitting, known, misfits
 from safari.plugins import fits, options_of, resolve
@@ -54,6 +54,8 @@ FIGURES = (
 _NOT_THE_SETTING = ("name", "seed", "seeds", "arms", "checkpoint", "track")
 # More than anybody runs, and few enough to be listed at once.
 _MOST_CASES = 10_000
+# Each is held against every case.
+_MOST_CHECKS = 1_000
 _MOST_SECONDS = 1e6
 _MACHINE = {"engine": ("device", "threads", "graph"), "data": ("root", "download")}
 
@@ -231,10 +233,12 @@ def read(
         table = read_toml(path)
         if quick and not isinstance(table.get("quick"), Mapping):
             continue
-        experiment = _experiment(path, table, changes, quick, problems)
+        own = list[str]()
+        experiment = _experiment(path, table, changes, quick, own)
+        problems += few(dict.fromkeys(own), str(path))
         if experiment is not None:
             found.append(experiment)
-    problems += changes.problems(unused=not problems)
+    problems += few(changes.problems(unused=not problems), "--set")
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
     return found
@@ -323,9 +327,23 @@ def _outright(config: Config) -> dict[str, Any]:
     return table
 
 
-def _without_links(config: Config) -> dict[str, Any]:
+def _without_links(config: Config) -> Hashable:
+    """What two cases have in common if and only if they differ by their links alone, as a key of a dict."""
     table = config.to_dict()
-    return {key: value for key, value in table.items() if key not in ("name", "arms", "uplink", "downlink")}
+    return _frozen({k: v for k, v in table.items() if k not in ("name", "arms", "uplink", "downlink")})
+
+
+def _frozen(value: Any) -> Hashable:
+    """Tables and lists as something hashable that is equal where they are.
+
+    >>> _frozen({"p": [1, 0.5], "q": {}}) == _frozen({"q": {}, "p": [1.0, 0.5]})
+    True
+    """
+    if isinstance(value, Mapping):
+        return frozenset((key, _frozen(held)) for key, held in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(_frozen(held) for held in value)
+    return cast(Hashable, value)
 
 
 def flatten(table: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -352,7 +370,7 @@ def _experiment(
     name, own = path.stem, list[str]()
     fields = fitting(_File, table, "", own)
     replaced = known(fields.pop("quick", {}), _QUICK, "quick.", own)
-    checks = [read_check(item, k, own) for k, item in enumerate(fields.pop("checks", ()))]
+    checks = _checks(fields.pop("checks", ()), own)
     whole = dict(fields)
     if quick:
         own += misfits(_File, replaced, "quick.")
@@ -378,6 +396,8 @@ def _experiment(
         problems += [f"{path}: {problem}" for problem in error.problems]
         return None
     cases, arms, right = list[Case](), dict[str, set[str]](), True
+    # The first case of those that differ by their links alone: comparing each with all before it takes minutes.
+    firsts: dict[Hashable, Case] = {}
     # What --quick or --set has taken away may still be named.
     spare = {arm for left in taken.values() for arm in _arms_of(left)}
     for values, own_table in variants.items():
@@ -388,8 +408,8 @@ def _experiment(
         problems += [f"{place}: {problem}" for problem in wrong if problem in before]
         settings.blame(place, [problem for problem in wrong if problem not in before])
         right = right and not wrong
-        twin = next((c for c in cases if _without_links(c.config) == _without_links(case.config)), None)
-        cases.append(dataclasses.replace(case, twin=twin))
+        cases.append(dataclasses.replace(case, twin=firsts.get(key := _without_links(case.config))))
+        firsts.setdefault(key, cases[-1])
         arms[case.name] = spare | _arms_of(own_table) | {arm.name for arm in case.config.arms}
     experiment = Experiment(
         name=name,
@@ -405,9 +425,10 @@ def _experiment(
         goal=fields.get("goal", ""),
         cost=Cost(**cost),
     )
-    wrong = wrong_cases(experiment.checks, {case.name: case.config for case in cases})
+    wrong = few(wrong_cases(experiment.checks, {case.name: case.config for case in cases}), "it")
     if right and not wrong:
-        wrong = wrong_arms(experiment.checks, fields.get("unranked", ()), arms, KINDS["rule"][0])
+        unranked = fields.get("unranked", ())
+        wrong = few(wrong_arms(experiment.checks, unranked, arms, KINDS["rule"][0]), "it")
         wrong += _wrong_names(experiment, arms)
     problems += [f"{path}: {problem}" for problem in wrong]
     return experiment
@@ -500,20 +521,28 @@ def _options(table: Mapping[str, Any], key: str) -> set[str] | None:
         return None  # what is wrong with the name is told where the case is checked
 
 
+def _checks(items: Sequence[Any], problems: list[str]) -> list[Check | None]:
+    if len(items) > _MOST_CHECKS:
+        problems.append(f"checks must be at most {_MOST_CHECKS:,}, got {len(items):,}")
+        return []
+    return [read_check(item, k, problems) for k, item in enumerate(items)]
+
+
 def _axes(table: Mapping[str, Any], problems: list[str]) -> dict[str, dict[str, Mapping[str, Any]]]:
     axes = {}
     for axis, values in table.items():
+        shown = visible(axis, 60)
         if not isinstance(values, Mapping) or not values:
-            problems.append(f"axes.{axis} must be a table of cases, got {brief(values)}")
+            problems.append(f"axes.{shown} must be a table of cases, got {brief(values)}")
             continue
         for value, changes in values.items():
             if not isinstance(changes, Mapping):
                 problems.append(
-                    f"axes.{axis}.{visible(value, 60)} must be a table of changes, got {brief(changes)}"
+                    f"axes.{shown}.{visible(value, 60)} must be a table of changes, got {brief(changes)}"
                 )
             if not value.replace("-", "").replace("_", "").replace(".", "").isalnum() or not value.isascii():
                 problems.append(
-                    f"axes.{axis}: a name may hold letters, digits, and . _ - only, got {brief(value)}"
+                    f"axes.{shown}: a name may hold letters, digits, and . _ - only, got {brief(value)}"
                 )
         axes[axis] = dict(values)
     count = math.prod(len(values) for values in axes.values())

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 import torch
 
+from safari.config import Arm
 from safari.data import Data
 from safari.engine import load_data, run_seed
 from safari.errors import RunError, SafariError
@@ -33,7 +34,7 @@ from safari.evidence.numbers import read_numbers, write_numbers
 from safari.evidence.plan import Case, digest
 from safari.evidence.results import Results, identity
 from safari.runs import RoundRecord, RunFolder, RunMetrics, Trial, seeds_of, summarise
-from safari.runs.files import write_atomically
+from safari.runs.files import is_there, write_atomically
 from safari.runs.metrics import read_metrics
 from safari.toml import to_toml
 
@@ -116,8 +117,12 @@ def trials_of(case: Case, out: Path) -> Iterator[Trial]:
     for arm in case.config.arms:
         if case.source(arm) is case:
             for seed in seeds_of(case.config):
-                path = out / case.experiment / case.folder / "trials" / arm.name / f"seed-{seed}"
-                yield Trial(arm.name, seed, path)
+                yield Trial(arm.name, seed, _trials(case, out, arm) / f"seed-{seed}")
+
+
+def _trials(case: Case, out: Path, arm: Arm) -> Path:
+    """The folder of an arm's trials."""
+    return out / case.experiment / case.folder / "trials" / arm.name
 
 
 def units_of(
@@ -127,16 +132,26 @@ def units_of(
 
     `names`: the arms to look at; all by default.
     """
-    arms = {arm.name: arm for arm in case.config.arms if names is None or arm.name in names}
     pending: dict[int, dict[str, int]] = {}
-    for trial in trials_of(case, out):
-        arm = arms.get(trial.arm)
-        if arm is None:
-            continue
-        if results.trial(case, arm, trial.seed) is None and read_numbers(trial.path, arm) is None:
-            pending.setdefault(trial.seed, {})[trial.arm] = trial.done()
+    for arm in case.config.arms:
+        if case.source(arm) is case and (names is None or arm.name in names):
+            for seed, done in _unfinished(case, arm, out, results):
+                pending.setdefault(seed, {})[arm.name] = done
     path = out / case.experiment / case.folder
     return [Unit(case, path, seed, pending[seed], weight) for seed in sorted(pending)]
+
+
+def _unfinished(case: Case, arm: Arm, out: Path, results: Results) -> Iterator[tuple[int, int]]:
+    """The seeds of an arm that are not finished, each with the rounds that are done."""
+    folder, finished = _trials(case, out, arm), results.arm(case, arm)
+    seeds = (seed for seed in seeds_of(case.config) if seed not in finished)
+    if not is_there(folder):
+        # Looking for 100,000 seeds one by one takes seconds.
+        yield from ((seed, 0) for seed in seeds)
+        return
+    for trial in (Trial(arm.name, seed, folder / f"seed-{seed}") for seed in seeds):
+        if read_numbers(trial.path, arm) is None:
+            yield trial.seed, trial.done()
 
 
 def without_duplicates(units: Iterable[Unit]) -> list[Unit]:

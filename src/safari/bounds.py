@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+from pathlib import Path
 from typing import TypeVar
 
 from safari.errors import ConfigError, brief
@@ -57,6 +60,28 @@ def positive_share(name: str, value: float) -> float:
     if not 0 < value <= 1:
         raise ConfigError(f"{name} must be above 0 and at most 1, got {value}")
     return value
+
+
+def path_of(name: str, text: str) -> Path:
+    """The path that an option names, when the system can look there. Whether anything is there is not asked.
+
+    >>> path_of("file", "no/such/file")
+    PosixPath('no/such/file')
+    >>> path_of("file", "null\\0")
+    Traceback (most recent call last):
+        ...
+    safari.errors.ConfigError: file must be a path that can be looked at, got 'null\\x00': embedded null byte
+    """
+    try:
+        path = Path(text).expanduser()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            # With the dot a folder is looked into, and not only at.
+            os.stat(os.path.join(path, "."))  # noqa: PTH116, PTH118
+    # ValueError: a null character; RuntimeError: the home of somebody unknown.
+    except (OSError, ValueError, RuntimeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{name} must be a path that can be looked at, got {brief(text)}: {why}") from error
+    return path
 
 
 def _text(limit: float) -> str:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from click.testing import CliRunner
 
 import safari
 from safari.cli import cli
+from safari.cli.wire import LARGEST
 from safari.errors import SafariError
 
 
@@ -88,3 +90,23 @@ def test_what_is_no_frame_gets_a_clear_error(run, tmp_path):
         invoke("inspect", tmp_path / "missing")
     with pytest.raises(SafariError, match="is not a run's folder"):
         invoke("bench", tmp_path)
+
+
+def test_inspect_reads_plain_files_of_a_bounded_size(run, tmp_path):
+    frame, link, large, pipe = (tmp_path / name for name in ("frame", "link", "large", "pipe"))
+    invoke("bench", run, "--save", frame)
+    link.symlink_to(frame)
+    assert invoke("inspect", link).stdout == invoke("inspect", frame).stdout
+    with large.open("wb") as handle:
+        handle.truncate(LARGEST + 1)
+    with pytest.raises(
+        SafariError, match=r"large is larger than the 1,073,741,824 bytes that such a file may"
+    ):
+        invoke("inspect", large)
+    os.mkfifo(pipe)
+    with pytest.raises(SafariError, match="pipe is a FIFO; only plain files"):
+        invoke("inspect", pipe)
+    with pytest.raises(SafariError, match="null is a device; only plain files"):
+        invoke("inspect", "/dev/null")
+    with pytest.raises(SafariError, match=r"cannot read .*gone: No such file"):
+        invoke("inspect", tmp_path / "gone")

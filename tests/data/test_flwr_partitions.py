@@ -134,7 +134,18 @@ def test_groups_of_owners(data: Data) -> None:
             {"alpha": -1.0},
             "DirichletPartitioner: Alpha values should be strictly greater",
         ),
-        ("flwr-dirichlet", 301, {}, "DirichletPartitioner: The number of partitions needs to be smaller"),
+        ("flwr-dirichlet", 301, {}, "clients must be at most 300, got 301"),
+        ("flwr-iid", 301, {}, "clients must be at most 300, got 301"),
+        (
+            "flwr-shard",
+            6,
+            {"num_shards_per_partition": 51},
+            "num_shards_per_partition must be at most 50, got 51",
+        ),
+        ("flwr-shard", 301, {"num_shards_per_partition": 51}, "clients must be at most 300, got 301"),
+        ("flwr-shard", 6, {"seed": -1}, "seed must be at least 0, got -1"),
+        ("flwr-iid", 6, {"shuffle_seed": -1}, "shuffle_seed must be at least 0, got -1"),
+        ("flwr-natural", 6, {"group_size": 0}, "group_size must be at least 1, got 0"),
     ],
 )
 def test_their_errors_are_raised_as_ours(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -98,3 +99,31 @@ def test_folders_and_files_that_are_none(tmp_path: Path) -> None:
         (tmp_path / split / "a.json").write_text("[1, 2]")
     with pytest.raises(DataError, match=r"a\.json: not a file in LEAF's layout: TypeError"):
         leaf(root=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[" * 100_000, "a.json: not a file in LEAF's layout: it is nested too deeply"),
+        ('{"user_data": {"a": {"x": [[1, 2]], "y": [Infinity]}}}', "whole numbers: cannot convert float infinity"),
+        ('{"user_data": {"a": {"x": [[1, 2]], "y": [1e30]}}}', "labels whole numbers: Overflow"),
+        ('{"user_data": {"a": {"x": [[1' + "0" * 400 + ', 2]], "y": [1]}}}', "labels whole numbers: int too large"),
+        ('{"user_data": {"a": {"x": [["' + "x" * 9000 + '", 2]], "y": [1]}}}', "not convert string to float: 'xx"),
+    ],
+    ids=["deep", "infinite", "large label", "large number", "text"],
+)  # fmt: skip
+def test_crafted_files_are_refused_in_one_line(tmp_path: Path, text: str, problem: str) -> None:
+    for split in ("train", "test"):
+        (tmp_path / split).mkdir()
+        (tmp_path / split / "a.json").write_text(text)
+    with pytest.raises(DataError) as error:
+        leaf(root=str(tmp_path))
+    assert problem in str(error.value)
+    assert len(str(error.value)) < 800
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+def test_a_pipe_among_the_files_is_not_waited_for(femnist: Path) -> None:
+    before = leaf(root=str(femnist))
+    os.mkfifo(femnist / "train" / "pipe.json")
+    assert torch.equal(leaf(root=str(femnist)).train_x, before.train_x)

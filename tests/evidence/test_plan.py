@@ -438,3 +438,8 @@ def test_checks_are_bounded_and_so_is_what_is_listed_as_allowed(tmp_path: Path) 
     assert found[0].endswith(" and 300 more; got 'none'")
     assert (len(found), found[-1]) == (21, "FILE has more problems than these")
     assert max(map(len, found)) < 800
+
+
+def test_a_base_whose_name_is_too_long_is_told_as_such(tmp_path: Path) -> None:
+    (line,) = problems(tmp_path, f'title = "t"\nclaim = "c"\nbase = "{"x" * 5000}"\n')
+    assert line == f"FILE: base: cannot read '{'x' * 96}...: File name too long"

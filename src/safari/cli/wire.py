@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +17,8 @@ from safari.cli.options import json_option
 from safari.errors import RunError
 from safari.trust import downloads, needs
 
+# A model of 268 million numbers as they are in memory; explaining one takes several times as much.
+LARGEST = 2**30
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -61,10 +64,7 @@ def inspect(
     from safari.wire import SharedKnowledgeError
     from safari.wire import inspect as explain
 
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise RunError(f"cannot read {file}: {error.strerror}") from error
+    data = _read(file)
     if folder is None and (arm is not None or client):
         raise click.UsageError("--arm and --client need --run: they say which upload of the run it is")
     try:
@@ -147,6 +147,16 @@ def bench(
         error = f"{row.error:.2g}" if row.error else "exact"
         more = f"{row.packet_bytes / row.size - 1:+.1%}" if row.packet_bytes else ""
         click.echo(f"{row.name:<34} {row.size:>12,} {dense / row.size:>11.1f}× {error:>9} {more:>11}")
+
+
+def _read(file: Path) -> bytes:
+    """A message from anywhere, also through links; what is no plain file is not waited for."""
+    from safari.runs.files import read_plain
+
+    try:
+        return read_plain(Path(os.path.realpath(file)), limit=LARGEST)
+    except FileNotFoundError as error:
+        raise RunError(f"cannot read {file}: {error.strerror}") from error
 
 
 def _upload(folder: Path, arm: str | None, client: int, trust: bool) -> Any:

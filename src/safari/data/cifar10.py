@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from safari.bounds import path_of
 from safari.data.dataset import Data, from_tensors
 from safari.data.download import Progress, fetch_folder
 from safari.data.pickles import load_arrays
@@ -37,7 +38,7 @@ def cifar10(*, root: str = "data", download: bool = False) -> Data:
     Channels are normalised with the usual means and standard deviations. Source: A. Krizhevsky, Learning
     Multiple Layers of Features from Tiny Images (2009), https://www.cs.toronto.edu/~kriz/cifar.html.
     """
-    place = Path(root)
+    place = path_of("root", root)
     if download and find_format(place) is None:
         fetch_cifar10(place, progress=_show_progress if sys.stderr.isatty() else None)
     found = find_format(place)

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from safari.bounds import at_least, at_most
 from safari.data.partitions import Labels, Parts
 from safari.errors import ConfigError, MissingExtraError
 
@@ -100,6 +101,9 @@ def flwr_shard(
     shuffle_seed: int = 42,
 ) -> Parts:
     """Flower's ShardPartitioner (flwr-datasets): sorted by label, cut into shards, some for each client."""
+    if 0 < clients <= len(labels):
+        # Their code divides by the size of a shard, which would be 0.
+        at_most("num_shards_per_partition", num_shards_per_partition, len(labels) // clients)
     options = {
         "num_partitions": clients,
         "partition_by": _LABEL,
@@ -161,7 +165,8 @@ def flwr_natural(
     options: dict[str, Any] = {"partition_by": _OWNER}
     name = "NaturalIdPartitioner"
     if group_size != 1:
-        name, options["group_size"] = "GroupedNaturalIdPartitioner", group_size
+        name = "GroupedNaturalIdPartitioner"
+        options["group_size"] = at_least("group_size", group_size, 1)
     return _divide(name, options, labels, owners, clients, shuffle, shuffle_seed)
 
 
@@ -179,6 +184,10 @@ def _divide(
         tables = importlib.import_module("datasets")
     except ImportError as error:
         raise MissingExtraError("flwr-datasets", "hf", "the partitions flwr-...") from error
+    # What their messages do not name, or say in the middle of a traceback.
+    at_most("clients", clients, len(labels))
+    at_least("shuffle_seed", shuffle_seed, 0)
+    at_least("seed", options.get("seed", 0), 0)
     columns: dict[str, Any] = {_INDEX: np.arange(len(labels))}
     if options.get("partition_by") == _LABEL:
         if labels.ndim != 1:

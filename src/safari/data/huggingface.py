@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from safari.bounds import at_least
+from safari.bounds import at_least, path_of
 from safari.data.columns import Columns, find_columns, kind_of, spoken
 from safari.data.dataset import IGNORED, Data
 from safari.data.store import filled
@@ -153,7 +153,7 @@ def _load(source: str, subset: str, revision: str) -> Any:
     library = _library()
     if not source:
         raise ConfigError("source must name a data set of the hub, a folder or a file, got ''")
-    path = Path(source).expanduser()
+    path = path_of("source", source)
     local = path.exists() or source.startswith((".", "/", "~")) or path.suffix in _READERS
     if local and not path.exists():
         raise DataError(f"hf:{source}: no such file or folder: {path}")

@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from safari.bounds import path_of
 from safari.data.dataset import Data
 from safari.data.text import Vocabulary
-from safari.errors import DataError
+from safari.errors import DataError, brief
+from safari.text import visible
 
 
 def leaf(*, root: str, every: bool = False) -> Data:
@@ -26,8 +28,8 @@ def leaf(*, root: str, every: bool = False) -> Data:
     class a sample, or with `every` the next character at every position, for the task `tokens`. Users are
     clients with the partition `natural`.
     """
-    folder = Path(root).expanduser()
-    train, test = (_read(folder / split) for split in ("train", "test"))
+    folder = path_of("root", root)
+    train, test = (_read(path_of("root", str(folder / split))) for split in ("train", "test"))
     # By name, so that an owner's number does not depend on the order of the files.
     numbers = {user: number for number, user in enumerate(sorted({user for user, _, _ in train}))}
     owners = torch.tensor([numbers[user] for user, _, _ in train])
@@ -47,7 +49,8 @@ Sample = tuple[str, Any, Any]
 
 def _read(folder: Path) -> list[Sample]:
     """Every sample with its user, file by file."""
-    files = sorted(folder.glob("*.json"))
+    # A pipe would be waited for.
+    files = sorted(file for file in folder.glob("*.json") if file.is_file())
     if not files:
         raise DataError(f"{folder}: no .json files here; LEAF's layout has them in train/ and in test/")
     found = [sample for file in files for sample in _samples(file)]
@@ -63,22 +66,27 @@ def _samples(file: Path) -> Iterator[Sample]:
         for user, data in users:
             if len(data["x"]) != len(data["y"]):
                 raise DataError(
-                    f"{file}: user {user!r} must have as many y as x, "
+                    f"{file}: user {brief(user)} must have as many y as x, "
                     f"got {len(data['y'])} and {len(data['x'])}"
                 )
             for x, y in zip(data["x"], data["y"], strict=True):
                 yield str(user), x, y
+    except RecursionError as error:
+        raise DataError(f"{file}: not a file in LEAF's layout: it is nested too deeply") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{file}: not a file in LEAF's layout: {type(error).__name__}: {error}") from error
+        why = f"{type(error).__name__}: {visible(str(error))}"
+        raise DataError(f"{file}: not a file in LEAF's layout: {why}") from error
 
 
 def _numbers(folder: Path, samples: list[Sample]) -> tuple[Tensor, Tensor]:
     try:
         x = torch.from_numpy(np.array([sample for _, sample, _ in samples], np.float32))
         y = torch.tensor([int(label) for _, _, label in samples])
-    except (TypeError, ValueError) as error:
+    # OverflowError: an infinite label; RuntimeError: one that torch has no room for.
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        why = visible(str(error))
         raise DataError(
-            f"{folder}: samples must be lists of as many numbers, labels whole numbers: {error}"
+            f"{folder}: samples must be lists of as many numbers, labels whole numbers: {why}"
         ) from error
     if x.ndim != 2:
         raise DataError(f"{folder}: a sample must be a list of numbers, got shape {[*x.shape[1:]]}")

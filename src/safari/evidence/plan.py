@@ -445,13 +445,15 @@ def _wrong_names(experiment: Experiment, arms: Mapping[str, set[str]]) -> list[s
 
 def _variants(folder: Path, fields: Mapping[str, Any]) -> dict[tuple[str, ...], dict[str, Any]]:
     """The tables of every case, by its values on the axes; ConfigError where there is no base."""
+    path = folder / fields["base"]
     try:
-        path = folder / fields["base"]
         if path.exists() and not path.is_file():
             raise ConfigError(f"{path} is not a file")
         base = read_toml(path)
     except ConfigError as error:
         raise ConfigError([f"base: {problem}" for problem in error.problems]) from error
+    except OSError as error:  # a name that is too long, or in a folder that is closed
+        raise ConfigError(f"base: cannot read {brief(fields['base'])}: {error.strerror}") from error
     base, axes = override(base, flatten(fields.get("set", {}))), fields.get("axes", {})
     found = {}
     for values in itertools.product(*axes.values()):

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from safari.bounds import path_of
 from safari.errors import ConfigError, DataError
 from safari.links.link import Bools, Setting, State
 from safari.links.packets import Ints, PacketLink, Ranges
@@ -31,8 +32,10 @@ def recorded(*, file: str = "") -> PacketLink:
     if not file:
         raise ConfigError("file must name the rounds.jsonl of a run over datagrams, got ''")
 
+    path = path_of("file", file)
+
     def init(setting: Setting) -> State:
-        return read_arrivals(Path(file), setting.clients)
+        return read_arrivals(path, setting.clients)
 
     def apply(state: State, t: int, counts: Ints, rng: np.random.Generator) -> tuple[list[Bools], State]:
         raise ConfigError("packets.name 'recorded' replays ranges of coordinates, not packets")

@@ -11,6 +11,7 @@ from typing import Any, Literal, TextIO, get_args
 
 import numpy as np
 
+from safari.bounds import path_of
 from safari.errors import ConfigError, DataError, MissingExtraError, one_of
 from safari.links.link import Bools, Link, Setting, State
 
@@ -36,8 +37,10 @@ def trace(*, file: str = "", after: After = "repeat") -> Link:
     if after not in get_args(After):
         raise ConfigError(one_of("after", after, get_args(After)))
 
+    path = path_of("file", file)
+
     def init(setting: Setting) -> State:
-        table = read_trace(Path(file))
+        table = read_trace(path)
         if table.shape[1] != setting.clients:
             raise DataError(f"{file}: holds {table.shape[1]} clients, the run has {setting.clients}")
         return {"table": table}

@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from safari.bounds import path_of
 from safari.errors import ConfigError, DataError, did_you_mean
 from safari.models.checks import need_positive
 from safari.models.layout import Layout
@@ -114,7 +115,7 @@ def lora(
         shape, classes, **named_arguments(factory, tokens=tokens, labels=labels), **given
     )
     if weights:
-        load_weights(module, Path(weights).expanduser())
+        load_weights(module, path_of("weights", weights))
     return add_lora(module, rank=rank, alpha=alpha, targets=targets, keep=keep)
 
 

@@ -169,7 +169,35 @@ def test_algorithms_that_send_more_than_a_model_are_refused_before_the_run(clien
         world_of({**BIG, "packets": LOSSY, "client": {"name": client}})
 
 
-def test_a_policy_that_votes_is_refused_where_it_votes():
-    config = {**BIG, "rounds": 4, "packets": LOSSY, "policy": {"name": "rigl", "interval": 2}}
-    with pytest.raises(ConfigError, match=r"packets.name must be 'none' .*: client fedavg, policy rigl$"):
+@pytest.mark.parametrize("policy", ["rigl", "sparse-momentum", "fedrts"])
+def test_a_policy_that_votes_is_refused_before_the_run(tmp_path, policy):
+    config = {**BIG, "packets": LOSSY, "policy": {"name": policy, "interval": 2}}
+    with pytest.raises(
+        ConfigError, match=rf"packets.name must be 'none' .*: client fedavg, policy {policy}$"
+    ):
+        safari.run(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("policy", ["static", "set", "feddst", "early-bird"])
+def test_a_policy_without_votes_goes_together_with_packets(policy):
+    options = {} if policy in ("static", "early-bird") else {"interval": 2}
+    found = records({**BIG, "packets": LOSSY, "policy": {"name": policy, **options}})
+    assert all(record["parts"] for record in found)
+
+
+OWN = """
+import dataclasses
+from safari.pruning import POLICIES
+
+def quiet(*, interval: int = 10):
+    return dataclasses.replace(POLICIES["rigl"](interval=interval), votes=False)
+"""
+
+
+def test_an_own_policy_that_does_not_say_that_it_votes_is_refused_where_it_votes(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    config = {**BIG, "packets": LOSSY, "policy": {"name": f"{tmp_path}/own.py:quiet", "interval": 2}}
+    world_of(config)
+    with pytest.raises(ConfigError, match=r"packets.name must be 'none' .*own.py:quiet$"):
         records(config)

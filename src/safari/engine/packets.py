@@ -110,9 +110,10 @@ def _sends_more(world: World) -> ConfigError:
 def check_packets(world: World) -> None:
     """ConfigError for what does not go together with packets.
 
-    A policy's votes are found in the first round that has any.
+    Votes of a policy that does not say that it has any are found in the first round with some.
     """
-    if not world.packets.whole and vectors_up(world.client, world.layout.parameters):
+    sends_more = world.policy.votes or bool(vectors_up(world.client, world.layout.parameters))
+    if not world.packets.whole and sends_more:
         raise _sends_more(world)
     if world.packets.rounds is not None:
         rounds = world.packets.rounds(world.packets.init(world.setting("packets")))

@@ -111,10 +111,12 @@ class MaskPolicy:
 
     The state is a dict of tensors, which checkpoints can hold. Tensors may change their shape, go and come; after a
     resume one that `init` does not give is on the device that computes. `name` is what messages about the policy
-    begin with.
+    begin with. `votes`: its `Masks` have votes in some rounds; what cannot go together with these is then refused
+    before the run, and not in the first such round.
     """
 
     init: Callable[[Layout, torch.device], State]
     apply: Callable[[State, MaskRound], tuple[Masks, State]]
     learn: Callable[[State, Arrivals], State] = _unchanged
     name: str = "the policy"
+    votes: bool = False

@@ -77,7 +77,7 @@ def fedrts(
         votes = next_votes(pace, mask, round, 1.0)
         return Masks(shared=mask, votes=votes, announced=True), {**state, "mask": mask}
 
-    return MaskPolicy(init, apply, learn, name="policy fedrts")
+    return MaskPolicy(init, apply, learn, name="policy fedrts", votes=True)
 
 
 def _outcome(mask: Tensor, arrivals: Arrivals, shares: Tensor, moved: list[int], gamma: float) -> Tensor:

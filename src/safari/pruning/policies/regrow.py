@@ -238,6 +238,7 @@ def regrowing(
         votes = next_votes(pace, mask, round, breadth)
         return Masks(shared=mask, votes=votes, announced=True), {**state, "mask": mask}
 
+    votes = breadth > 0
     if learn is None:
-        return MaskPolicy(start, apply, name=f"policy {name}")
-    return MaskPolicy(start, apply, learn, name=f"policy {name}")
+        return MaskPolicy(start, apply, name=f"policy {name}", votes=votes)
+    return MaskPolicy(start, apply, learn, name=f"policy {name}", votes=votes)

@@ -230,6 +230,28 @@ def test_a_flipped_bit_is_noticed_and_the_way_back_is_named(run, finished, trial
     assert everything(run) == everything(finished)
 
 
+@pytest.mark.parametrize("kept", [0, 5, 100])
+@pytest.mark.parametrize("lines", [14, 12])
+def test_there_is_a_way_back_from_a_checkpoint_that_ends_early(run, finished, trial, kept, lines):
+    damaged = trial.checkpoint.read_bytes()[:kept]
+    trial.checkpoint.write_bytes(damaged)
+    files.keep_lines(trial.rounds, lines, run)
+    records = trial.rounds.read_bytes()
+    with pytest.raises(RunError) as error:
+        safari.resume(run)
+    assert str(error.value).startswith(f"{trial.checkpoint} is not a readable checkpoint: ")
+    assert str(error.value).endswith(" (there are older ones, of rounds 9, 12)")
+    assert (trial.rounds.read_bytes(), trial.checkpoint.read_bytes()) == (records, damaged)
+    with pytest.raises(RunError, match=r"has no checkpoint of round 10; it has those of 0, 9, 12$"):
+        trial.can_rewind(10)
+    trial.best.write_bytes(damaged)
+    safari.resume(run, from_round=12)
+    assert everything(run) == everything(finished)
+    for path in (trial.checkpoint, trial.best):
+        assert (trial.path / "cut-1" / path.name).read_bytes() == damaged
+    assert not trial.best.exists()
+
+
 @pytest.mark.parametrize("about", [{"round": 12}, {"seed": 3}, {"facts": {}}, {"digest": "0" * 64}])
 def test_round_seed_facts_and_digest_belong_together(run, trial, about):
     rewritten(trial.checkpoint, about)

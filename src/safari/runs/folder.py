@@ -165,8 +165,11 @@ class Trial:
             raise RunError(f"{error}{self._others()}") from error
 
     def about(self) -> About:
-        """What the newest checkpoint says of itself, without its tensors."""
-        return read_about(self._newest() or self.checkpoint, self.root)
+        """What the newest checkpoint says of itself, without its tensors; RunError as in `read_checkpoint`."""
+        try:
+            return read_about(self._newest() or self.checkpoint, self.root)
+        except RunError as error:
+            raise RunError(f"{error}{self._others()}") from error
 
     def done(self) -> int:
         """How many rounds are safe: those of the newest checkpoint, without reading its tensors."""
@@ -184,7 +187,7 @@ class Trial:
 
     def checkpoints(self) -> list[int]:
         """The rounds that have a checkpoint, ascending."""
-        return sorted({*self._older(), self.done()} - {0})
+        return sorted({*self._older(), self._newest_round() or 0} - {0})
 
     def can_rewind(self, round: int) -> None:
         """RunError when the trial is beyond a round and has no good checkpoint of it."""
@@ -193,7 +196,7 @@ class Trial:
         if self._reached() <= round or round == 0:
             return
         older = self._older()
-        if round == self.done():
+        if round == self._newest_round():
             self.read_checkpoint()
         elif round in older:
             found = read_checkpoint(older[round], self.root, seed=self.seed)
@@ -220,11 +223,12 @@ class Trial:
                 files.remove(older[number], self.root)
         if round == 0:
             files.remove(self.checkpoint, self.root)
-        elif round != self.done():
+        elif round != self._newest_round():
             files.rename(older[round], self.checkpoint, self.root)
         for name in _DERIVED:
             files.remove(self.path / name, self.root)
-        if self.has_best() and read_about(self.best, self.root).round > round:
+        best = self._round_of(self.best) if self.has_best() else 0
+        if best is None or best > round:
             files.remove(self.best, self.root)
         self.load()
         return aside
@@ -249,9 +253,11 @@ class Trial:
             if self.has_best():
                 files.duplicate(self.best, aside / BEST, self.root)
             later = {number: path for number, path in older.items() if number > round}
-            newest = self._newest()
-            if newest is not None and self.done() > round:
-                later[self.done()] = newest
+            newest, reached = self._newest(), self._newest_round()
+            if newest is not None and reached is None:
+                files.duplicate(newest, aside / newest.name, self.root)
+            elif newest is not None and reached is not None and reached > round:
+                later[reached] = newest
             for number, path in later.items():
                 files.duplicate(path, aside / older_name(number), self.root)
         return aside
@@ -286,7 +292,20 @@ class Trial:
     def _reached(self) -> int:
         """The last round of which anything is there."""
         lines = sum(1 for _ in read_lines(self.rounds, self.root))
-        return max(lines, self.done())
+        newest = self._newest_round()
+        # A checkpoint that cannot be read was made after whatever the user wants to go back to.
+        return lines + 1 if newest is None else max(lines, newest)
+
+    def _newest_round(self) -> int | None:
+        """The round of the newest checkpoint: 0 where there is none, None where it cannot be read."""
+        newest = self._newest()
+        return 0 if newest is None else self._round_of(newest)
+
+    def _round_of(self, checkpoint: Path) -> int | None:
+        try:
+            return read_about(checkpoint, self.root).round
+        except RunError:
+            return None
 
     def _pictures_until(self, round: int) -> int:
         numbers = (line.get("round") for line in read_lines(self.similarity, self.root))
@@ -379,7 +398,7 @@ class RunFolder:
         """
         trials = self.trials()
         # A federation may have gone further than the config that it began with.
-        last = max([self.config.rounds, *(trial.done() for trial in trials)])
+        last = max([self.config.rounds, *(done for trial in trials for done in trial.checkpoints())])
         if round > last:
             raise RunError(f"{self.path} has {last} rounds: it cannot go back to round {round}")
         for trial in trials:

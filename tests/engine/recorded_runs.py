@@ -1,13 +1,17 @@
 """Short runs whose records were kept: what a later version computes must be the same, bit for bit.
 
-`python tests/engine/recorded_runs.py` writes `recorded/runs.json` anew; do that only for a change that is
-meant to change the numbers, and say so in the changelog.
+Processors round sums in different orders, so a digest holds for one kind of machine, and the file has one for each that
+was at hand. `python tests/engine/recorded_runs.py --add` adds this machine's: run it with a version whose digests are
+known to be right on another machine. Without `--add` it writes `recorded/runs.json` anew; do that only for a change
+that is meant to change the numbers, and say so in the changelog.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
+import platform
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,21 +66,32 @@ def digest(records: list[dict[str, Any]]) -> str:
     return hashlib.sha256(json.dumps(records, sort_keys=True).encode()).hexdigest()
 
 
-def machine() -> dict[str, str]:
-    """What the bits depend on besides the code."""
-    return {"torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
+def machine() -> str:
+    """What the bits depend on besides the code: torch, its instruction set, and whose processor its libraries see."""
+    vendor, flags = platform.machine(), ""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        fields = dict(
+            line.split(":", 1) for line in cpuinfo.read_text().split("\n\n")[0].splitlines() if ":" in line
+        )
+        fields = {name.strip(): value.strip() for name, value in fields.items()}
+        vendor, flags = fields.get("vendor_id", vendor), fields.get("flags", "")
+    matrices = " AMX" if "amx_tile" in flags.split() else ""
+    return f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}{matrices}, {vendor}"
 
 
 def main() -> None:
-    """Write the record."""
-    table: dict[str, Any] = {"machine": machine(), "runs": {}}
+    """Write the record, or add this machine's digests to it."""
+    parser = argparse.ArgumentParser(description="Keep the records of short runs.")
+    parser.add_argument("--add", action="store_true", help="keep the digests of other machines")
+    known = json.loads(RECORDED.read_text()) if parser.parse_args().add else {}
+    table: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, config in configs():
-            found = records_of(config, Path(folder) / name)
-            table["runs"][name] = {
-                arm: {"digest": digest(lines), "loss": [line["loss"] for line in lines]}
-                for arm, lines in found.items()
-            }
+            for arm, lines in records_of(config, Path(folder) / name).items():
+                kept = known.get(name, {}).get(arm, {"loss": [line["loss"] for line in lines], "digests": {}})
+                digests = {**kept["digests"], machine(): digest(lines)}
+                table.setdefault(name, {})[arm] = {"loss": kept["loss"], "digests": digests}
     RECORDED.write_text(json.dumps(table, indent=1) + "\n")
 
 

@@ -141,10 +141,10 @@ def test_every_rules_state_grows_and_forgets(rule):
     # As if the two new ones had been there from the start, and never asked.
     never_asked = played(5, 4, 3)
     for name, tensor in never_asked.state.items():
-        # Which cluster a client is in depends on how many clients there are.
-        assert rule == "cluster-fedvarp" or torch.equal(
-            wide.state[name].nan_to_num(-9), tensor.nan_to_num(-9)
-        ), name
+        # Which cluster a client is in depends on how many clients there are; products of matrices may be rounded
+        # differently where one has more rows.
+        if rule != "cluster-fedvarp":
+            torch.testing.assert_close(wide.state[name], tensor, rtol=1e-5, atol=1e-6, equal_nan=True)
     step = {i: torch.ones(6) for i in range(5)}
     assert bool(torch.isfinite(wide.step(step)[0].model).all())
     empty = vacated(small, [1])

@@ -1,4 +1,4 @@
-"""The figure at the top of the README."""
+"""The figures of the README."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from evidence.kit import TINY, Listener, write
 from safari.errors import RunError
 from safari.evidence import Results, execute, find, read, units_of
-from safari.evidence.headline import ARMS, Row, headline
+from safari.evidence.headline import ARMS, Line, Row, behind, race
 from safari.report.style import INK
 
 ROOT = Path(__file__).parent.parent.parent
@@ -28,7 +28,7 @@ ROWS = [
 
 
 def test_dots_are_differences_and_bars_their_intervals() -> None:
-    figure = headline(ROWS, "70 % lost", ["drop", "safari+"])
+    figure = behind(ROWS, "70 % lost", ["drop", "safari+"])
     (axes,) = figure.axes
     dots = [container.lines[0] for container in axes.containers]
     assert [float(dot.get_xdata()[0]) for dot in dots] == pytest.approx([-20, 0, -25, 25])
@@ -54,7 +54,7 @@ def test_dots_are_differences_and_bars_their_intervals() -> None:
 )
 def test_what_is_not_there_is_named(arms: dict, who: str) -> None:
     with pytest.raises(RunError, match=f"^the results for 'bursts' have no finished trial of {who}$"):
-        headline([Row("bursts", arms)], "", ["drop"])
+        behind([Row("bursts", arms)], "", ["drop"])
 
 
 @pytest.fixture
@@ -67,7 +67,36 @@ def tool() -> ModuleType:
     return module
 
 
-def test_the_tool_writes_light_dark_and_png(tool: ModuleType, tmp_path: Path) -> None:
+def race_line(name: str, curves: list[dict]) -> Line:
+    return Line(name, 0, dict(enumerate({"curve": curve} for curve in curves)), (9, 0), "left")
+
+
+def test_a_race_is_accuracy_against_megabytes_over_seeds_and_pairs_of_rounds() -> None:
+    # Two seeds; rounds 9 and 10 are one point, their mean, and so are 19 and 20.
+    first = {"round": [9, 10, 19, 20], "top1": [0.1, 0.3, 0.5, 0.7], "megabytes_up": [1.0, 3.0, 8.0, 12.0]}
+    other = {"round": [9, 10, 19, 20], "top1": [0.3, 0.5, 0.6, 0.8], "megabytes_up": [1.0, 3.0, 10.0, 10.0]}
+    slow = {"round": [9, 10], "top1": [0.1, 0.1], "megabytes_up": [100.0, 300.0]}
+    figure = race([race_line("ours", [first, other]), race_line("slow", [slow])], "words", "the goal")
+    (axes,) = figure.axes
+    drawn = [line.get_xydata().tolist() for line in axes.lines if len(line.get_xdata()) > 1]
+    ours, goal, *_ = drawn
+    assert ours == [pytest.approx([2, 30]), pytest.approx([10, 65])]
+    assert [y for _, y in goal] == pytest.approx([65, 65])
+    # The band: one standard deviation over the two seeds, 20 and 40, then 60 and 70.
+    edges = axes.collections[0].get_paths()[0].vertices
+    assert edges[:, 1].min() == pytest.approx(30 - 200**0.5)
+    assert edges[:, 1].max() == pytest.approx(65 + 50**0.5)
+    assert [text.get_text() for text in axes.texts] == ["ours", "the goal", "slow"]
+
+
+def test_a_race_names_who_has_no_curve() -> None:
+    with pytest.raises(
+        RunError, match=r"^the results have no finished trial of 'ours' with its accuracies and bytes$"
+    ):
+        race([Line("ours", 0, {}, (9, 0), "left")], "", "")
+
+
+def test_the_tool_writes_light_and_dark(tool: ModuleType, tmp_path: Path) -> None:
     arms = (
         '[set]\nseeds = 1\narms = ["perfect", "drop", "fedau", "safari", "mifa", "safari+"]\n\n[axes.pruner]'
     )
@@ -81,18 +110,19 @@ def test_the_tool_writes_light_dark_and_png(tool: ModuleType, tmp_path: Path) ->
     cases = {"mag": "tiny/mag", "rand": "tiny/rand"}
     rows = tool.rows_of(Results.open(out), cases, folder)
     assert [(row.name, sorted(row.arms["safari+"])) for row in rows] == [("mag", [0]), ("rand", [0])]
-    paths = tool.draw(out, tmp_path / "drawn", "words", cases, folder)
-    assert [path.name for path in paths] == ["headline.svg", "headline-dark.svg", "headline.png"]
-    light, dark, png = (path.read_bytes() for path in paths)
+    paths = tool.save(behind(rows, "words"), tmp_path / "drawn", "rules")
+    assert [path.name for path in paths] == ["rules.svg", "rules-dark.svg"]
+    light, dark = (path.read_bytes() for path in paths)
     ink = INK.encode()
     assert ink in light
     assert ink not in dark
-    assert png.startswith(b"\x89PNG")
-    again = tool.draw(out, tmp_path / "again", "words", cases, folder)
-    assert [path.read_bytes() for path in again] == [light, dark, png]
+    again = tool.save(behind(rows, "words"), tmp_path / "again", "rules")
+    assert [path.read_bytes() for path in again] == [light, dark]
 
 
 def test_all_that_the_readme_shows_is_in_the_records(tool: ModuleType) -> None:
+    for line in tool.lines_of(Results.open(ROOT / "results/evidence-recipe"), ROOT / "experiments"):
+        assert len(line.trials) == 5, line.name
     results = Results.open(ROOT / "results/evidence-second")
     rows = tool.rows_of(results, tool.ROWS, ROOT / "experiments")
     for row in rows:

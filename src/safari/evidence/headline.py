@@ -1,4 +1,4 @@
-"""The figure at the top of the README: how far behind a perfect network rules end, by kind of loss."""
+"""The figures of the README: accuracy against what was sent, and how far behind a perfect network rules end."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from safari.errors import RunError
 from safari.evidence.compare import paired
-from safari.evidence.figures import looks_of
+from safari.evidence.figures import looks_of, series_of
 from safari.evidence.numbers import Numbers
-from safari.report.style import GRID, INK, colour, new_figure, styled
+from safari.report.style import GRID, INK, SOFT, colour, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,7 +47,56 @@ ARMS = tuple(LOOKS)
 _APART = 0.15
 
 
-def headline(rows: Sequence[Row], words: str, arms: Sequence[str] = ARMS, against: str = "perfect") -> Figure:
+@dataclass(frozen=True)
+class Line:
+    """An arm of a race: its name in words, its colour, and where the name stands, in points from the line's end."""
+
+    name: str
+    look: int
+    trials: Mapping[int, Numbers]
+    offset: tuple[float, float]
+    align: str
+
+
+def race(lines: Sequence[Line], words: str, goal: str) -> Figure:
+    """Accuracy against the megabytes that all clients have sent: mean over seeds, ± one standard deviation.
+
+    A dotted line marks where the first line ends; `goal` says what that is. Two evaluations in a row are one point.
+    """
+    with styled():
+        figure = new_figure(7.6, 4.2)
+        axes = figure.add_subplot()
+        for k, line in enumerate(lines):
+            seeds = len(line.trials)
+            scores = series_of(line.name, line.trials, seeds, "curve", "top1", pairs=True)
+            sent = series_of(line.name, line.trials, seeds, "curve", "megabytes_up", pairs=True)
+            if scores is None or sent is None:
+                raise RunError(
+                    f"the results have no finished trial of {line.name!r} with its accuracies and bytes"
+                )
+            at, mean, std = sent.mean, 100 * scores.mean, 100 * scores.std
+            hue = colour(line.look)
+            axes.plot(at, mean, color=hue, lw=1.6, zorder=3 + k)
+            axes.fill_between(at, mean - std, mean + std, color=hue, alpha=0.16, linewidth=0)
+            axes.plot(at[-1], mean[-1], color=hue, marker="o", ms=5, zorder=3 + k)
+            axes.annotate(
+                line.name, (at[-1], mean[-1]), line.offset, textcoords="offset points", ha=line.align, va="center",
+                color=hue, fontsize=8.5, fontweight="bold",
+            )  # fmt: skip
+            if k == 0:
+                axes.axhline(mean[-1], color=SOFT, lw=0.9, ls=(0, (1.5, 2)), zorder=2)
+                axes.annotate(goal, (0.01, mean[-1]), (0, 5), xycoords=("axes fraction", "data"),
+                              textcoords="offset points", color=SOFT, fontsize=8)  # fmt: skip
+        axes.set_xscale("log")
+        for which in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+            which(lambda value, _: f"{value:,.0f}" if f"{value:e}"[0] in "125" else "")
+        axes.grid(axis="y")
+        figure.suptitle(words, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
+        axes.set(xlabel="megabytes sent by all clients, arrived or not", ylabel="test accuracy (%)")
+        return figure
+
+
+def behind(rows: Sequence[Row], words: str, arms: Sequence[str] = ARMS, against: str = "perfect") -> Figure:
     """A line for each kind of loss, a dot for each arm: its accuracy minus that of `against`, seed by seed.
 
     Bars are the 95 % intervals of that difference (Student's t).

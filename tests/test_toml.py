@@ -155,6 +155,8 @@ DEEP = {
     "both": lambda n: f"[{'x.' * (n - 52)}y]\n{'z.' * 50}z = 1\n",
     "inline": lambda n: f"x = {{{'y.' * (n - 2)}z = 1}}\n",
     "quoted": lambda n: f"""{"'x' . " * (n - 1)}"y" = 1\n""",
+    "texts as parts": lambda n: f"""{'x.",".' * ((n - 1) // 2)}{"x." * ((n - 1) % 2)}y = 1\n""",
+    "after a text": lambda n: f'x = {{z = \'\'\'a\'\'\'\', w = """b""""", {"y." * (n - 2)}z = 1}}\n',
     "lists": lambda n: f"x = {'[' * (n - 1)}{']' * (n - 1)}\n",
 }
 
@@ -184,6 +186,34 @@ def test_many_numbers_are_not_deep(tmp_path: Path) -> None:
     path = tmp_path / "numbers.toml"
     path.write_text(f"p = {[0.5] * 1_000}\nname = '{'.' * 1_000}'\n")
     assert read_toml(path) == {"p": [0.5] * 1_000, "name": "." * 1_000}
+
+
+DOTS = "." * 200
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"# {DOTS} = a heading\nx = 1\n",
+        f"x = '{DOTS}=]'\n",
+        f'x = "\\"{DOTS}=]"\n',
+        f"x = '''\n'a' {DOTS} = 1\n''''\n",
+        f'x = """\n"a" \\""" {DOTS} = 1\n"""""\n',
+        f"x = 1  # it's {DOTS} = 1\n",
+    ],
+)
+def test_dots_in_texts_and_comments_are_not_deep(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "dots.toml"
+    path.write_text(text)
+    assert read_toml(path) == tomllib.loads(text)
+
+
+@pytest.mark.parametrize("number", ["9" * 5_000, f"0x{'f' * 5_000}", f"-1{'0' * 5_000}"])
+def test_numbers_that_python_cannot_write_are_refused(tmp_path: Path, number: str) -> None:
+    path = tmp_path / "long.toml"
+    path.write_text(f'arms = [{{rule = "fedau", cutoff = {number}}}]\n')
+    with pytest.raises(ConfigError, match=r"is not valid TOML: .{1,140}$"):
+        read_toml(path)
 
 
 def test_files_that_are_no_config(tmp_path: Path) -> None:

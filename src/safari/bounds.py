@@ -23,7 +23,7 @@ def at_least(name: str, value: Number, least: float, *, finite: bool = False) ->
     """
     if not value >= least or (finite and math.isinf(value)):
         kind = "a finite number of " if finite else ""
-        raise ConfigError(f"{name} must be {kind}at least {_text(least)}, got {value}")
+        raise ConfigError(f"{name} must be {kind}at least {_text(least)}, got {brief(value)}")
     return value
 
 
@@ -37,28 +37,28 @@ def at_most(name: str, value: Number, most: Number) -> Number:
 def above(name: str, value: float, limit: float) -> float:
     """The value, when it is a finite number above the limit."""
     if not limit < value < math.inf:
-        raise ConfigError(f"{name} must be a finite number above {_text(limit)}, got {value}")
+        raise ConfigError(f"{name} must be a finite number above {_text(limit)}, got {brief(value)}")
     return value
 
 
 def within(name: str, value: Number, least: float, most: float) -> Number:
     """The value, when it lies between two limits, or is one of them."""
     if not least <= value <= most:
-        raise ConfigError(f"{name} must lie between {_text(least)} and {_text(most)}, got {value}")
+        raise ConfigError(f"{name} must lie between {_text(least)} and {_text(most)}, got {brief(value)}")
     return value
 
 
 def below(name: str, value: float, limit: float) -> float:
     """The value, when it is at least 0 and below the limit."""
     if not 0 <= value < limit:
-        raise ConfigError(f"{name} must be at least 0 and below {_text(limit)}, got {value}")
+        raise ConfigError(f"{name} must be at least 0 and below {_text(limit)}, got {brief(value)}")
     return value
 
 
 def positive_share(name: str, value: float) -> float:
     """The value, when it is above 0 and at most 1."""
     if not 0 < value <= 1:
-        raise ConfigError(f"{name} must be above 0 and at most 1, got {value}")
+        raise ConfigError(f"{name} must be above 0 and at most 1, got {brief(value)}")
     return value
 
 

@@ -4,7 +4,6 @@ the commented template and the errors all come from here."""
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 import math
@@ -18,7 +17,7 @@ from urllib.parse import urlsplit
 
 from safari.errors import ConfigError, brief, did_you_mean, not_there, one_of
 from safari.modes import ValueMode
-from safari.plugins import fits, spell
+from safari.plugins import fits, spell, type_hints
 
 
 def _f(default: Any, doc: str, **limits: Any) -> Any:
@@ -602,12 +601,8 @@ def override(table: Mapping[str, Any], settings: Sequence[tuple[str, Any]]) -> d
     return out
 
 
-# Worked out anew they take a third of the time in which an experiment's cases are read.
-_hints = functools.cache(typing.get_type_hints)
-
-
 def _read(cls: type, table: Mapping[str, Any], prefix: str, problems: list[str]) -> dict[str, Any]:
-    hints = _hints(cls)
+    hints = type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls)}
     unknown = [f"{prefix}{key}" for key in table if key not in fields]
     problems += not_there(

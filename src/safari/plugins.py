@@ -8,6 +8,7 @@ the function: built-in or yours, they are checked and documented in the same way
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import json
 import types
@@ -24,6 +25,8 @@ T = TypeVar("T")
 
 # TOML's whole numbers have no end in Python; from here on they have no float.
 _BEYOND_FLOAT = 2**1023
+# Of a class, by field. Worked out anew they take a third of the time in which an experiment's cases are read.
+type_hints = functools.cache(typing.get_type_hints)
 # What was loaded from installed packages, by kind and name.
 _from_entry_points: dict[tuple[str, str], Any] = {}
 

@@ -21,9 +21,18 @@ _LISTS = ("arms", "aggregation.steps")
 LARGEST = 64 * 2**20
 # Tables and lists in one another: what is deeper could not be walked, and a key of many parts is slow to read.
 DEEPEST = 100
+# Python writes no whole number of more than 4,300 digits, so no message could name it.
+_MOST_BITS = 14_000
 _DEEP = f"it is nested too deeply (at most {DEEPEST} tables and lists in one another)"
-# What may be a key, or a table's name, if the second group is not empty. Each letter is looked at once.
-_KEY = re.compile(r"([^=,{}\[\]\n]+)([=\]]?)")
+# Texts, which may end in two quotes of their own, and comments; without an end they reach to the file's. Possessive, so
+# that each letter is looked at once.
+_TEXT = re.compile(
+    r'''"""(?:[^"\\]++|\\.?|"(?!""))*+(?:"{3,5}|\Z)|"(?:[^"\\\n]++|\\.?)*+"?|'''
+    r"""'''(?:[^']++|'(?!''))*+(?:'{3,5}|\Z)|'[^'\n]*+'?|#[^\n]*+""",
+    re.DOTALL,
+)
+# What may be a key, or a table's name, without them.
+_KEY = re.compile(r"[^=,{}\[\]\n]+")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -56,13 +65,15 @@ def parse_toml(data: bytes, name: Path) -> dict[str, Any]:
 
 def _loads(text: str) -> dict[str, Any]:
     """As `tomllib.loads`; RecursionError for what is too deep for it, or for whoever walks it afterwards."""
-    if any(key[2] and key[1].count(".") > DEEPEST for key in _KEY.finditer(text)):
+    if any(key[0].count(".") > DEEPEST for key in _KEY.finditer(_TEXT.sub("", text))):
         raise RecursionError(_DEEP)
     table = tomllib.loads(text)
     level: list[Any] = [table]
     for _ in range(DEEPEST):
-        inner = (value.values() if isinstance(value, dict) else value for value in level)
-        level = [held for values in inner for held in values if isinstance(held, dict | list)]
+        inner = [held for value in level for held in (value.values() if isinstance(value, dict) else value)]
+        if any(isinstance(held, int) and held.bit_length() > _MOST_BITS for held in inner):
+            raise ValueError(f"a whole number has more than {_MOST_BITS:,} bits")
+        level = [held for held in inner if isinstance(held, dict | list)]
         if not level:
             return table
     raise RecursionError(_DEEP)

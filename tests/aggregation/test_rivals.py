@@ -121,7 +121,7 @@ def test_known_p_divides_by_the_probability() -> None:
         ("few", {"heard": 10**21}, "heard must lie between 1 and 1000000000, got 1000000000000000000000"),
         ("few", {"clusters": 0}, "clusters must be at least 1, got 0"),
         ("few", {"clusters": 4}, "clusters must be at most the 3 clients, got 4"),
-        ("known-p", {"p": 0.0}, "p must lie above 0 and be at most 1, got 0.0"),
+        ("known-p", {"p": 0.0}, "p must be above 0 and at most 1, got 0.0"),
         ("known-p", {"p": []}, "p must hold at least one number, got an empty list"),
         (
             "known-p",
@@ -133,7 +133,7 @@ def test_known_p_divides_by_the_probability() -> None:
         ("cluster-fedvarp", {"clusters": 0}, "clusters must be at least 1, got 0"),
         ("cluster-fedvarp", {"clusters": 4}, "clusters must be at most the 3 clients, got 4"),
         ("safari+", {"patience": 0.5}, "patience must be at least 1, got 0.5"),
-        ("safari+", {"keep": 0.0}, "keep must lie above 0 and be at most 1, got 0.0"),
+        ("safari+", {"keep": 0.0}, "keep must be above 0 and at most 1, got 0.0"),
     ],
 )
 def test_options_out_of_bounds(rule: str, options: dict[str, object], text: str) -> None:

@@ -63,9 +63,7 @@ def test_resume_does_not_write_through_a_link(run, outside, name):
     replace(run / TRIAL / name, lambda path: path.symlink_to(outside / "secret"))
     with pytest.raises(RunError) as error:
         safari.resume(run)
-    assert str(error.value) == (
-        f"{run / TRIAL / name} is a symbolic link; only plain files of a run's folder are used"
-    )
+    assert str(error.value) == (f"{run / TRIAL / name} is a symbolic link; only plain files are used")
     assert untouched(outside)
 
 
@@ -107,9 +105,7 @@ def test_a_config_that_is_a_link_is_not_read(run, outside):
     replace(run / "config.toml", lambda path: path.symlink_to(outside / "config.toml"))
     with pytest.raises(RunError) as error:
         RunFolder.open(run)
-    assert str(error.value) == (
-        f"{run}/config.toml is a symbolic link; only plain files of a run's folder are used"
-    )
+    assert str(error.value) == (f"{run}/config.toml is a symbolic link; only plain files are used")
 
 
 def test_a_checkpoint_that_is_a_link_is_not_read(run, outside):

@@ -167,6 +167,12 @@ def client_scaled():
 def client_init():
     return ClientAlgorithm(init=lambda clients, size, device: {"c": torch.zeros(size)})
 
+def client_labels():
+    def finish(local):
+        common = local.known.label_counts.argmax(1, keepdim=True)
+        return {**local.state, "step": torch.zeros(())}, {"label": common.float()}
+    return ClientAlgorithm(finish=finish, counts_labels=True)
+
 def client_forgets():
     return _keeping(lambda local: ({}, {}))
 
@@ -277,14 +283,15 @@ CLIENTS = {
     "client_begin": ": begin must return a tensor of shape [1, 610], got None",
     "client_loss": ": loss must return a tensor of shape [1, 8], got int 3",
     "client_finish": ": finish must return (state, up), got None",
-    "client_up": ": what finish sends up must have a row of numbers for each of the 1 clients, "
+    "client_up": ": what finish sends up must have a row of numbers for each client that it is called for, 1 here, "
     "got a tensor of shape [1] as 'v'",
     "client_send": ": send must return a tensor of shape [1, 610], got a tensor of shape [610]",
     "client_scaled": ": scaled must return a Scaled, got float 1.0",
-    "client_init": ": the state that init returns must have a row for each of the 1 clients, "
+    "client_init": ": the state that init returns must have a row for each client that it is called for, 1 here, "
     "got a tensor of shape [610] as 'c'",
-    "client_forgets": " must give back the state 'c' of shape [610] for each client, left it out",
-    "client_shrinks": " must give back the state 'c' of shape [610] for each client, gave it a shape of [2]",
+    "client_forgets": " must give back the state 'c' of shape [1, 610], a row for each client, left it out",
+    "client_shrinks": " must give back the state 'c' of shape [1, 610], a row for each client, "
+    "gave it a shape of [1, 2]",
     "client_server": ": the server's apply must return a tensor of shape [610], got a tensor of shape [3]",
     "client_server_up": f" raised KeyError: 'c' {at('step + up')}",
 }
@@ -340,6 +347,16 @@ def test_a_wrong_pruner(bad, name):
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_wrong_client_algorithm(bad, name):
     told({**bad, "client": {"name": f"bad.py:{name}"}}, f"client.name: bad.py:{name}{CLIENTS[name]}")
+
+
+@pytest.mark.parametrize("packets", ["none", "lossy"])
+def test_what_a_client_sends_up_may_depend_on_its_labels(bad, packets):
+    world = {**bad, "client": {"name": "bad.py:client_labels"}, "packets": {"name": packets}}
+    refused = "packets.name must be 'none' where clients send something beside their model, got 'lossy'"
+    found = [problem.split(":")[0] for problem in check(parse(world))]
+    assert found == ([] if packets == "none" else [refused])
+    if packets == "none":
+        assert world_of(world).vectors_up() == {"label": 1}
 
 
 @pytest.mark.parametrize("name", TASKS)

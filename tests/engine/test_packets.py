@@ -179,6 +179,13 @@ def test_a_policy_that_votes_is_refused_before_the_run(tmp_path, policy):
     assert not (tmp_path / "run").exists()
 
 
+def test_arms_in_which_nothing_is_lost_send_what_they_like():
+    up = {"packets": LOSSY, "client": {"name": "scaffold"}}
+    assert records({**BIG, **up, "arms": ["perfect"]})
+    with pytest.raises(ConfigError, match=r"packets.name must be 'none' "):
+        world_of({**BIG, **up, "arms": ["perfect", "drop"]})
+
+
 @pytest.mark.parametrize("policy", ["static", "set", "feddst", "early-bird"])
 def test_a_policy_without_votes_goes_together_with_packets(policy):
     options = {} if policy in ("static", "early-bird") else {"interval": 2}

@@ -286,6 +286,13 @@ def test_a_dead_layer_is_not_an_unknown_one():
     ]
 
 
+def test_names_of_layers_that_no_font_or_formula_has():
+    names = ("\ud800", "a$^$b", "0.weight", "x" * 5_000)
+    figure = drawn(figures.layers(layer_data([[0.5] * 4] * 2, [[0.0] * 4] * 2, names)))
+    shown = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert shown == ["\\ud800", "a$^$b", "0.weight", f"{'x' * 57}..."]
+
+
 def test_how_long_weights_live():
     # Half of the layer is kept; a tenth of the layer is cut and regrown every round: five rounds on average.
     regrown = layer_data([[0.5, 0.5, 0.9, np.nan]] * 9, [[0.5] * 4] + [[0.2, 0.0, 0.0, np.nan]] * 8)

@@ -152,9 +152,7 @@ def test_a_corrupt_checkpoint_is_named_and_the_records_are_kept(run, trial):
 def test_a_folder_where_the_checkpoint_should_be(run, trial):
     trial.checkpoint.unlink()
     trial.checkpoint.mkdir()
-    with pytest.raises(
-        RunError, match=r"checkpoint.safetensors is a folder; only plain files of a run's folder are used"
-    ):
+    with pytest.raises(RunError, match=r"checkpoint.safetensors is a folder; only plain files are used"):
         safari.resume(run)
 
 

@@ -206,6 +206,10 @@ def test_a_metric_of_your_own() -> None:
         outputs, labels = sample(base.labels)
         found = evaluate(Fixed(), outputs, labels, batch=4, task=task)
         assert found.pop("margin") == pytest.approx(float(margin(outputs, labels).mean()))
+        column = with_metric(base, "margin", lambda o, y: margin(o, y)[:, None])
+        assert evaluate(Fixed(), outputs, labels, batch=4, task=column) == evaluate(
+            Fixed(), outputs, labels, batch=4, task=task
+        )
         assert found == evaluate(Fixed(), outputs, labels, batch=4, task=base)
         assert (task.score, task.metric("margin").label) == ("margin", "margin")
 

@@ -29,7 +29,7 @@ from safari.errors import ConfigError
 
 Ints = NDArray[np.int64]
 # For each client, who stood in for it and for how many coordinates.
-Spoke = Mapping[int, Mapping[int, int]]
+StandIns = Mapping[int, Mapping[int, int]]
 
 # Numbers in a temporary: 64 MB in float32.
 _AT_ONCE = 16_000_000
@@ -71,7 +71,9 @@ def aggregate(rule: Compensation, state: State, round: Round) -> tuple[Decision,
     return replace(decision, stand_ins=names), model, following
 
 
-def _at_once(rule: Compensation, state: State, columns: State, round: Round) -> tuple[Tensor, Spoke] | None:
+def _at_once(
+    rule: Compensation, state: State, columns: State, round: Round
+) -> tuple[Tensor, StandIns] | None:
     """The next model and who stood in for whom, with all blocks' weights at once; None where the rule cannot."""
     if rule.weigh is None or round.came is None:
         return None
@@ -104,7 +106,7 @@ def _at_once(rule: Compensation, state: State, columns: State, round: Round) -> 
 
 def _one_by_one(
     rule: Compensation, state: State, columns: State, round: Round, came: Tensor
-) -> tuple[Tensor, Spoke]:
+) -> tuple[Tensor, StandIns]:
     """The same for any rule, which is asked for each block."""
     respond = replace(rule, apply=rule.respond or rule.apply)
     order, blocks = arrange(came)

@@ -46,8 +46,7 @@ from safari.aggregation.memory import COLUMNS, blank, recall, remember
 from safari.aggregation.rules import check_pairs, names_of, share
 from safari.aggregation.similarity import common_cosines
 from safari.aggregation.waiting import OVER, hold_back
-from safari.bounds import at_least, within
-from safari.errors import ConfigError
+from safari.bounds import at_least, positive_share, within
 
 # Ages are binned by powers of two: 1, 2-3, 4-7, ... rounds.
 _BUCKETS = 12
@@ -114,8 +113,7 @@ def safari_plus(
     for name, value in (("close", close), ("calm", calm)):
         within(name, value, 0, 1)
     at_least("patience", patience, 1)
-    if not 0 < keep <= 1:
-        raise ConfigError(f"keep must lie above 0 and be at most 1, got {keep}")
+    positive_share("keep", keep)
     wait = within("wait", whole("wait", wait), 0, _LONGEST_WAIT)
     options = Options(friends, memory, fade, close, calm, stay, patience, keep, wait)
 

@@ -23,8 +23,8 @@ from safari.aggregation.rules import (
     stand_ins,
 )
 from safari.aggregation.similarity import common_cosines, cosines, tally
-from safari.bounds import at_least, within
-from safari.errors import ConfigError
+from safari.bounds import at_least, positive_share, within
+from safari.errors import ConfigError, brief
 
 # Of rounds and of clients: as many as a config may ask for. The product of two of them fits into an int64.
 _MOST = 10**9
@@ -219,8 +219,7 @@ def known_p(*, p: float | Sequence[float] = 0.3) -> Compensation:
     """An oracle that knows the links: x + Σ_{i arrived} w_i Δ_i / p_i (`p`: a number, or a repeated list)."""
     values = [p] if isinstance(p, int | float) else list(p)
     for value in values:
-        if not 0 < value <= 1:
-            raise ConfigError(f"p must lie above 0 and be at most 1, got {value}")
+        positive_share("p", value)
     if not values:
         raise ConfigError("p must hold at least one number, got an empty list")
 
@@ -270,7 +269,7 @@ def few(*, heard: int = 2, clusters: int = 2) -> Compensation:
 
 def _blocks(clients: int, clusters: int, device: torch.device) -> Tensor:
     if clusters > clients:
-        raise ConfigError(f"clusters must be at most the {clients} clients, got {clusters}")
+        raise ConfigError(f"clusters must be at most the {clients} clients, got {brief(clusters)}")
     return torch.arange(clients, device=device) * clusters // clients
 
 

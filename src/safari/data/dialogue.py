@@ -125,8 +125,8 @@ def make_speakers(count: int, dialects: int, apart: float, own: float, seed: int
     at_least("seed", seed, 0)
     rng = np.random.default_rng([seed, 0])
     common = _habits(rng, _COMMON)
-    towns = [_mixed(common, _habits(rng, _OWN), apart) for _ in range(dialects)]
-    return [_mixed(towns[s % dialects], _habits(rng, _OWN), own) for s in range(count)]
+    spoken = [_mixed(common, _habits(rng, _OWN), apart) for _ in range(dialects)]
+    return [_mixed(spoken[s % dialects], _habits(rng, _OWN), own) for s in range(count)]
 
 
 def dialogue(

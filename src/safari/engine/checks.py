@@ -89,7 +89,7 @@ def _longest_gap(period: int, evaluation: Evaluation, rounds: int) -> int:
         # They go through all multiples of the step, over and over.
         if step < period:
             return step
-        tested = tested[:1]
+        tested = tested[-1:]
     elif len(tested) > _MOST_TESTS:
         # This many tests are close together; they miss only what the last rounds do not reach.
         return max(every, period - (rounds - first))

@@ -23,12 +23,13 @@ def put_rows(world: World, state: Rows, found: Rows, clients: Sequence[int]) -> 
     """The clients' state with the rows that their algorithm gave back."""
     rows = torch.tensor(list(clients))
     for name, old in state.items():
-        got = found[name].shape[1:] if name in found else None
-        if got != old.shape[1:]:
-            told = "left it out" if got is None else f"gave it a shape of {[*got]}"
+        due = [len(rows), *old.shape[1:]]
+        got = [*found[name].shape] if name in found else None
+        if got != due:
+            told = "left it out" if got is None else f"gave it a shape of {got}"
             raise ConfigError(
-                f"client.name: {world.config.client.name} must give back the state {name!r} of shape "
-                f"{[*old.shape[1:]]} for each client, {told}"
+                f"client.name: {world.config.client.name} must give back the state {name!r} of shape {due}, a row for "
+                f"each client, {told}"
             )
     return {name: old.index_copy(0, rows.to(old.device), found[name].to(old)) for name, old in state.items()}
 

@@ -16,7 +16,6 @@ from safari.engine.world import World
 from safari.errors import ConfigError
 from safari.links import Packetisation, coverage, range_coverage
 from safari.rounds.arrivals import Arrived
-from safari.rounds.half import vectors_up
 from safari.seeds import generator
 
 
@@ -112,8 +111,8 @@ def check_packets(world: World) -> None:
 
     Votes of a policy that does not say that it has any are found in the first round with some.
     """
-    sends_more = world.policy.votes or bool(vectors_up(world.client, world.layout.parameters))
-    if not world.packets.whole and sends_more:
+    lossy = not world.packets.whole and any(not rule.overrides_network for rule in world.rules.values())
+    if lossy and (world.policy.votes or world.vectors_up()):
         raise _sends_more(world)
     if world.packets.rounds is not None:
         rounds = world.packets.rounds(world.packets.init(world.setting("packets")))

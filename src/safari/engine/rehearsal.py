@@ -10,7 +10,6 @@ import torch
 from safari.aggregation import RULES, Compensation
 from safari.engine.clients import put_rows
 from safari.engine.world import World
-from safari.rounds.half import vectors_up
 from safari.seeds import generator, torch_generator
 from safari.training import ClientSide, evaluate, train_local
 
@@ -24,8 +23,7 @@ def rehearse(world: World, rule: Compensation) -> None:
     arrived = cohort if rule.overrides_network else _first_arrivals(world, cohort)
     ids = arrived[: max(1, _MOST_TRIED // world.layout.size)]
     noise = torch.randn(len(ids), world.layout.size, generator=torch_generator(world.seed, "rehearsal"))
-    sizes = vectors_up(world.client, world.layout.parameters)
-    up = {name: world.start.new_zeros(len(ids), size) for name, size in sizes.items()}
+    up = {name: world.start.new_zeros(len(ids), size) for name, size in world.vectors_up().items()}
     models = world.start + 0.01 * noise.to(world.device)
     world.server(rule).step_stacked(ids, models, cohort, up=up, lr=world.lr(0))
 

@@ -28,7 +28,7 @@ from safari.pruning import (
     settled_mask,
 )
 from safari.pruning.policy import State as PolicyState
-from safari.rounds.half import half_state, half_step
+from safari.rounds.half import half_state, half_step, vectors_up
 from safari.rounds.masks import budget_of, mask_and_votes, masked_gradient, policy_masks, sparsity_of
 from safari.rounds.rate import learning_rate
 from safari.sampling import Draw, Sampling, SamplingRound
@@ -79,6 +79,12 @@ class World:
         if self.config.aggregation.weights == "samples":
             return [float(len(part)) for part in self.parts]
         return None
+
+    def vectors_up(self) -> dict[str, int]:
+        """The vectors that clients send up beside their models, and how many numbers each has."""
+        first = self.known.rows([0])
+        known = Known(first.label_counts.cpu(), first.samples.cpu())
+        return vectors_up(self.client, self.layout.parameters, known)
 
     def budget(self, t: int) -> Budget:
         """How many weights masks keep in round t."""

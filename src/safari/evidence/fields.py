@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from safari.errors import brief, did_you_mean, not_there
-from safari.plugins import fits, spell
+from safari.plugins import fits, spell, type_hints
 
 
 def fitting(cls: type, table: Mapping[str, Any], prefix: str, problems: list[str]) -> dict[str, Any]:
@@ -59,12 +58,9 @@ def misfits(cls: type, table: Mapping[str, Any], prefix: str) -> list[str]:
     ]
 
 
-_hints = functools.cache(typing.get_type_hints)
-
-
 def hint_of(cls: type, key: str) -> Any:
     """A field's type, as `fits` knows it: a table is a dict; an optional field that is there is not None."""
-    hint = _hints(cls)[key]
+    hint = type_hints(cls)[key]
     if typing.get_origin(hint) is Mapping:
         return dict
     args = typing.get_args(hint)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from safari.bounds import at_least
-from safari.errors import ConfigError
+from safari.errors import ConfigError, brief
 from safari.links.fedawe import fedawe
 from safari.links.link import Bools, Floats, Link, Setting, State, from_probability, probabilities, spread
 from safari.links.trace import trace
@@ -145,9 +145,9 @@ def silence(
     probabilities("p", p)
     at_least("start", start, 0)
     if stop <= start:
-        raise ConfigError(f"stop must be above start ({start}), got {stop}")
+        raise ConfigError(f"stop must be above start ({brief(start)}), got {brief(stop)}")
     if every and every < stop:
-        raise ConfigError(f"every must be 0 or at least stop ({stop}), got {every}")
+        raise ConfigError(f"every must be 0 or at least stop ({brief(stop)}), got {brief(every)}")
     if len(who) == 0:
         raise ConfigError("who must name at least one client, got an empty list")
 

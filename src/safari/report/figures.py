@@ -22,6 +22,7 @@ from safari.report.style import (
     thin,
 )
 from safari.runs import ClientStatus
+from safari.text import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,6 +36,7 @@ MOST_CELLS_WITH_NUMBERS = 12
 MOST_ROUNDS_ONE_BY_ONE = 300
 MOST_BLOCKS = 100
 MOST_NAMED_LAYERS = 24
+_LONGEST_NAME = 60
 FEW_POINTS = 25
 
 # Off by one from the palette: lines may change their colour on a dark page, pixels cannot.
@@ -166,7 +168,8 @@ def layers(data: LayerData) -> Figure:
         density.set_ylim(count - 0.5, -0.5)
         few = count <= MOST_NAMED_LAYERS
         density.set_yticks(range(count) if few else range(0, count, max(1, count // 10)))
-        density.set_yticklabels([data.names[k] if few else str(k + 1) for k in density.get_yticks()])
+        names = [visible(data.names[k], _LONGEST_NAME) if few else str(k + 1) for k in density.get_yticks()]
+        density.set_yticklabels(names, parse_math=False)
         for axes in panels:
             axes.spines[:].set_visible(False)
             axes.tick_params(length=0)

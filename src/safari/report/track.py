@@ -245,7 +245,7 @@ class MLflow:
             saved = read_object(path)
             here = saved["uri"] == without_password(self.uri)
             return {str(key): str(value) for key, value in saved["runs"].items()} if here else {}
-        except (RunError, KeyError, AttributeError, RecursionError) as error:
+        except (RunError, KeyError, AttributeError) as error:
             raise RunError(
                 f"{path} does not hold MLflow's run ids; remove it to log into new runs ({error!r})"
             ) from error

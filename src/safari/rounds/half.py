@@ -52,10 +52,11 @@ def _without_average(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in state.items() if name != AVERAGE}
 
 
-def vectors_up(algorithm: ClientAlgorithm, parameters: int) -> dict[str, int]:
+def vectors_up(algorithm: ClientAlgorithm, parameters: int, known: Known | None = None) -> dict[str, int]:
     """The vectors that an algorithm sends up beside a model, by name, and how many numbers each has.
 
-    Found by asking it to finish a round of one step without a gradient.
+    Found by asking it to finish a round of one step without a gradient. `known`: what its one client knows of its data;
+    None, on a server that cannot tell: a sample, of a single class where the algorithm counts labels.
     """
     if algorithm.finish is None:
         return {}
@@ -68,7 +69,7 @@ def vectors_up(algorithm: ClientAlgorithm, parameters: int) -> dict[str, int]:
         start=zeros,
         mask=torch.ones_like(zeros, dtype=torch.bool),
         down=down,
-        known=Known(zeros.new_zeros(1, 0), zeros.new_ones(1)),
+        known=known or Known(zeros.new_ones(1, int(algorithm.counts_labels)), zeros.new_ones(1)),
         steps=1,
         lr=0.1,
         gradient=lambda at: zeros,

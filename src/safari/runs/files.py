@@ -321,7 +321,7 @@ def _open(path: Path, root: Path | None, flags: int) -> int:
 
 def _refuse_unless_plain(path: Path, about: os.stat_result, writes: int) -> None:
     if not stat.S_ISREG(about.st_mode):
-        raise RunError(f"{path} is {_kind(about.st_mode)}; only plain files of a run's folder are used")
+        raise RunError(f"{path} is {_kind(about.st_mode)}; only plain files are used")
     if writes and about.st_nlink > 1:
         raise RunError(
             f"{path} has {about.st_nlink} names (hard links): writing it would change another file, too; "

@@ -132,7 +132,7 @@ def with_metric(
     def measure(outputs: Tensor, labels: Tensor) -> Mapping[str, Tensor]:
         found = values(outputs, labels)
         # A row of numbers a sample would be summed up to something that looks like a mean.
-        if not isinstance(found, Tensor) or found.shape not in ((), (len(labels),)):
+        if not isinstance(found, Tensor) or found.shape not in ((), (len(labels),), (len(labels), 1)):
             shape = f"shape {[*found.shape]}" if isinstance(found, Tensor) else type(found).__name__
             raise ConfigError(
                 f"metric {name} must be a tensor with a number a sample, shape [{len(labels)}], or their sum; "

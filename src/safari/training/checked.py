@@ -88,9 +88,9 @@ class _Own:
     def finish(self, local: LocalRound) -> tuple[State, State]:
         def call() -> tuple[State, State]:
             state, up = _pair("finish", "(state, up)", self.own.finish(local))
-            clients = len(local.model)
-            vectors = _rows("what finish sends up", up, clients, ndim=2)
-            return _rows("the state that finish returns", state, clients), vectors
+            vectors = _rows("what finish sends up", up, len(local.model), ndim=2)
+            # Whether it has what init gave is seen where it is kept; the rest of it is gone.
+            return _tensors("the state that finish returns", state), vectors
 
         return hosted(self.where, call)
 
@@ -164,7 +164,8 @@ def _rows(what: str, found: Any, clients: int, ndim: int | None = None) -> dict[
         if value.ndim == 0 or len(value) != clients or value.ndim != (ndim or value.ndim):
             row = "row of numbers" if ndim else "row"
             raise ConfigError(
-                f"{what} must have a {row} for each of the {clients} clients, got {_told(value)} as {name!r}"
+                f"{what} must have a {row} for each client that it is called for, {clients} here, "
+                f"got {_told(value)} as {name!r}"
             )
     return tensors
 

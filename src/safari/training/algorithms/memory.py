@@ -51,7 +51,7 @@ def mean_with_stand_ins(up: str, down: str) -> ServerHalf:
 
     def apply(state: State, step: Tensor, sent: State, round: Round) -> tuple[Tensor, State]:
         last = state[up].index_copy(0, round.arrived, sent[up])
-        counts = _spoken_for(len(last), round).to(last)
+        counts = _stand_in_counts(len(last), round).to(last)
         return step, {up: last, "mean": counts @ last / len(last)}
 
     return ServerHalf(init, lambda state: {down: state["mean"]}, apply)
@@ -70,7 +70,7 @@ def mean_of_arrived(up: str, down: str) -> ServerHalf:
     return ServerHalf(init, lambda state: {down: state["mean"]}, apply)
 
 
-def _spoken_for(clients: int, round: Round) -> Tensor:
+def _stand_in_counts(clients: int, round: Round) -> Tensor:
     """How many clients each client's vector counts for: 1, 0 if others stand in for it, more if it stands in."""
     counts, arrived = torch.ones(clients), set(round.arrived.tolist())
     for client in round.missing.tolist():

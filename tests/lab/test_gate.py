@@ -82,9 +82,9 @@ class Served:
             [NodeAuthHttpInterceptor(private, public)],
         )
 
-    def join(self, client: int, key: bytes, token: str | None = None) -> None:
+    def join(self, client: int, key: bytes, token: str | None = None, clients: int = 4) -> None:
         token = self.lab.invitations.token(client) if token is None else token
-        ask_to_join(self.outside, self.lab.certificates.authority, client, token, key)
+        ask_to_join(self.outside, self.lab.certificates.authority, client, token, key, clients)
 
 
 @pytest.fixture(scope="module")
@@ -259,6 +259,8 @@ def test_a_token_admits_one_key_and_others_are_refused(served):
         served.join(2, key)
     with pytest.raises(SafariError, match="client must lie between 0 and 3, got 4"):
         served.join(4, public_key_to_bytes(other))
+    with pytest.raises(SafariError, match="refuses the invitation: clients must be 4 here, got 3"):
+        served.join(2, public_key_to_bytes(other), clients=3)
     with served.fleet(served.outside, private, public) as client:
         node = client.ActivateNode(ActivateNodeRequest(public_key=key, heartbeat_interval=30)).node_id
         assert node
@@ -522,10 +524,11 @@ def test_headers_that_are_no_text_are_passed_on_and_refused(served, first_key):
         (b"", 403),
         (b"[]", 403),
         (b"[" * 4000, 403),
-        (b'{"client": "0", "token": "", "public-key": ""}', 403),
-        (b'{"client": true, "token": "", "public-key": ""}', 403),
-        (b'{"client": 0, "token": "\\ud800", "public-key": ""}', 403),
-        (b'{"client": 99999999999999999999999999, "token": "", "public-key": ""}', 403),
+        (b'{"client": "0", "clients": 4, "token": "", "public-key": ""}', 403),
+        (b'{"client": true, "clients": 4, "token": "", "public-key": ""}', 403),
+        (b'{"client": 0, "token": "", "public-key": ""}', 403),
+        (b'{"client": 0, "clients": 4, "token": "\\ud800", "public-key": ""}', 403),
+        (b'{"client": 99999999999999999999999999, "clients": 4, "token": "", "public-key": ""}', 403),
         (b"\xff" * 100, 403),
         (b" " * 5000, 413),
     ],
@@ -668,30 +671,3 @@ def test_those_who_have_joined_are_known_after_a_restart(tmp_path):
             with served.fleet(served.outside, private, public) as client:
                 assert client.ActivateNode(ActivateNodeRequest(public_key=key, heartbeat_interval=30)).node_id
     assert lab.invitations.token(1) == token
-
-
-@pytest.mark.slow
-def test_the_gate_ends_with_the_process_that_started_it(tmp_path):
-    """Even where that one is killed, and can end nothing any more."""
-    files = make_certificates(tmp_path, ["127.0.0.1"])
-    port, code = (
-        free_port(),
-        "import os, subprocess, sys, time; subprocess.Popen([*sys.argv[1:], str(os.getpid())]); time.sleep(300)",
-    )
-    gate = [
-        *(sys.executable, "-m", "safari", "net", "gate", "--port", port, "--host", "127.0.0.1"),
-        *("--authority", files.authority, "--certificate", files.server, "--key", files.key, "--parent"),
-    ]  # fmt: skip
-    parent = subprocess.Popen([sys.executable, "-c", code, *map(str, gate)], stdin=subprocess.DEVNULL)
-
-    def listens() -> bool:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return True
-        return False
-
-    try:
-        wait_until("the gate listens", listens, 120)
-    finally:
-        parent.kill()
-        parent.wait()
-    wait_until("the gate is gone", lambda: not listens(), 60)

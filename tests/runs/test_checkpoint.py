@@ -232,7 +232,7 @@ def test_a_config_that_was_changed_after_the_start_is_refused_field_by_field(run
     assert str(error.value) == (
         f"{trial.checkpoint} was made under another config: local.lr was 0.001 and is 0.1; "
         "uplink.burst was 3.0 and is 4.0; uplink.good was None and is 0.9. "
-        "Put that back into config.toml, or begin a new run"
+        "Put that back, or begin a new run"
     )
 
 

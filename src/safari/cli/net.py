@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -93,14 +94,16 @@ def serve(host: str | None, port: int, data_port: int, out: Path, rounds: int, *
       safari net serve --clients 3
     """
     from safari.lab.app import check as check_settings
-    from safari.lab.launch import Lab, follow, own_address, superlink
+    from safari.lab.launch import Lab, check_ports, follow, own_address, superlink, wait_until_free
 
     # A run config has no place for None.
     table = {name.replace("_", "-"): "" if value is None else value for name, value in settings.items()}
     table["rounds"] = rounds
     # Report errors here rather than in the log of another process.
-    check_settings(table)
     lab = Lab(out, host or own_address(), port, data_port, table)
+    check_settings(table, lab.run)
+    wait_until_free(lab)
+    check_ports(lab)
     lab.prepare()
     clients = settings["clients"]
     click.echo(
@@ -113,7 +116,7 @@ def serve(host: str | None, port: int, data_port: int, out: Path, rounds: int, *
         if clients > _SHOWN:
             click.echo(f"  ... and so on: {lab.invitations.folder / 'commands.txt'}", err=True)
         follow(lab, check_processes, lambda record: click.echo(_line(record, rounds)))
-    click.echo(f"done: safari show {lab.run}", err=True)
+    click.echo(f"done: safari show {shlex.quote(str(lab.run))}", err=True)
 
 
 @net.command(short_help="Join the lab example as a client.")
@@ -148,7 +151,15 @@ def join(
 
     if client >= clients:
         raise click.UsageError(f"--client must lie between 0 and {clients - 1}, got {client}")
-    code = join_lab(server, client, clients, token=token, known_by=fingerprint, certificate=certificate)
+    code = join_lab(
+        server,
+        client,
+        clients,
+        token=token,
+        known_by=fingerprint,
+        certificate=certificate,
+        tell=lambda text: click.echo(text, err=True),
+    )
     if code:
         raise click.ClickException(f"the SuperNode ended with exit code {code}; it says why above")
     # Flower's SuperNode ends like this, without a word, when the SuperLink has started anew and given it another id.
@@ -183,7 +194,6 @@ _FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 # What `safari net serve` adds for its own clients.
 @click.option("--invitations", type=click.Path(path_type=Path, file_okay=False, exists=True), hidden=True)
 @click.option("--app", "apps", multiple=True, hidden=True)
-@click.option("--parent", type=int, hidden=True)
 def gate(
     superlink: str,
     authority: Path,
@@ -194,7 +204,6 @@ def gate(
     devices: int,
     invitations: Path | None,
     apps: tuple[str, ...],
-    parent: int | None,
 ) -> None:
     """Pass on what SuperNodes with registered keys call, and nothing else.
 
@@ -223,7 +232,7 @@ def gate(
     found.register_known()
     told = f"{host}, TCP port {port}: Fleet calls for {superlink}, and nothing else"
     files = Certificates(authority, certificate, key)
-    serve_gate(found, host, port, files, devices, lambda: click.echo(told, err=True), parent)
+    serve_gate(found, host, port, files, devices, lambda: click.echo(told, err=True))
 
 
 def _line(record: Mapping[str, Any], rounds: int) -> str:

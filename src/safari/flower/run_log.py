@@ -92,6 +92,11 @@ class RunLog:
         config = replace(config, rounds=max(config.rounds, trial.done()))
         return cls(RunFolder(path, config), trial, layout, half, sampling)
 
+    def check(self, first: Progress) -> None:
+        """RunError where the last checkpoint does not fit. Nothing in the folder changes."""
+        if self.trial.checkpoint.exists():
+            self._found(read_checkpoint(self.trial.checkpoint), first)
+
     def load(self, first: Progress) -> Progress:
         """The run as of the last checkpoint; as it is at first where there is none.
 

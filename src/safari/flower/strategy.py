@@ -442,6 +442,18 @@ class SafariStrategy(Strategy):
         watch.lap("evaluate")
         return watch.seconds
 
+    def check_run(self, num_rounds: int) -> None:
+        """RunError where `start` would refuse the run's folder, because it was made under another config.
+
+        Nothing in the folder changes; one that is not there is fine.
+        """
+        if self.run is None or not (self.run / "config.toml").exists():
+            return
+        config = replace(self.config, rounds=num_rounds)
+        self._begin(None)
+        log = RunLog.open(self.run, config, self.layout, self._methods.client.server, self._sampling)
+        log.check(self._progress())
+
     @contextmanager
     def _run_log(self, initial: ArrayRecord | None, num_rounds: int) -> Iterator[RunLog | None]:
         """The run's folder, held for this process; the state is then what it was when the last one ended."""

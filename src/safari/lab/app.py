@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,9 +19,11 @@ from torch import nn
 
 from safari.config import Config, override, parse
 from safari.engine import World, assemble, load_data
+from safari.errors import SafariError
 from safari.flower.datagrams import Datagrams
 from safari.flower.local import local_training
 from safari.flower.strategy import SafariStrategy
+from safari.lab.invitations import write_private
 from safari.presets import preset
 from safari.pruning import Batch
 from safari.toml import parse_setting
@@ -73,16 +76,28 @@ def _world(items: tuple[tuple[str, Any], ...]) -> World:
     return assemble(config, config.seed, load_data(config))
 
 
-def check(settings: Mapping[str, Any]) -> None:
-    """ConfigError for invalid settings."""
+def check(settings: Mapping[str, Any], run: Path) -> None:
+    """ConfigError for invalid settings; RunError where the run in that folder was begun with others."""
     world = world_of(settings)
-    SafariStrategy(world.fresh_module(), settings["clients"], settings["rule"], config=world.config)
+    module = world.fresh_module()
+    strategy = SafariStrategy(module, settings["clients"], settings["rule"], config=world.config, run=run)
+    strategy.check_run(settings["rounds"])
 
 
 @server.main()
 def serve(grid: Grid, context: Context) -> None:
-    """All rounds; the run's folder then holds what happened."""
+    """All rounds; the run's folder then holds what happened, and the file `failure` why it ended early."""
     settings: dict[str, Any] = {**context.run_config}
+    try:
+        _serve(grid, settings)
+    except Exception as error:
+        # The command that waits for this app is another process, and cannot see its log.
+        kind = "" if isinstance(error, SafariError) else f"{type(error).__name__}: "
+        write_private(Path(settings["failure"]), f"{kind}{error}".encode(errors="replace"))
+        raise
+
+
+def _serve(grid: Grid, settings: Mapping[str, Any]) -> None:
     world = world_of(settings)
     model = world.fresh_module()
     strategy = SafariStrategy(

@@ -26,7 +26,6 @@ from typing import Any
 
 from safari.errors import MissingExtraError, SafariError
 from safari.lab.invitations import Invitations, JoinError, app_digest
-from safari.lab.processes import when_orphaned
 from safari.net.certificates import Certificates
 from safari.text import visible
 from safari.view.limits import Limits, Reporter, vouch
@@ -207,7 +206,9 @@ class Gate:
         try:
             with self._place_for_stranger():
                 async with self._body(request, LARGEST_JOIN, _STRANGER_SECONDS) as body:
-                    client, token, key = _read_join(body)
+                    client, clients, token, key = _read_join(body)
+            if clients != self._invitations.clients:
+                raise JoinError(f"clients must be {self._invitations.clients} here, got {clients}")
             # Nothing is awaited between looking at the keys and noting this one: a token admits one key.
             known = self._invitations.admit(client, token, key)
         except JoinError as error:
@@ -282,11 +283,9 @@ def serve(
     certificates: Certificates,
     clients: int,
     opened: Callable[[], None],
-    parent: int | None = None,
 ) -> None:
     """Put the gate on a port, for about as many clients, until interrupted; `opened` is called when it is there.
 
-    `parent`: the process with which it ends.
     SafariError where the port is taken, or the certificate or its key cannot be used.
     """
     try:
@@ -308,8 +307,6 @@ def serve(
             certificate=certificates.server,
             key=certificates.key,
         )
-        if parent is not None:
-            when_orphaned(parent, server.stop)
         asyncio.run(server.run(opened))
 
 
@@ -331,9 +328,10 @@ def _bound_descriptors(wanted: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
 
 
-def ask_to_join(address: str, authority: Path, client: int, token: str, key: bytes) -> None:
-    """The client's side: have the server register a public key (PEM); SafariError where it refuses."""
-    body = {"client": client, "token": token, "public-key": key.decode()}
+def ask_to_join(address: str, authority: Path, client: int, token: str, key: bytes, clients: int) -> None:
+    """The client's side: have the server register a public key (PEM); SafariError where it refuses, or does not have
+    that many clients."""
+    body = {"client": client, "clients": clients, "token": token, "public-key": key.decode()}
     try:
         answer = httpx.post(
             f"https://{address}{JOIN}",
@@ -362,18 +360,22 @@ def _refuse_foreign_replies(body: bytes) -> None:
         raise HTTPException(403, "a reply must be of the node that pushes it")
 
 
-def _read_join(body: bytes) -> tuple[int, str, bytes]:
+def _read_join(body: bytes) -> tuple[int, int, str, bytes]:
     try:
         table = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise JoinError("the request is not JSON") from error
-    values = (
-        [table.get(name) for name in ("client", "token", "public-key")] if isinstance(table, Mapping) else []
-    )
+    names = ("client", "clients", "token", "public-key")
+    values = [table.get(name) for name in names] if isinstance(table, Mapping) else []
     match values:
-        case [int() as client, str() as token, str() as key] if not isinstance(client, bool):
-            return client, token, key.encode(errors="replace")
-    raise JoinError("the request must have a client's number, its token and its public key")
+        case [int() as client, int() as clients, str() as token, str() as key] if bool not in (
+            type(client),
+            type(clients),
+        ):
+            return client, clients, token, key.encode(errors="replace")
+    raise JoinError(
+        "the request must have a client's number, how many there are, its token and its public key"
+    )
 
 
 def _registration(key: bytes) -> dict[str, Any]:

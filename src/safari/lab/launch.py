@@ -24,11 +24,12 @@ from typing import Any
 
 from flwr.cli.build import build_fab_from_disk
 
-from safari.errors import SafariError
+from safari.errors import RunError, SafariError
 from safari.lab.gate import ask_to_join
 from safari.lab.invitations import Invitations, app_digest, open_invitations, own_key, write_private
-from safari.lab.processes import end_family
+from safari.lab.processes import end_family, kept
 from safari.net.certificates import Certificates, fetch_authority, fingerprint, make_certificates
+from safari.net.udp import bound
 from safari.runs import RoundRecord, RunFolder
 from safari.text import visible
 from safari.toml import table_to_toml
@@ -38,6 +39,11 @@ from safari.view.server import listen
 TOKEN_VARIABLE = "SAFARI_NET_TOKEN"
 # Seconds for a SuperLink to listen, and for `flwr` to answer.
 _START, _ANSWER = 120.0, 120.0
+# Seconds for what an earlier server has left to end, for which a SuperLink holds on to a client that is gone, and
+# between two tries of such a client.
+_LEFT, _HELD, _TRY = 30.0, 90.0, 10.0
+# Characters of the reason for which a run has ended.
+_LONGEST_WHY = 1000
 # Between two looks at the records, and at the run's state.
 _LOOK, _LOOK_AT_STATE = 0.5, 20.0
 _APP = {
@@ -108,6 +114,11 @@ class Lab:
         return (self.folder / "app").absolute()
 
     @property
+    def failure(self) -> Path:
+        """Where the app writes why it has ended early."""
+        return (self.folder / "failure.txt").absolute()
+
+    @property
     def certificates(self) -> Certificates:
         """Those that are there."""
         here = (self.folder / "certificates").absolute()
@@ -142,9 +153,21 @@ class Lab:
         except UnicodeEncodeError as error:
             raise SafariError(f"the folder must have a name in UTF-8, got {str(self.folder)!r}") from error
         try:
+            self._refuse_others()
             self._write()
         except OSError as error:
             raise SafariError(f"cannot write into {self.folder}: {error.strerror or error}") from error
+
+    def _refuse_others(self) -> None:
+        """SafariError for a folder of something else: a simulation's run, say, or a home."""
+        if (self.folder / "invitations").exists() or not self.folder.exists():
+            return
+        ours = {path.name for path in (self.app, self.run, self.failure)} | {"flwr", "certificates"}
+        others = sorted({path.name for path in self.folder.iterdir()} - ours)
+        if others:
+            raise SafariError(
+                f"{self.folder} must be new, empty, or of this command, and holds {visible(others[0], 100)!r}"
+            )
 
     def _write(self) -> None:
         found, home = self.certificates, self.folder / "flwr"
@@ -154,6 +177,7 @@ class Lab:
             _refuse_foreign(place)
         if not all(path.exists() for path in (found.authority, found.server, found.key)):
             make_certificates(found.key.parent, [self.host, "localhost", "127.0.0.1"])
+        self.failure.unlink(missing_ok=True)
         lines = [self.invitation(client) for client in range(self.invitations.clients)]
         write_private(self.invitations.folder / "commands.txt", "\n".join([*lines, ""]).encode())
         connection = {"address": self.control, "root-certificates": str(found.authority)}
@@ -169,6 +193,7 @@ class Lab:
             "superlink": f"{self.host}:{self.port}",
             "root-certificates": str(found.authority),
             "run": str(self.run),
+            "failure": str(self.failure),
             **self.settings,
         }
         for name, text in _APP.items():
@@ -193,8 +218,6 @@ def superlink(lab: Lab) -> Iterator[Callable[[], None]]:
 
     Gives a function that raises SafariError when one of them has ended.
     """
-    # Told here rather than in a log: the port is taken, or not allowed.
-    listen("0.0.0.0", lab.port).close()
     found = lab.certificates
     arguments = [
         *("--ssl-ca-certfile", found.authority),
@@ -211,7 +234,7 @@ def superlink(lab: Lab) -> Iterator[Callable[[], None]]:
         *(sys.executable, "-P", "-m", "safari", "net", "gate"),
         *("--superlink", lab.control, "--authority", found.authority, "--certificate", found.server),
         *("--key", found.key, "--port", lab.port, "--devices", lab.invitations.clients),
-        *("--invitations", lab.invitations.folder, "--app", app, "--parent", os.getpid()),
+        *("--invitations", lab.invitations.folder, "--app", app),
     ]
     with contextlib.ExitStack() as stack:
         running = {}
@@ -249,24 +272,63 @@ def follow(lab: Lab, check: Callable[[], None], tell: Callable[[Record], None]) 
             tell(record)
         told = len(records)
         check()
+        _refuse_failed(lab)
         if told < rounds and time.monotonic() - looked > _LOOK_AT_STATE:
             looked = time.monotonic()
-            _refuse_failed(lab, number)
+            _refuse_ended(lab, number)
+
+
+def wait_until_free(lab: Lab) -> None:
+    """Wait for an earlier server's processes, which end soon after it, to let go of the run; or RunError."""
+    end = time.monotonic() + _LEFT
+    while (lab.run / "config.toml").exists():
+        try:
+            with RunFolder.open(lab.run).writing():
+                return
+        except RunError:
+            if time.monotonic() > end:
+                raise
+        time.sleep(_LOOK)
+
+
+def check_ports(lab: Lab) -> None:
+    """SafariError where a port is taken, or not allowed. Where there was a server before, it gets time to end."""
+    end = time.monotonic() + (_LEFT if lab.app.exists() else 0.0)
+    while True:
+        try:
+            listen("0.0.0.0", lab.port).close()
+            bound("0.0.0.0", lab.data_port).close()
+        except SafariError:
+            if time.monotonic() > end:
+                raise
+        else:
+            return
+        time.sleep(_LOOK)
 
 
 def join(
-    address: str, client: int, clients: int, *, token: str, known_by: str | None, certificate: Path | None
+    address: str,
+    client: int,
+    clients: int,
+    *,
+    token: str,
+    known_by: str | None,
+    certificate: Path | None,
+    tell: Callable[[str], None],
 ) -> int:
     """A SuperNode in the foreground, until it is stopped; returns its exit code.
+
+    One that was killed before is turned away while the SuperLink still waits for its heartbeat: it tries again.
 
     Args:
         address: host:port of the server's gate.
         client: Which client this is, of `clients`.
         token: The client's, from the server's invitation.
         known_by: The fingerprint of the server's authority; or its `certificate`.
+        tell: Is given a line where it tries again.
     """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
+    if not host or not port.isdecimal() or "/" in host:
         raise SafariError(f"server must be host:port, got {address!r}")
     if (known_by is None) == (certificate is None):
         raise SafariError("the server must be known by one of --fingerprint and --certificate")
@@ -278,7 +340,8 @@ def join(
     folder = store_path().parent / "net" / f"{re.sub(r'[^A-Za-z0-9.]', '_', host)}-{port}-{client}"
     root, key = folder / "ca.crt", folder / "node.key"
     write_private(root, authority)
-    ask_to_join(address, root, client, token, own_key(key))
+    end = time.monotonic() + (_HELD if key.exists() else 0.0)
+    ask_to_join(address, root, client, token, own_key(key), clients)
     arguments = [
         *("--root-certificates", root),
         *("--superlink", address, "--host", "127.0.0.1", "--port", _free_port()),
@@ -286,11 +349,21 @@ def join(
         *("--node-config", f"partition-id={client} num-partitions={clients}"),
         *("--max-wait-time", 600),
     ]
-    process = _start([_program("flower-supernode"), *arguments], folder, None)
-    try:
-        return process.wait()
-    finally:
-        end_family(process)
+    while True:
+        began = time.monotonic()
+        process = _start([_program("flower-supernode"), *arguments], folder, None)
+        try:
+            code = process.wait()
+        finally:
+            end_family(process)
+        now = time.monotonic()
+        if not code or now - began > _TRY or now > end:
+            return code
+        tell(
+            f"the SuperNode ended with exit code {code}: if this client was killed, the server may hold its place for "
+            f"up to a minute. Trying again, for {end - now:.0f} s more"
+        )
+        time.sleep(_TRY)
 
 
 def own_address() -> str:
@@ -313,7 +386,7 @@ def _program(name: str) -> str:
 
 def _start(command: list[Any], folder: Path, log: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [*map(str, command)],
+        kept(command),
         env=_environment(folder),
         cwd=folder,
         stdin=subprocess.DEVNULL,
@@ -383,7 +456,14 @@ def _flwr(lab: Lab, *arguments: object) -> dict[str, Any]:
     return table
 
 
-def _refuse_failed(lab: Lab, number: Any) -> None:
+def _refuse_failed(lab: Lab) -> None:
+    if lab.failure.exists():
+        why = visible(lab.failure.read_text(encoding="utf-8", errors="replace"), _LONGEST_WHY)
+        raise SafariError(f"the run ended after {_done(lab)} of {lab.settings['rounds']} rounds: {why}")
+
+
+def _refuse_ended(lab: Lab, number: Any) -> None:
+    """The same where the app could not say why: it was killed."""
     if number is None:
         return
     try:
@@ -394,8 +474,8 @@ def _refuse_failed(lab: Lab, number: Any) -> None:
     status = str(runs[0].get("status", "")) if runs else ""
     if status.startswith("finished") and _done(lab) < int(lab.settings["rounds"]):
         raise SafariError(
-            f"the run ended as {status} after {_done(lab)} of {lab.settings['rounds']} rounds; why is in "
-            f"{lab.folder / 'superlink.log'}"
+            f"the run ended as {status} after {_done(lab)} of {lab.settings['rounds']} rounds, and did not say why; "
+            f"the SuperLink's log is {lab.folder / 'superlink.log'}"
         )
 
 

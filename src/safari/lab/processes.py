@@ -1,4 +1,8 @@
-"""Processes and their descendants, which may have sessions of their own."""
+"""Processes and their descendants, which may have sessions of their own.
+
+Run as a program, with a process number and a command: keeps the command, and all that it starts, running for as long as
+that process is there. A process that is killed (`kill -9`) can end nothing itself.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,19 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 
-# Seconds before a process that was asked to end is ended.
-GRACE = 10.0
+# Seconds before a process that was asked to end is ended, and between two looks for the parent.
+GRACE, _LOOK = 10.0, 1.0
+
+
+def kept(command: Sequence[object]) -> list[str]:
+    """A command that ends when this process does, however that was."""
+    # By its path: a process that only waits need not import the package, nor anything from where it runs.
+    return [sys.executable, "-P", __file__, str(os.getpid()), *map(str, command)]
 
 
 def end_family(process: subprocess.Popen[bytes]) -> None:
@@ -26,17 +37,6 @@ def end_family(process: subprocess.Popen[bytes]) -> None:
             while time.monotonic() < limit and any(map(_is_there, pids)):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(0.2)
-
-
-def when_orphaned(parent: int, act: Callable[[], None]) -> None:
-    """Call `act`, in a thread, once this process is no longer a child of that one: it has ended, however that was."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1.0)
-        act()
-
-    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 @contextlib.contextmanager
@@ -74,3 +74,21 @@ def family(pid: int) -> list[int]:
     for known in found:
         found += children.get(known, [])
     return found
+
+
+def _keep(parent: int, command: Sequence[str]) -> int:
+    process = subprocess.Popen(command)
+    # What ends this process ends the other, too: SystemExit passes through the `finally`.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        while os.getppid() == parent:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(_LOOK)
+        return 1
+    finally:
+        if process.poll() is None:
+            end_family(process)
+
+
+if __name__ == "__main__":
+    sys.exit(_keep(int(sys.argv[1]), sys.argv[2:]))

@@ -113,7 +113,7 @@ class ServerSocket:
 
     def __init__(self, host: str, port: int = 0, *, pacing: Pacing | None = None, **options: Any):
         self._core = Server(epoch=epoch(), pacing=pacing, **options)
-        self._sock = _bound(host, port)
+        self._sock = bound(host, port)
         self.port: int = self._sock.getsockname()[1]
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -336,7 +336,7 @@ class Relay:
         port: int = 0,
     ):
         self._host, self._server, self._conditions, self._seed = host, server, (up, down), seed
-        self._sock = _bound(host, port)
+        self._sock = bound(host, port)
         self.port: int = self._sock.getsockname()[1]
         self._ways: dict[Any, tuple[socket.socket, Path, Path]] = {}
         self._timers: dict[Path, asyncio.TimerHandle] = {}
@@ -405,7 +405,8 @@ def _waiting(sock: socket.socket) -> list[tuple[bytes, Any]]:
     return out
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that receives datagrams; SafariError where it cannot be had."""
     return _attached(socket.socket.bind, host, port, socket.AI_PASSIVE, "receive datagrams at")
 
 

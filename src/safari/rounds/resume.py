@@ -125,7 +125,7 @@ def refuse_changes(saved: Saved | About, config: Config, trial: Trial) -> None:
     if changes:
         raise RunError(
             f"{trial.checkpoint} was made under another config: {'; '.join(changes)}. "
-            "Put that back into config.toml, or begin a new run"
+            "Put that back, or begin a new run"
         )
 
 

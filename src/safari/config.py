@@ -574,6 +574,12 @@ def _rate_problems(local: Local) -> list[str]:
     ]
 
 
+def _other(before: object, name: object) -> bool:
+    """Is it another plug-in, with other options? `hf` and all that begins with `hf:` are one."""
+    kinds = ["hf" if str(of).startswith("hf:") else of for of in (before, name)]
+    return kinds[0] != kinds[1]
+
+
 def override(table: Mapping[str, Any], settings: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """The tables with `("pruning.sparsity", 0.9)` and the like put in.
 
@@ -595,8 +601,11 @@ def override(table: Mapping[str, Any], settings: Sequence[tuple[str, Any]]) -> d
         if not isinstance(inner, dict):
             meant = _meant(head, inner, Plug) if head in _PLUGS else ""
             raise ConfigError(f"{key}: {head} is not a table{meant}")
-        if rest == "name" and head in _PLUGS and inner.get("name", _PLUGS[head].name) != value:
+        if rest == "name" and head in _PLUGS and _other(inner.get("name", _PLUGS[head].name), value):
             inner = out[head] = {k: v for k, v in inner.items() if f"{head}.{k}" in given}
+        elif rest == "name" and str(value).startswith("hf:"):
+            # It names its own.
+            inner.pop("source", None)
         inner[rest] = value
     return out
 
@@ -683,6 +692,8 @@ def _read_plug(path: str, table: Mapping[str, Any], default: Plug, problems: lis
     options = {key: value for key, value in table.items() if key != "name"}
     head, colon, source = name.partition(":")
     if path == "data" and head == "hf" and colon:
+        if "source" in options:
+            problems.append(f"data.source must be left out where data.name has it, {brief(name)}")
         return Plug(head, {"source": source, **options})
     return Plug(name, options if "name" in table else {**default.options, **options})
 

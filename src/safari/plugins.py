@@ -60,7 +60,11 @@ your own goes in as file.py:name or package.module:name
         raise ConfigError(
             one_of(field, name, {*builtin, *offered})
             + "; your own goes in as file.py:name or package.module:name"
-            + (f", one of the Hugging Face hub as hf:{name}" if kind == "data" else "")
+            + (
+                f", a data set of the Hugging Face hub, or a table in a file, as hf:{name}"
+                if kind == "data"
+                else ""
+            )
         )
     source, _, attribute = name.rpartition(":")
     module = _load(field, source, lambda: load(source))

@@ -166,7 +166,8 @@ def test_run_refuses_a_folder_that_is_taken(here, finished):
         ("uplink.p=2", "uplink: p must lie between 0 and 1, got 2.0"),
         ("uplink.q=2", "uplink.q is not an option (allowed: p)"),
         ("data.name=mnist", "data.name must be one of cifar10, dialogue, digits, hf, leaf; got 'mnist'; "
-         "your own goes in as file.py:name or package.module:name, one of the Hugging Face hub as hf:mnist"),
+         "your own goes in as file.py:name or package.module:name, "
+         "a data set of the Hugging Face hub, or a table in a file, as hf:mnist"),
         ("local.steps=1000000000", "local.steps must be at most 31250000 for batches of 32, got 1000000000"),
         ("local.batch=1000000001", "local.batch must be at most 1000000000, got 1000000001"),
         ("local.epochs=1e9", "local.epochs must be at most 6944444 for a client with 144 samples, "

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from safari.cli import main
-from safari.config import parse
+from safari.config import override, parse
 from safari.data import as_data, from_hf, hf, store
 from safari.engine import assemble, load_data
 from safari.errors import ConfigError, DataError
@@ -409,3 +409,47 @@ def test_without_the_extra(
     code, told = run(monkeypatch, capsys, "run", "--set", setting, "--out", str(tmp_path / "run"))
     assert code == 2
     assert told.splitlines() == [f"error: {message}"]
+
+
+CSV = "width,height,kind\n" + "".join(f"{i},{i * i},{'ab'[i % 2]}\n" for i in range(20))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "EmptyDataError: No columns to parse from file"),
+        ("width,height,kind\n", "no data"),
+        ("width,height,kind\n1,2,a\n", "there must be at least 2 rows, of which some are held out, got 1"),
+        (
+            CSV + "1,2,a,4\n",
+            "ParserError: Error tokenizing data. C error: Expected 3 fields in line 22, saw 4",
+        ),
+        (CSV + "nan,2,a\n", "the column 'width' must have a finite number in every row"),
+        (CSV + "1,,a\n", "the column 'height' must have a finite number in every row"),
+    ],
+)
+def test_files_of_commas_that_cannot_be_used(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text(text)
+    with pytest.raises(DataError) as error:
+        hf(source=str(path), inputs=["width", "height"], label="kind")
+    assert message in str(error.value)
+
+
+def test_an_ending_may_be_in_capitals(tmp_path: Path) -> None:
+    path = tmp_path / "table.CSV"
+    path.write_text(CSV)
+    assert hf(source=str(path), inputs=["width", "height"], label="kind").train_x.shape == (18, 2)
+
+
+def test_another_source_of_the_same_kind_keeps_the_options() -> None:
+    table = {"data": {"name": "hf", "source": "a.csv", "label": "kind"}}
+    assert override(table, [("data.name", "hf:b.csv")])["data"] == {
+        "name": "hf:b.csv",
+        "label": "kind",
+    }
+    with pytest.raises(
+        ConfigError, match=r"^data\.source must be left out where data\.name has it, 'hf:b\.csv'"
+    ):
+        parse({"data": {"name": "hf:b.csv", "source": "a.csv"}})
+    assert override(table, [("data.name", "leaf")])["data"] == {"name": "leaf"}

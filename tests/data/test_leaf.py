@@ -80,7 +80,11 @@ def test_shakespeare(tmp_path: Path) -> None:
     ("train", "message"),
     [
         ({"a": ([[0.0, 1.0]], [0, 1])}, "user 'a' must have as many y as x, got 2 and 1"),
-        ({"a": ([[0.0, 1.0], [0.0]], [0, 1])}, "samples must be lists of as many numbers"),
+        (
+            {"a": ([[0.0, 1.0], [0.0]], [0, 1])},
+            "samples must be lists of the same length, got 1 and 2 numbers",
+        ),
+        ({"a": ([[0.0], [0.0]], [0, 1.5])}, "labels whole numbers: got 1.5 as a label"),
         ({"a": (["abc", "ab"], ["d", "c"])}, "x must be texts of 3 characters and y the one that follows"),
         ({}, "no samples in 1 files"),
     ],
@@ -105,7 +109,7 @@ def test_folders_and_files_that_are_none(tmp_path: Path) -> None:
     ("text", "problem"),
     [
         ("[" * 100_000, "a.json: not a file in LEAF's layout: it is nested too deeply"),
-        ('{"user_data": {"a": {"x": [[1, 2]], "y": [Infinity]}}}', "whole numbers: cannot convert float infinity"),
+        ('{"user_data": {"a": {"x": [[1, 2]], "y": [Infinity]}}}', "whole numbers: got inf as a label"),
         ('{"user_data": {"a": {"x": [[1, 2]], "y": [1e30]}}}', "labels whole numbers: Overflow"),
         ('{"user_data": {"a": {"x": [[1' + "0" * 400 + ', 2]], "y": [1]}}}', "labels whole numbers: int too large"),
         ('{"user_data": {"a": {"x": [["' + "x" * 9000 + '", 2]], "y": [1]}}}', "not convert string to float: 'xx"),

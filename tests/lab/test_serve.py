@@ -20,10 +20,12 @@ import safari
 from flower.kit import Loopback
 from processes import free_port, wait_until
 from safari.cli import cli
+from safari.engine.sample import next_upload
 from safari.flower import SafariStrategy
 from safari.lab.app import check, world_of
 from safari.lab.launch import Lab
 from safari.lab.processes import family
+from safari.runs import RunFolder
 
 WORKER = "import subprocess, sys, time; {more}; time.sleep(300)"
 CHILD = WORKER.format(
@@ -112,11 +114,28 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def test_another_setting_is_refused_before_anything_starts(tmp_path):
-    world, run = world_of(SETTINGS), tmp_path / "run"
+def begun(run: Path, **more: object) -> Path:
+    """A run of one round, as the app leaves it, with clients that never answer."""
+    world = world_of(SETTINGS | more)
     strategy = SafariStrategy(world.fresh_module(), 2, "drop", config=world.config, run=run, give_up=None)
-    # Of clients that never answer; what the checkpoint says of its config is the same.
     strategy.start(Loopback({1: None, 2: None}), num_rounds=1, timeout=0.1)
+    return run
+
+
+@pytest.mark.parametrize("preset", ["", "best"])
+def test_the_next_upload_of_a_federation_can_be_looked_at(tmp_path, preset):
+    """Its checkpoints have neither links nor what clients keep."""
+    run = RunFolder.open(begun(tmp_path / "run", preset=preset))
+    first = next_upload(run, client=1)
+    assert first.mask.shape == first.vector.shape
+    assert (first.vector[~first.mask] == 0).all()
+    found = CliRunner().invoke(cli, ["wire", "bench", str(run.path)])
+    assert found.exit_code == 0
+    assert "dense float32" in found.output
+
+
+def test_another_setting_is_refused_before_anything_starts(tmp_path):
+    run = begun(tmp_path / "run")
     check(SETTINGS, run)
     check(SETTINGS | {"rounds": 9}, run)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}

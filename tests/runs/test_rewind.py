@@ -223,7 +223,7 @@ def test_a_flipped_bit_is_noticed_and_the_way_back_is_named(run, finished, trial
         safari.resume(run)
     assert str(error.value) == (
         f"{trial.checkpoint} is damaged: its digest is not that of its contents "
-        "(there are older ones, of rounds 9, 12)"
+        "(there are older ones, of rounds 9, 12: see safari resume --from)"
     )
     assert trial.rounds.read_bytes() == records
     safari.resume(run, from_round=12)
@@ -240,7 +240,7 @@ def test_there_is_a_way_back_from_a_checkpoint_that_ends_early(run, finished, tr
     with pytest.raises(RunError) as error:
         safari.resume(run)
     assert str(error.value).startswith(f"{trial.checkpoint} is not a readable checkpoint: ")
-    assert str(error.value).endswith(" (there are older ones, of rounds 9, 12)")
+    assert str(error.value).endswith(" (there are older ones, of rounds 9, 12: see safari resume --from)")
     assert (trial.rounds.read_bytes(), trial.checkpoint.read_bytes()) == (records, damaged)
     with pytest.raises(RunError, match=r"has no checkpoint of round 10; it has those of 0, 9, 12$"):
         trial.can_rewind(10)

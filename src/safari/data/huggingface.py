@@ -154,7 +154,7 @@ def _load(source: str, subset: str, revision: str) -> Any:
     if not source:
         raise ConfigError("source must name a data set of the hub, a folder or a file, got ''")
     path = path_of("source", source)
-    local = path.exists() or source.startswith((".", "/", "~")) or path.suffix in _READERS
+    local = path.exists() or source.startswith((".", "/", "~")) or path.suffix.lower() in _READERS
     if local and not path.exists():
         raise DataError(f"hf:{source}: no such file or folder: {path}")
     # Its progress bars would overwrite ours.
@@ -166,9 +166,13 @@ def _load(source: str, subset: str, revision: str) -> Any:
     except (DataError, ConfigError):
         raise
     except Exception as error:  # whatever a library of many formats and a network raise
-        text = " ".join(str(error).split()) or "no message"
+        # The library's own error says that there was one; what it was is behind it.
+        cause: BaseException = error
+        while (before := cause.__cause__ or cause.__context__) is not None:
+            cause = before
+        text = " ".join(str(cause).split()) or "no message"
         where = "" if local else " (it is no file or folder here, so it was looked for on the hub)"
-        raise DataError(f"hf:{source}{where}: {type(error).__name__}: {text[:300]}") from error
+        raise DataError(f"hf:{source}{where}: {type(cause).__name__}: {text[:300]}") from error
 
 
 def _load_local(library: Any, path: Path) -> Any:
@@ -177,13 +181,13 @@ def _load_local(library: Any, path: Path) -> Any:
     if path.is_file():
         return library.load_dataset(_reader(path), data_files={"train": [str(path)]})
     files = sorted(file for file in path.rglob("*") if file.is_file())
-    readable = [file for file in files if file.suffix in _READERS]
+    readable = [file for file in files if file.suffix.lower() in _READERS]
     if not readable:
         if any(file.suffix.lower() in _PICTURES for file in files):
             return library.load_dataset("imagefolder", data_dir=str(path))
         endings = ", ".join(sorted({*_READERS}))
         raise DataError(f"hf:{path}: a folder must hold {endings} files or pictures, and this has none")
-    kinds = {_READERS[file.suffix] for file in readable}
+    kinds = {_reader(file) for file in readable}
     if len(kinds) > 1:
         raise DataError(
             f"hf:{path}: a folder must hold files of one kind, and this has {', '.join(sorted(kinds))}"
@@ -195,11 +199,12 @@ def _load_local(library: Any, path: Path) -> Any:
 
 
 def _reader(path: Path) -> str:
-    if path.suffix not in _READERS:
+    ending = path.suffix.lower()
+    if ending not in _READERS:
         raise DataError(
             f"hf:{path}: a file must end in {', '.join(_READERS)}, got {path.suffix or 'no ending'!r}"
         )
-    return _READERS[path.suffix]
+    return _READERS[ending]
 
 
 def _split_of(file: Path, root: Path) -> str:
@@ -223,6 +228,10 @@ def _splits(tables: Any, name: str, train: str, test: str, holdout: float) -> tu
             raise ConfigError(one_of("test", test, tables))
         if not 0 < holdout < 1:
             raise ConfigError(f"holdout must be above 0 and below 1, got {holdout}")
+        if len(tables[train]) < 2:
+            raise DataError(
+                f"{name}: there must be at least 2 rows, of which some are held out, got {len(tables[train])}"
+            )
         # Not by the run's seed: all runs and seeds are to be tested on the same samples.
         parts = tables[train].train_test_split(test_size=holdout, seed=0)
         tables = {train: parts["train"], test: parts["test"]}
@@ -326,6 +335,11 @@ def _number_tensors(
                     raise DataError(
                         f"all rows must be like the first, of shape {[*reader.shape]}; those from {start} on "
                         f"have shape {[*found.shape[1:]]}"
+                    )
+                if len(reader.columns) == found.shape[-1] and not np.isfinite(found).all():
+                    column = reader.columns[int(np.argwhere(~np.isfinite(found))[0, -1])]
+                    raise DataError(
+                        f"the column {column!r} must have a finite number in every row, got a gap or NaN"
                     )
                 out[base + start : base + start + len(found)] = found
         if normalise:

@@ -79,19 +79,28 @@ def _samples(file: Path) -> Iterator[Sample]:
 
 
 def _numbers(folder: Path, samples: list[Sample]) -> tuple[Tensor, Tensor]:
+    lengths = sorted({len(sample) for _, sample, _ in samples if isinstance(sample, list)})
+    if len(lengths) > 1:
+        raise DataError(
+            f"{folder}: samples must be lists of the same length, got {lengths[0]} and {lengths[-1]} numbers"
+        )
     try:
         x = torch.from_numpy(np.array([sample for _, sample, _ in samples], np.float32))
-        y = torch.tensor([int(label) for _, _, label in samples])
+        y = torch.tensor([_whole(label) for _, _, label in samples])
     # OverflowError: an infinite label; RuntimeError: one that torch has no room for.
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         why = visible(str(error))
-        raise DataError(
-            f"{folder}: samples must be lists of as many numbers, labels whole numbers: {why}"
-        ) from error
+        raise DataError(f"{folder}: samples must be lists of numbers, labels whole numbers: {why}") from error
     if x.ndim != 2:
         raise DataError(f"{folder}: a sample must be a list of numbers, got shape {[*x.shape[1:]]}")
     side = math.isqrt(x.shape[1])
     return (x.view(len(x), 1, side, side) if side > 1 and side * side == x.shape[1] else x), y
+
+
+def _whole(label: Any) -> int:
+    if isinstance(label, float) and not label.is_integer():
+        raise ValueError(f"got {label} as a label")
+    return int(label)
 
 
 def _text(train: list[Sample], test: list[Sample], owners: Tensor, every: bool) -> Data:

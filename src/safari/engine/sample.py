@@ -15,7 +15,7 @@ from safari.engine.clients import sent_mask, side_of
 from safari.engine.codec import RoundCodec
 from safari.engine.parts import load_data
 from safari.engine.reference import train
-from safari.engine.state import State, from_saved
+from safari.engine.state import State, from_saved, initial, to_saved
 from safari.engine.world import World
 from safari.errors import ConfigError, RunError, one_of
 from safari.rounds.resume import meaning, refuse_changes
@@ -52,7 +52,12 @@ def next_upload(run: RunFolder, arm: str | None = None, client: int = 0) -> Uplo
     config = replace(config.for_arm(arms[name]), arms=(replace(arms[name], rule=Plug("drop")),))
     world = assemble(config, config.seed, load_data(config))
     saved = replace(saved, facts={**saved.facts, "config": meaning(config, name)})
-    return upload_of(world, from_saved(saved, world, world.rules[name], trial), client)
+    rule = world.rules[name]
+    if run.is_federation:
+        # Its checkpoints are the server's: links, and what clients keep to themselves, are taken as at first.
+        first = to_saved(initial(world, rule), world, trial)
+        saved = replace(saved, tensors={**first.tensors, **saved.tensors})
+    return upload_of(world, from_saved(saved, world, rule, trial), client)
 
 
 def upload_of(world: World, state: State, client: int) -> Upload:

@@ -286,8 +286,8 @@ class Trial:
         return next(reversed(self._older().values()), None)
 
     def _others(self) -> str:
-        older = list(self._older())
-        return f" (there are older ones, of rounds {', '.join(map(str, older))})" if older else ""
+        older = ", ".join(map(str, self._older()))
+        return f" (there are older ones, of rounds {older}: see safari resume --from)" if older else ""
 
     def _reached(self) -> int:
         """The last round of which anything is there."""

@@ -94,7 +94,15 @@ def serve(host: str | None, port: int, data_port: int, out: Path, rounds: int, *
       safari net serve --clients 3
     """
     from safari.lab.app import check as check_settings
-    from safari.lab.launch import Lab, check_ports, follow, own_address, superlink, wait_until_free
+    from safari.lab.launch import (
+        Lab,
+        check_ports,
+        follow,
+        own_address,
+        rounds_done,
+        superlink,
+        wait_until_free,
+    )
 
     # A run config has no place for None.
     table = {name.replace("_", "-"): "" if value is None else value for name, value in settings.items()}
@@ -115,6 +123,10 @@ def serve(host: str | None, port: int, data_port: int, out: Path, rounds: int, *
             click.echo(f"  {lab.invitation(client)}", err=True)
         if clients > _SHOWN:
             click.echo(f"  ... and so on: {lab.invitations.folder / 'commands.txt'}", err=True)
+        done = rounds_done(lab)
+        if done < rounds:
+            again = ", those of before with the same lines" if done else ""
+            click.echo(f"round {done + 1} of {rounds} begins when all {clients} have joined{again}", err=True)
         follow(lab, check_processes, lambda record: click.echo(_line(record, rounds)))
     click.echo(f"done: safari show {shlex.quote(str(lab.run))}", err=True)
 

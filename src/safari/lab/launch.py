@@ -264,7 +264,7 @@ def follow(lab: Lab, check: Callable[[], None], tell: Callable[[Record], None]) 
     SafariError where the run fails, or `check` finds that a process has ended.
     """
     number = _flwr(lab, "run", lab.app, "lab", "--format", "json").get("run-id")
-    rounds, told, looked = int(lab.settings["rounds"]), _done(lab), time.monotonic()
+    rounds, told, looked = int(lab.settings["rounds"]), rounds_done(lab), time.monotonic()
     while told < rounds:
         time.sleep(_LOOK)
         records = _records(lab)
@@ -459,7 +459,7 @@ def _flwr(lab: Lab, *arguments: object) -> dict[str, Any]:
 def _refuse_failed(lab: Lab) -> None:
     if lab.failure.exists():
         why = visible(lab.failure.read_text(encoding="utf-8", errors="replace"), _LONGEST_WHY)
-        raise SafariError(f"the run ended after {_done(lab)} of {lab.settings['rounds']} rounds: {why}")
+        raise SafariError(f"the run ended after {rounds_done(lab)} of {lab.settings['rounds']} rounds: {why}")
 
 
 def _refuse_ended(lab: Lab, number: Any) -> None:
@@ -472,9 +472,9 @@ def _refuse_ended(lab: Lab, number: Any) -> None:
         # A SuperLink that is too busy to answer says nothing about the run; that it is there is checked elsewhere.
         return
     status = str(runs[0].get("status", "")) if runs else ""
-    if status.startswith("finished") and _done(lab) < int(lab.settings["rounds"]):
+    if status.startswith("finished") and rounds_done(lab) < int(lab.settings["rounds"]):
         raise SafariError(
-            f"the run ended as {status} after {_done(lab)} of {lab.settings['rounds']} rounds, and did not say why; "
+            f"the run ended as {status} after {rounds_done(lab)} of {lab.settings['rounds']} rounds, and did not say why; "
             f"the SuperLink's log is {lab.folder / 'superlink.log'}"
         )
 
@@ -486,5 +486,6 @@ def _records(lab: Lab) -> list[RoundRecord]:
     return trials[0].records() if trials else []
 
 
-def _done(lab: Lab) -> int:
+def rounds_done(lab: Lab) -> int:
+    """How many rounds the run in the folder has."""
     return len(_records(lab))

@@ -474,8 +474,8 @@ def _refuse_ended(lab: Lab, number: Any) -> None:
     status = str(runs[0].get("status", "")) if runs else ""
     if status.startswith("finished") and rounds_done(lab) < int(lab.settings["rounds"]):
         raise SafariError(
-            f"the run ended as {status} after {rounds_done(lab)} of {lab.settings['rounds']} rounds, and did not say why; "
-            f"the SuperLink's log is {lab.folder / 'superlink.log'}"
+            f"the run ended as {status} after {rounds_done(lab)} of {lab.settings['rounds']} rounds, and did not say "
+            f"why; the SuperLink's log is {lab.folder / 'superlink.log'}"
         )
 
 

@@ -166,9 +166,9 @@ def _load(source: str, subset: str, revision: str) -> Any:
     except (DataError, ConfigError):
         raise
     except Exception as error:  # whatever a library of many formats and a network raise
-        # The library's own error says that there was one; what it was is behind it.
         cause: BaseException = error
-        while (before := cause.__cause__ or cause.__context__) is not None:
+        # Of a file that cannot be read the library's own error says no more than that; what it was is behind it.
+        while local and (before := cause.__cause__ or cause.__context__) is not None:
             cause = before
         text = " ".join(str(cause).split()) or "no message"
         where = "" if local else " (it is no file or folder here, so it was looked for on the hub)"

@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from safari.errors import MissingExtraError, SafariError
+from safari.errors import MissingExtraError, SafariError, brief
 from safari.lab.invitations import Invitations, JoinError, app_digest
 from safari.net.certificates import Certificates
 from safari.text import visible
@@ -208,7 +208,7 @@ class Gate:
                 async with self._body(request, LARGEST_JOIN, _STRANGER_SECONDS) as body:
                     client, clients, token, key = _read_join(body)
             if clients != self._invitations.clients:
-                raise JoinError(f"clients must be {self._invitations.clients} here, got {clients}")
+                raise JoinError(f"clients must be {self._invitations.clients} here, got {brief(clients)}")
             # Nothing is awaited between looking at the keys and noting this one: a token admits one key.
             known = self._invitations.admit(client, token, key)
         except JoinError as error:

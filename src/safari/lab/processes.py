@@ -77,9 +77,9 @@ def family(pid: int) -> list[int]:
 
 
 def _keep(parent: int, command: Sequence[str]) -> int:
-    process = subprocess.Popen(command)
     # What ends this process ends the other, too: SystemExit passes through the `finally`.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    process = subprocess.Popen(command)
     try:
         while os.getppid() == parent:
             with contextlib.suppress(subprocess.TimeoutExpired):

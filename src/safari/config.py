@@ -574,10 +574,9 @@ def _rate_problems(local: Local) -> list[str]:
     ]
 
 
-def _other(before: object, name: object) -> bool:
-    """Is it another plug-in, with other options? `hf` and all that begins with `hf:` are one."""
-    kinds = ["hf" if str(of).startswith("hf:") else of for of in (before, name)]
-    return kinds[0] != kinds[1]
+def _plugin_of(name: object) -> object:
+    """The plug-in of a name: `hf` of all that begins with `hf:`, and otherwise the name itself."""
+    return "hf" if str(name).startswith("hf:") else name
 
 
 def override(table: Mapping[str, Any], settings: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -601,11 +600,13 @@ def override(table: Mapping[str, Any], settings: Sequence[tuple[str, Any]]) -> d
         if not isinstance(inner, dict):
             meant = _meant(head, inner, Plug) if head in _PLUGS else ""
             raise ConfigError(f"{key}: {head} is not a table{meant}")
-        if rest == "name" and head in _PLUGS and _other(inner.get("name", _PLUGS[head].name), value):
-            inner = out[head] = {k: v for k, v in inner.items() if f"{head}.{k}" in given}
-        elif rest == "name" and str(value).startswith("hf:"):
-            # It names its own.
-            inner.pop("source", None)
+        if rest == "name" and head in _PLUGS:
+            before = inner.get("name", _PLUGS[head].name)
+            if _plugin_of(before) != _plugin_of(value):
+                inner = out[head] = {k: v for k, v in inner.items() if f"{head}.{k}" in given}
+            elif before != value and f"{head}.source" not in given:
+                # Both are data of hf, and the new name holds another source.
+                inner.pop("source", None)
         inner[rest] = value
     return out
 

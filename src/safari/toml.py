@@ -24,14 +24,14 @@ DEEPEST = 100
 # Python writes no whole number of more than 4,300 digits, so no message could name it.
 _MOST_BITS = 14_000
 _DEEP = f"it is nested too deeply (at most {DEEPEST} tables and lists in one another)"
-# Texts, which may end in two quotes of their own, and comments; without an end they reach to the file's. Possessive, so
-# that each letter is looked at once.
-_TEXT = re.compile(
+# Strings and comments. A multi-line string may end in one or two quotes of its own; one without an end reaches to the
+# file's. Possessive quantifiers keep the time linear.
+_STRING_OR_COMMENT = re.compile(
     r'''"""(?:[^"\\]++|\\.?|"(?!""))*+(?:"{3,5}|\Z)|"(?:[^"\\\n]++|\\.?)*+"?|'''
     r"""'''(?:[^']++|'(?!''))*+(?:'{3,5}|\Z)|'[^'\n]*+'?|#[^\n]*+""",
     re.DOTALL,
 )
-# What may be a key, or a table's name, without them.
+# Without those, what may be a key or a table's name.
 _KEY = re.compile(r"[^=,{}\[\]\n]+")
 
 
@@ -65,7 +65,7 @@ def parse_toml(data: bytes, name: Path) -> dict[str, Any]:
 
 def _loads(text: str) -> dict[str, Any]:
     """As `tomllib.loads`; RecursionError for what is too deep for it, or for whoever walks it afterwards."""
-    if any(key[0].count(".") > DEEPEST for key in _KEY.finditer(_TEXT.sub("", text))):
+    if any(key[0].count(".") > DEEPEST for key in _KEY.finditer(_STRING_OR_COMMENT.sub("", text))):
         raise RecursionError(_DEEP)
     table = tomllib.loads(text)
     level: list[Any] = [table]

@@ -453,3 +453,5 @@ def test_another_source_of_the_same_kind_keeps_the_options() -> None:
     ):
         parse({"data": {"name": "hf:b.csv", "source": "a.csv"}})
     assert override(table, [("data.name", "leaf")])["data"] == {"name": "leaf"}
+    both = override(table, [("data.source", "c.csv"), ("data.name", "hf:b.csv")])
+    assert both["data"]["source"] == "c.csv"

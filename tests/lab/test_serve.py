@@ -32,7 +32,7 @@ CHILD = WORKER.format(
     more="subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'], start_new_session=True)"
 )
 PARENT = WORKER.format(
-    more="from safari.lab.processes import kept; subprocess.Popen(kept([sys.executable, '-c', sys.argv[1]]))"
+    more="from safari.lab.processes import supervised as s; subprocess.Popen(s([sys.executable, '-c', sys.argv[1]]))"
 )
 
 
@@ -43,8 +43,8 @@ def gone(pids: list[int]) -> bool:
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 @pytest.mark.parametrize(
     ("who", "how"),
-    # Where the one in the middle is killed, nobody is left who could end the others.
-    [("parent", signal.SIGTERM), ("parent", signal.SIGKILL), ("keeper", signal.SIGTERM)],
+    # A supervisor that is killed is left out: nobody could end the others.
+    [("parent", signal.SIGTERM), ("parent", signal.SIGKILL), ("supervisor", signal.SIGTERM)],
 )
 def test_what_was_started_ends_with_the_process_that_started_it(who, how):
     parent = subprocess.Popen([sys.executable, "-c", PARENT, CHILD], stdin=subprocess.DEVNULL)
@@ -57,7 +57,7 @@ def test_what_was_started_ends_with_the_process_that_started_it(who, how):
             parent.wait(60)
             wait_until("all are gone", lambda: gone(pids), 60)
         else:
-            # The one in the middle is not waited for, and so leaves its entry.
+            # The supervisor stays a zombie, because its parent does not wait for it.
             wait_until("both below it are gone", lambda: gone(pids[2:]), 60)
     finally:
         parent.kill()
@@ -66,20 +66,9 @@ def test_what_was_started_ends_with_the_process_that_started_it(who, how):
 
 def serve(out: Path, *more: object) -> list[str]:
     ports = "--port", free_port(), "--data-port", free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "safari",
-        "net",
-        "serve",
-        "--clients",
-        2,
-        "--host",
-        "127.0.0.1",
-        "--out",
-        out,
-    ]
-    return [*map(str, [*command, *ports, *more])]
+    command = [sys.executable, "-m", "safari", "net", "serve"]
+    command += ["--clients", "2", "--host", "127.0.0.1", "--out", str(out)]
+    return [*command, *map(str, [*ports, *more])]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
@@ -88,7 +77,7 @@ def test_the_reason_is_told_and_a_killed_server_leaves_nothing(tmp_path):
     with (tmp_path / "log").open("wb") as log:
         killed = subprocess.Popen(serve(out), stdin=subprocess.DEVNULL, stderr=log)
         try:
-            # The SuperLink, its keeper and what it starts, the gate and its keeper, the app of the run.
+            # The SuperLink and the gate with their supervisors, and the app of the run.
             run = out / "run" / "config.toml"
             wait_until("the run has begun", run.exists, 180)
             pids = family(killed.pid)
@@ -167,6 +156,13 @@ def test_a_port_that_is_taken_is_told_before_a_folder_is_made(tmp_path, kind):
     assert not (tmp_path / "new").exists()
 
 
-def test_a_lab_of_before_is_taken_up_again(tmp_path):
-    for _ in range(2):
-        Lab(tmp_path / "lab", "127.0.0.1", 8000, 8001, SETTINGS).prepare()
+def test_an_earlier_lab_is_taken_up_again(tmp_path):
+    def commands() -> str:
+        lab = Lab(tmp_path / "lab", "127.0.0.1", 8000, 8001, SETTINGS)
+        lab.prepare()
+        return (lab.invitations.folder / "commands.txt").read_text()
+
+    first = commands()
+    (tmp_path / "lab" / "failure.txt").write_text("of the run before")
+    assert commands() == first
+    assert not (tmp_path / "lab" / "failure.txt").exists()

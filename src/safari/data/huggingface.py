@@ -309,7 +309,13 @@ def _number_reader(table: Table, columns: Columns) -> Reader:
     def read(rows: dict[str, Any], start: int) -> Floats:
         try:
             if columns.kind == "columns":
-                return np.stack([np.asarray(rows[name], np.float32) for name in columns.inputs], axis=1)
+                numbers = {name: np.asarray(rows[name], np.float32) for name in columns.inputs}
+                for name, column in numbers.items():
+                    if not np.isfinite(column).all():
+                        raise DataError(
+                            f"the column {name!r} must have a finite number in every row, got a gap, NaN or infinity"
+                        )
+                return np.stack([*numbers.values()], axis=1)
             found = np.asarray(rows[columns.inputs[0]], np.float32)
         except (TypeError, ValueError) as error:
             raise DataError(
@@ -335,11 +341,6 @@ def _number_tensors(
                     raise DataError(
                         f"all rows must be like the first, of shape {[*reader.shape]}; those from {start} on "
                         f"have shape {[*found.shape[1:]]}"
-                    )
-                if len(reader.columns) == found.shape[-1] and not np.isfinite(found).all():
-                    column = reader.columns[int(np.argwhere(~np.isfinite(found))[0, -1])]
-                    raise DataError(
-                        f"the column {column!r} must have a finite number in every row, got a gap or NaN"
                     )
                 out[base + start : base + start + len(found)] = found
         if normalise:

@@ -449,10 +449,12 @@ class SafariStrategy(Strategy):
         """
         if self.run is None or not (self.run / "config.toml").exists():
             return
-        config = replace(self.config, rounds=num_rounds)
+        self.config = replace(self.config, rounds=num_rounds)
         self._begin(None)
-        log = RunLog.open(self.run, config, self.layout, self._methods.client.server, self._sampling)
-        log.check(self._progress())
+        self._open_log(self.run).check(self._progress())
+
+    def _open_log(self, run: Path) -> RunLog:
+        return RunLog.open(run, self.config, self.layout, self._methods.client.server, self._sampling)
 
     @contextmanager
     def _run_log(self, initial: ArrayRecord | None, num_rounds: int) -> Iterator[RunLog | None]:
@@ -464,7 +466,7 @@ class SafariStrategy(Strategy):
             if self.run is None:
                 yield None
                 return
-            log = RunLog.open(self.run, self.config, self.layout, self._methods.client.server, self._sampling)
+            log = self._open_log(self.run)
             with log.run.writing():
                 found = log.load(self._progress())
                 self._server, self.roster = found.server, found.roster

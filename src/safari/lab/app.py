@@ -26,10 +26,13 @@ from safari.flower.strategy import SafariStrategy
 from safari.lab.invitations import write_private
 from safari.presets import preset
 from safari.pruning import Batch
+from safari.text import visible
 from safari.toml import parse_setting
 from safari.training import evaluate
 
 server, client = ServerApp(), ClientApp()
+# Characters of the reason for which a run has ended.
+_LONGEST_FAILURE = 1000
 
 
 def config_of(settings: Mapping[str, Any]) -> Config:
@@ -86,14 +89,15 @@ def check(settings: Mapping[str, Any], run: Path) -> None:
 
 @server.main()
 def serve(grid: Grid, context: Context) -> None:
-    """All rounds; the run's folder then holds what happened, and the file `failure` why it ended early."""
+    """All rounds; the run's folder then holds what happened. If they end early, the file `failure` says why."""
     settings: dict[str, Any] = {**context.run_config}
     try:
         _serve(grid, settings)
     except Exception as error:
         # The command that waits for this app is another process, and cannot see its log.
         kind = "" if isinstance(error, SafariError) else f"{type(error).__name__}: "
-        write_private(Path(settings["failure"]), f"{kind}{error}".encode(errors="replace"))
+        # Clients may have chosen parts of it: nothing that a terminal would act on.
+        write_private(Path(settings["failure"]), visible(f"{kind}{error}", _LONGEST_FAILURE).encode())
         raise
 
 

@@ -27,7 +27,7 @@ from flwr.cli.build import build_fab_from_disk
 from safari.errors import RunError, SafariError
 from safari.lab.gate import ask_to_join
 from safari.lab.invitations import Invitations, app_digest, open_invitations, own_key, write_private
-from safari.lab.processes import end_family, kept
+from safari.lab.processes import end_family, supervised
 from safari.net.certificates import Certificates, fetch_authority, fingerprint, make_certificates
 from safari.net.udp import bound
 from safari.runs import RoundRecord, RunFolder
@@ -39,11 +39,11 @@ from safari.view.server import listen
 TOKEN_VARIABLE = "SAFARI_NET_TOKEN"
 # Seconds for a SuperLink to listen, and for `flwr` to answer.
 _START, _ANSWER = 120.0, 120.0
-# Seconds for what an earlier server has left to end, for which a SuperLink holds on to a client that is gone, and
-# between two tries of such a client.
-_LEFT, _HELD, _TRY = 30.0, 90.0, 10.0
-# Characters of the reason for which a run has ended.
-_LONGEST_WHY = 1000
+# Seconds in which the processes of an earlier server must have ended.
+_LEFT = 30.0
+# A SuperLink turns a client away until the heartbeat of its earlier process is overdue, which takes up to a minute. So
+# long, in seconds, a client tries again, with this pause; a SuperNode that ran for longer was not turned away.
+_TURNED_AWAY, _PAUSE = 90.0, 10.0
 # Between two looks at the records, and at the run's state.
 _LOOK, _LOOK_AT_STATE = 0.5, 20.0
 _APP = {
@@ -279,7 +279,7 @@ def follow(lab: Lab, check: Callable[[], None], tell: Callable[[Record], None]) 
 
 
 def wait_until_free(lab: Lab) -> None:
-    """Wait for an earlier server's processes, which end soon after it, to let go of the run; or RunError."""
+    """Wait until no process of an earlier server writes the run; RunError if one still does after `_LEFT` seconds."""
     end = time.monotonic() + _LEFT
     while (lab.run / "config.toml").exists():
         try:
@@ -340,7 +340,7 @@ def join(
     folder = store_path().parent / "net" / f"{re.sub(r'[^A-Za-z0-9.]', '_', host)}-{port}-{client}"
     root, key = folder / "ca.crt", folder / "node.key"
     write_private(root, authority)
-    end = time.monotonic() + (_HELD if key.exists() else 0.0)
+    end = time.monotonic() + (_TURNED_AWAY if key.exists() else 0.0)
     ask_to_join(address, root, client, token, own_key(key), clients)
     arguments = [
         *("--root-certificates", root),
@@ -357,13 +357,13 @@ def join(
         finally:
             end_family(process)
         now = time.monotonic()
-        if not code or now - began > _TRY or now > end:
+        if not code or now - began > _PAUSE or now > end:
             return code
         tell(
             f"the SuperNode ended with exit code {code}: if this client was killed, the server may hold its place for "
             f"up to a minute. Trying again, for {end - now:.0f} s more"
         )
-        time.sleep(_TRY)
+        time.sleep(_PAUSE)
 
 
 def own_address() -> str:
@@ -386,7 +386,7 @@ def _program(name: str) -> str:
 
 def _start(command: list[Any], folder: Path, log: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        kept(command),
+        supervised(command),
         env=_environment(folder),
         cwd=folder,
         stdin=subprocess.DEVNULL,
@@ -458,7 +458,7 @@ def _flwr(lab: Lab, *arguments: object) -> dict[str, Any]:
 
 def _refuse_failed(lab: Lab) -> None:
     if lab.failure.exists():
-        why = visible(lab.failure.read_text(encoding="utf-8", errors="replace"), _LONGEST_WHY)
+        why = lab.failure.read_text(encoding="utf-8")
         raise SafariError(f"the run ended after {rounds_done(lab)} of {lab.settings['rounds']} rounds: {why}")
 
 

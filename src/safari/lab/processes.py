@@ -1,7 +1,7 @@
 """Processes and their descendants, which may have sessions of their own.
 
-Run as a program, with a process number and a command: keeps the command, and all that it starts, running for as long as
-that process is there. A process that is killed (`kill -9`) can end nothing itself.
+Run as a program, with the number of its parent and a command, this module is a supervisor: it starts the command, and
+ends it and all that it started when the parent is gone. A parent that is killed (`kill -9`) cannot do that itself.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from collections.abc import Iterator, Sequence
 GRACE, _LOOK = 10.0, 1.0
 
 
-def kept(command: Sequence[object]) -> list[str]:
-    """A command that ends when this process does, however that was."""
-    # By its path: a process that only waits need not import the package, nor anything from where it runs.
+def supervised(command: Sequence[object]) -> list[str]:
+    """The command under a supervisor, so that it ends when this process ends, in whichever way."""
+    # By path, and with -P: the supervisor imports neither the package nor anything from the folder in which it runs.
     return [sys.executable, "-P", __file__, str(os.getpid()), *map(str, command)]
 
 
@@ -76,8 +76,8 @@ def family(pid: int) -> list[int]:
     return found
 
 
-def _keep(parent: int, command: Sequence[str]) -> int:
-    # What ends this process ends the other, too: SystemExit passes through the `finally`.
+def _supervise(parent: int, command: Sequence[str]) -> int:
+    # SIGTERM as an exception, so that `finally` ends the command.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     process = subprocess.Popen(command)
     try:
@@ -91,4 +91,4 @@ def _keep(parent: int, command: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_keep(int(sys.argv[1]), sys.argv[2:]))
+    sys.exit(_supervise(int(sys.argv[1]), sys.argv[2:]))

@@ -89,7 +89,7 @@ class _Own:
         def call() -> tuple[State, State]:
             state, up = _pair("finish", "(state, up)", self.own.finish(local))
             vectors = _rows("what finish sends up", up, len(local.model), ndim=2)
-            # Whether it has what init gave is seen where it is kept; the rest of it is gone.
+            # That it has all tensors of `init` is checked where they are stored; others are dropped there.
             return _tensors("the state that finish returns", state), vectors
 
         return hosted(self.where, call)

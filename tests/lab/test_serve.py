@@ -156,6 +156,21 @@ def test_a_port_that_is_taken_is_told_before_a_folder_is_made(tmp_path, kind):
     assert not (tmp_path / "new").exists()
 
 
+WITHOUT = "import sys; sys.modules[sys.argv.pop(1)] = None; from safari.cli import main; main()"
+
+
+@pytest.mark.parametrize("library", ["flwr", "raptorq", "httpx"])
+@pytest.mark.parametrize("command", ["serve", "join localhost:1 --client 0 --clients 2 --token a"])
+def test_an_extra_that_is_missing_is_told(library, command):
+    found = subprocess.run(
+        [sys.executable, "-c", WITHOUT, library, "net", *command.split()], capture_output=True, text=True
+    )
+    assert found.stderr == (
+        f"error: 'safari net' and its gate need {library}: pip install 'safari-fl[flower,net]'\n"
+    )
+    assert found.returncode == 2
+
+
 def test_an_earlier_lab_is_taken_up_again(tmp_path):
     def commands() -> str:
         lab = Lab(tmp_path / "lab", "127.0.0.1", 8000, 8001, SETTINGS)

@@ -24,26 +24,23 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from safari.errors import MissingExtraError, SafariError, brief
+import httpx
+from flwr.proto.control_pb2 import RegisterNodeRequest
+from flwr.proto.fab_pb2 import GetFabResponse
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from safari.errors import SafariError, brief
 from safari.lab.invitations import Invitations, JoinError, app_digest
 from safari.net.certificates import Certificates
 from safari.text import visible
 from safari.view.limits import Limits, Reporter, vouch
 from safari.view.server import PageServer, listen
-
-try:
-    import httpx
-    from flwr.proto.control_pb2 import RegisterNodeRequest
-    from flwr.proto.fab_pb2 import GetFabResponse
-    from flwr.proto.fleet_pb2 import PushMessagesRequest
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-    from starlette.applications import Starlette
-    from starlette.exceptions import HTTPException
-    from starlette.requests import ClientDisconnect, Request
-    from starlette.responses import JSONResponse, Response
-    from starlette.routing import Route
-except ImportError as error:
-    raise MissingExtraError("flwr", "flower,net", "gates of a SuperLink") from error
 
 # What a SuperNode with a registered key calls. Registering by itself is not among it.
 FLEET_CALLS = frozenset(

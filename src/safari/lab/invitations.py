@@ -15,14 +15,11 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from safari.errors import MissingExtraError, SafariError
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
-try:
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-except ImportError as error:
-    raise MissingExtraError("cryptography", "net", "invitations") from error
+from safari.errors import SafariError
 
 _SECRET_BYTES = 32
 # 128 bits, in hexadecimal.

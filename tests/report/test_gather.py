@@ -9,6 +9,7 @@ import torch
 import safari
 from report.made_up import record
 from safari.errors import RunError
+from safari.report.gallery import draw_all
 from safari.report.gather import (
     dense_bytes,
     message_bytes,
@@ -179,3 +180,17 @@ def test_the_similarity_is_that_of_the_page(tmp_path, rule):
     assert newest["round"] == 6
     np.testing.assert_array_equal(arm.similarity, from_line(newest))
     assert np.nanmax(np.abs(from_line(newest))) > 0
+
+
+@pytest.mark.parametrize(("clients", "drawn"), [(256, True), (257, False)])
+def test_similarities_of_more_clients_than_can_be_told_apart_are_not_read(synthetic, clients, drawn):
+    matrix = torch.rand(clients, clients)
+    run = synthetic(
+        {("safari", 0): [record(1)]},
+        {"clients": clients},
+        tensors={"model": torch.zeros(3), "rule.similarity": matrix},
+    )
+    data = read_run(run)
+    (arm,) = data.arms
+    assert (arm.similarity is not None, arm.size) == (drawn, 3)
+    assert any(figure.name.startswith("similarity") for figure in draw_all([data])) == drawn

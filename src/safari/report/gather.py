@@ -13,6 +13,7 @@ from safari.errors import RunError
 from safari.runs import ClientStatus, RoundRecord, RunFolder, RunMetrics, Trial, model_size
 from safari.runs.files import is_there
 from safari.runs.record import number_names
+from safari.runs.similarity import MOST_CLIENTS as MOST_IN_SIMILARITY
 from safari.runs.similarity import matrix_in_checkpoint
 
 Floats = NDArray[np.float64]
@@ -113,7 +114,7 @@ class ArmData:
     status: `status[client, k]` is the `ClientStatus` in the k-th record; no rows beyond `MOST_CLIENTS`.
     stood_in: where another client stood in.
     layers: density and churn of each layer.
-    similarity: the rule's estimate at the last checkpoint; None for a rule that keeps none.
+    similarity: the rule's estimate at the last checkpoint; None for a rule that keeps none, and beyond 256 clients.
     size: how many numbers the model has; None before a checkpoint.
     """
 
@@ -243,7 +244,7 @@ def _read_arm(name: str, trials: Sequence[Trial], run: RunFolder, skipped: list[
 
 def _columns(records: Sequence[RoundRecord], metrics: RunMetrics) -> dict[str, Floats]:
     names = number_names(metrics)
-    rows = [[_float(record.numbers()[name]) for name in names] for record in records]
+    rows = [[_float(numbers[name]) for name in names] for numbers in (r.numbers() for r in records)]
     table = np.array(rows, dtype=np.float64).reshape(len(rows), len(names))
     return {name: table[:, k] for k, name in enumerate(names)}
 
@@ -279,11 +280,13 @@ def _float(value: float | None) -> float:
 
 
 def _from_checkpoint(trial: Trial, clients: int) -> tuple[Floats | None, int | None]:
-    """The similarity matrix, and how many numbers the model has."""
+    """The similarity matrix, unless it is too large to be drawn, and how many numbers the model has."""
     if not is_there(trial.checkpoint, trial.root):
         return None, None
-    matrix = matrix_in_checkpoint(trial.checkpoint, clients, trial.root)
     size = model_size(trial.checkpoint, trial.root)
+    if clients > MOST_IN_SIMILARITY:
+        return None, size
+    matrix = matrix_in_checkpoint(trial.checkpoint, clients, trial.root)
     return None if matrix is None else matrix.astype(np.float64), size
 
 

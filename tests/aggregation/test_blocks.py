@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
-from safari.aggregation import RULES, Compensation, Decision, Server
+from safari.aggregation import RULES, Compensation, Decision, Gate, Ruling, Server
 from safari.aggregation.blocks import arrange
 from safari.aggregation.checks import decide
 from safari.aggregation.compensation import BlockWeights, Round, combine
+from safari.aggregation.memory import LARGEST
 from safari.aggregation.similarity import common_cosines, common_distances, cosines, distances
 from safari.errors import ConfigError, SafariError
 
@@ -356,6 +359,52 @@ def test_pairs_without_common_coordinates_leave_the_similarity_unchanged():
     server = Server.start(torch.zeros(2), 3, "safari")
     server, _ = server.step(dict(enumerate(models)), came=dict(enumerate(came)))
     assert server.state["similarity"].isnan()[0].tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 10**6),
+    refused=st.lists(st.sets(st.integers(0, CLIENTS - 1)), min_size=1, max_size=3),
+    by=st.sampled_from(["NaN", "the gate", "the sum"]),
+    cut=st.sampled_from([0.0, 0.4]),
+    shared=st.booleans(),
+    lost=st.sampled_from([0.0, 0.4, 0.9]),
+)
+def test_whoever_is_refused_might_as_well_have_sent_nothing(rule, seed, refused, by, cut, shared, lost):
+    """Whatever is refused of models that came in part, up to all of them; with a step that keeps moments."""
+    made = server_of(rule, seed)
+    server = Server.start(
+        made.model, CLIENTS, made.rule, parameters=PARAMETERS, steps=["fedavgm"], gate="off"
+    )
+    server, _ = server.step_stacked(list(range(CLIENTS)), round_data(99, seed)[0])
+    for t, bad in enumerate(refused):
+        models, masks = round_data(t, seed, cut)
+        masks = masks[:1].expand_as(masks) if shared else masks
+        models, came = models * masks, in_packets(t, seed, lost=lost)
+        bad = {i for i in bad if (came & masks)[i].any()}
+        models[list(bad)] *= {"NaN": torch.nan, "the gate": 1.0, "the sum": 1e38}[by]
+        models = torch.where(masks, models, 0.0).clamp(-LARGEST, LARGEST)
+        if by == "the gate":
+            ruling = Ruling(refused=dict.fromkeys(bad, "by its id"))
+            server = replace(
+                server, gate=Gate(lambda *_: {}, lambda state, _, ruling=ruling: (ruling, state))
+            )
+        before = server
+        server, outcome = before.step_stacked(
+            list(range(CLIENTS)), models, None, masks, came, same_mask=shared
+        )
+        assert by == "the sum" or outcome.refused.keys() == bad
+        assert server.model.isfinite().all()
+        good = sorted(set(range(CLIENTS)) - outcome.refused.keys())
+        again, expected = before.step_stacked(
+            good, models[good], None, masks[good], came[good], same_mask=shared
+        )
+        assert outcome.arrived == expected.arrived
+        torch.testing.assert_close(server.model, again.model)
+        state = server.state | server.step_state
+        for name, value in (again.state | again.step_state).items():
+            torch.testing.assert_close(state[name], value, equal_nan=True)
 
 
 def test_what_came_must_fit():

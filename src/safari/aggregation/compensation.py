@@ -65,10 +65,11 @@ class Round:
     round; 0 where the server was not told. `stand_ins` says who stood in for whom, as the rule decided: server steps
     see it; for the rule itself it is empty.
 
-    `came` is None where models arrive whole or not at all. Where parts of them arrive, it is True where a
-    number of `models` came. What stands elsewhere says nothing about the client: a rule finds the global model's
-    number there and a mask of False; gates, server steps and the server halves of client algorithms find 0 and the
-    mask that the client sent. `heard` says of which numbers anything came, and `where_heard` leaves the others alone.
+    `came` is None where models arrive whole or not at all, and where nothing arrived. Where parts of them arrive,
+    it is True where a number of `models` came. What stands elsewhere says nothing about the client: a rule finds
+    the global model's number there and a mask of False; gates, server steps and the server halves of client
+    algorithms find 0 and the mask that the client sent. `heard` says of which numbers anything came, and
+    `where_heard` leaves the others alone.
 
     `host_ids` are the ids as the host holds them, where it does; a rule asks for `cohort_ids`, `arrived_ids` and
     `missing_ids`, which are lists of whole numbers and on a GPU cheaper than `arrived.tolist()`.
@@ -88,6 +89,10 @@ class Round:
     lr: float = 0.0
     stand_ins: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     host_ids: HostIds | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.came is not None and not len(self.came):
+            object.__setattr__(self, "came", None)
 
     @cached_property
     def _ids(self) -> tuple[list[int], list[int]]:
@@ -156,7 +161,7 @@ class Round:
     @cached_property
     def heard(self) -> Tensor:
         """A bool for each number of the model: did it come from any arrival?"""
-        if self.came is None or not len(self.came):
+        if self.came is None:
             return self.masks.new_full((self.masks.shape[1],), len(self.arrived) > 0)
         return _any_row(self.came)
 

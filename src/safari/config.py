@@ -355,7 +355,8 @@ class Config:
     )
     data: Plug = _plug(
         "digits",
-        "the data set: digits, cifar10, dialogue, leaf, hf:NAME (the Hugging Face hub, or a path), or your own",
+        "the data set: digits, cifar10, dialogue, leaf, text (a .txt file), hf:NAME (the Hugging Face "
+        "hub, or a path), or your own",
     )
     partition: Plug = _plug(
         "groups",

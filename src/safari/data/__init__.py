@@ -36,6 +36,7 @@ from safari.data.partitions import (
     natural,
     shards,
 )
+from safari.data.text_file import text
 
 DATASETS: dict[str, Callable[..., Data]] = {
     "digits": digits,
@@ -43,6 +44,7 @@ DATASETS: dict[str, Callable[..., Data]] = {
     "dialogue": dialogue,
     "hf": hf,
     "leaf": leaf,
+    "text": text,
 }
 """Data sets by name; the keyword-only parameters of each are its options."""
 
@@ -77,4 +79,5 @@ __all__ = [
     "natural",
     "perplexity_bound",
     "shards",
+    "text",
 ]

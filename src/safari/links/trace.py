@@ -1,24 +1,34 @@
-"""A link that replays what was recorded: a CSV or Parquet file, one row a client and round."""
+"""A link that replays what was recorded: a CSV or Parquet file of who was reachable when."""
 
 from __future__ import annotations
 
 import csv
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TextIO, get_args
 
 import numpy as np
 
-from safari.bounds import path_of
+from safari.bounds import above, path_of
 from safari.errors import ConfigError, DataError, MissingExtraError, one_of
 from safari.links.link import Bools, Link, Setting, State
 
 After = Literal["repeat", "lost", "error"]
-COLUMNS = ("round", "client", "delivered")
+# What a row may say, the most telling form first; each is a set of columns that must be there.
+FORMS = (
+    ("round", "client", "delivered"),
+    ("round", "client"),
+    ("start", "end", "client"),
+    ("time", "client"),
+)
+_WHOLE, _BIT, _WHEN = ("round", "client"), ("delivered",), ("start", "end", "time")
 _TRUE, _FALSE = {"1", "true", "yes"}, {"0", "false", "no"}
-# While it is read a trace takes 19 bytes a row, so this bounds what a file can ask for; then 1 byte.
+# Whole numbers up to here are exact as floats.
+_LARGEST = 2**53
+# While it is read a trace takes up to 24 bytes a row, so this bounds what a file can ask for; then 1 byte a cell.
 MOST_ROWS = 2**26
 # A row has three short cells, whatever else its line may hold.
 MOST_LETTERS = 200_000
@@ -27,23 +37,31 @@ PARQUET_ROW_BYTES, PARQUET_GROUP_BYTES = 64, 1 << 20
 BATCH = 1 << 16
 
 
-def trace(*, file: str = "", after: After = "repeat") -> Link:
-    """Replay a CSV or Parquet file with columns round, client (both from 0) and delivered (0 or 1).
+def trace(*, file: str = "", after: After = "repeat", seconds: float = 60.0) -> Link:
+    """Replay a CSV or Parquet file of who was reachable when; what it does not list is lost.
 
-    `after` says what happens when the run is longer than the trace: start again, lose everything, or stop.
+    Its columns are `round, client` (both count from 0), with `delivered` (0 or 1) if lost messages are listed, too; or
+    `time, client`, where rounds last `seconds` from the earliest time on; or `start, end, client`: reachable in each
+    round that the interval touches. Times are seconds, or dates in ISO 8601. `after` says what happens when the run is
+    longer than the trace: start again, lose everything, or stop.
     """
     if not file:
         raise ConfigError("file must name a CSV or Parquet file, got ''")
     if after not in get_args(After):
         raise ConfigError(one_of("after", after, get_args(After)))
+    above("seconds", seconds, 0)
 
     path = path_of("file", file)
 
     def init(setting: Setting) -> State:
-        table = read_trace(path)
-        if table.shape[1] != setting.clients:
-            raise DataError(f"{file}: holds {table.shape[1]} clients, the run has {setting.clients}")
-        return {"table": table}
+        table = read_trace(path, seconds)
+        clients = table.shape[1]
+        if clients > setting.clients:
+            raise DataError(
+                f"{file}: holds client {clients - 1}, and the run's clients are 0 to {setting.clients - 1}: "
+                "they count from 0"
+            )
+        return {"table": np.pad(table, ((0, 0), (0, setting.clients - clients)))}
 
     def apply(state: State, t: int, rng: np.random.Generator) -> tuple[Bools, State]:
         table = state["table"]
@@ -56,8 +74,8 @@ def trace(*, file: str = "", after: After = "repeat") -> Link:
     return Link(init, apply, (lambda state: len(state["table"])) if after == "error" else None)
 
 
-def read_trace(path: Path) -> Bools:
-    """The file as `bool[rounds, clients]`; every pair must be there exactly once.
+def read_trace(path: Path, seconds: float = 60.0) -> Bools:
+    """The file as `bool[rounds, clients]`, False where it lists nothing.
 
     Rows are read a few at a time, and no more than `MOST_ROWS` of them.
     """
@@ -69,72 +87,103 @@ def read_trace(path: Path) -> Bools:
         rows = _read_csv(path)
     else:
         raise DataError(f"{path}: a trace must end in .csv or .parquet, got {path.suffix!r}")
-    return _table(path, *rows.columns())
+    return _table(rows, seconds)
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows as they come: 17 bytes each."""
+    """Rows as they come, by column: 8 bytes a cell."""
 
     path: Path
-    rounds: array[int]
-    clients: array[int]
-    delivered: bytearray
+    cells: dict[str, array[float]]
 
     @classmethod
-    def none(cls, path: Path) -> _Rows:
-        return cls(path, array("q"), array("q"), bytearray())
+    def of(cls, path: Path, names: Sequence[str]) -> _Rows:
+        form = next((form for form in FORMS if set(form) <= set(names)), None)
+        if form is None:
+            known = "; or ".join(", ".join(form) for form in FORMS)
+            raise DataError(
+                f"{path}: needs columns {known}; got {', '.join(map(str, names))[:100] or 'none'}"
+            )
+        return cls(path, {name: array("d") for name in form})
+
+    def __len__(self) -> int:
+        return len(self.cells["client"])
 
     def check(self, more: int) -> None:
         """Raise if there would be too many."""
-        if len(self.delivered) + more > MOST_ROWS:
+        if len(self) + more > MOST_ROWS:
             raise DataError(f"{self.path}: a trace must have at most {MOST_ROWS} rows, found more")
 
-    def columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        rounds, clients = (np.frombuffer(column, np.int64) for column in (self.rounds, self.clients))
-        return rounds, clients, np.frombuffer(self.delivered, np.bool_)
+    def column(self, name: str) -> np.ndarray:
+        return np.frombuffer(self.cells[name], np.float64)
 
 
-def _table(path: Path, rounds: np.ndarray, clients: np.ndarray, delivered: np.ndarray) -> Bools:
-    if len(rounds) == 0:
+def _table(rows: _Rows, seconds: float) -> Bools:
+    path = rows.path
+    if not len(rows):
         raise DataError(f"{path}: holds no rows")
-    if min(rounds.min(), clients.min()) < 0:
-        raise DataError(f"{path}: round and client count from 0, got {min(rounds.min(), clients.min())}")
-    shape = (int(rounds.max()) + 1, int(clients.max()) + 1)
-    cells = shape[0] * shape[1]
-    if cells != len(rounds):
+    first, last = _rounds(rows, seconds)
+    clients = rows.column("client").astype(np.int64)
+    lowest = int(min(first.min(), clients.min()))
+    if lowest < 0:
+        raise DataError(f"{path}: round and client count from 0, got {lowest}")
+    shape = (int(last.max()) + 1, int(clients.max()) + 1)
+    if shape[0] * shape[1] > MOST_ROWS:
         raise DataError(
-            f"{path}: {shape[0]} rounds of {shape[1]} clients need {cells} rows, got {len(rounds)}"
+            f"{path}: rounds times clients must be at most {MOST_ROWS}, got {shape[0]} rounds of {shape[1]} clients"
         )
-    seen = np.zeros(shape, dtype=bool)
-    seen[rounds, clients] = True
-    if not seen.all():
-        t, client = np.unravel_index(int(seen.argmin()), shape)
-        raise DataError(f"{path}: no row for round {t} and client {client}, and another one twice")
-    table = np.zeros(shape, dtype=bool)
-    table[rounds, clients] = delivered
-    return table
+    reachable = np.zeros((shape[0] + 1, shape[1]), dtype=np.int32)
+    if "delivered" in rows.cells:
+        delivered = rows.column("delivered") > 0
+        np.add.at(reachable, (first, clients), 1)
+        if (reachable > 1).any():
+            t, client = np.unravel_index(int((reachable > 1).argmax()), reachable.shape)
+            raise DataError(f"{path}: round {t} and client {client} stand there more than once")
+        table = np.zeros(shape, dtype=bool)
+        table[first, clients] = delivered
+        return table
+    # One more from the first round on, one fewer after the last: intervals of any length cost the same.
+    np.add.at(reachable, (first, clients), 1)
+    np.add.at(reachable, (last + 1, clients), -1)
+    return reachable[:-1].cumsum(0) > 0
+
+
+def _rounds(rows: _Rows, seconds: float) -> tuple[np.ndarray, np.ndarray]:
+    """The first and the last round of each row."""
+    if "round" in rows.cells:
+        rounds = rows.column("round").astype(np.int64)
+        return rounds, rounds
+    start = rows.column("start" if "start" in rows.cells else "time")
+    end = rows.column("end") if "end" in rows.cells else start
+    if (end < start).any():
+        row = int((end < start).argmax())
+        raise DataError(f"{rows.path}: end must not be before start, got {end[row]:g} after {start[row]:g}")
+    first = np.floor((start - start.min()) / seconds)
+    # An interval that ends as a round begins does not reach into that round.
+    last = np.maximum(first, np.ceil((end - start.min()) / seconds) - 1)
+    if last.max() > MOST_ROWS:
+        raise DataError(
+            f"{rows.path}: must have at most {MOST_ROWS} rounds of {seconds:g} seconds, got {last.max():.0f}"
+        )
+    return first.astype(np.int64), last.astype(np.int64)
 
 
 def _read_csv(path: Path) -> _Rows:
-    rows = _Rows.none(path)
     try:
         # Spreadsheets put a byte order mark in front of the first column's name: "-sig" takes it away.
         with path.open(newline="", encoding="utf-8-sig") as handle:
             reader = csv.DictReader(_lines(path, handle))
-            _need_columns(path, reader.fieldnames or [])
+            rows = _Rows.of(path, list(reader.fieldnames or []))
             for row in reader:
-                cells = _cells(row)
-                if cells is None:
+                numbers = [_number(name, row[name]) for name in rows.cells]
+                if None in numbers:
                     found = ",".join(str(value) for value in row.values())
-                    raise DataError(
-                        f"{path}, line {reader.line_num}: "
-                        f"expected two whole numbers and 0 or 1, got {found[:100]!r}"
-                    )
+                    wanted = ", ".join(f"{name}: {_MEANING[name]}" for name in rows.cells)
+                    raise DataError(f"{path}, line {reader.line_num}: expected {wanted}; got {found[:100]!r}")
                 rows.check(1)
-                rows.rounds.append(cells[0])
-                rows.clients.append(cells[1])
-                rows.delivered.append(cells[2])
+                for cell, number in zip(rows.cells.values(), numbers, strict=True):
+                    cell.append(number)  # type: ignore[arg-type]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: not a readable CSV trace: {error}") from error
     return rows
@@ -148,15 +197,31 @@ def _lines(path: Path, handle: TextIO) -> Iterator[str]:
         yield line
 
 
-def _cells(row: Mapping[str, str | None]) -> tuple[int, int, bool] | None:
-    texts = [(row[column] or "").strip().lower() for column in COLUMNS]
+_MEANING = {
+    **dict.fromkeys(_WHOLE, "a whole number"),
+    **dict.fromkeys(_BIT, "0 or 1"),
+    **dict.fromkeys(_WHEN, "seconds or a date"),
+}
+
+
+def _number(name: str, text: str | None) -> float | None:
+    """A cell as a number; None where it is none of its column's kind."""
+    text = (text or "").strip().lower()
+    if name in _BIT:
+        return float(text in _TRUE) if text in _TRUE | _FALSE else None
     try:
-        t, client = (int(text) for text in texts[:2])
-    except ValueError:
+        if name in _WHOLE:
+            return float(int(text)) if abs(int(text)) < _LARGEST else None
+        number = float(text) if text.replace(".", "", 1).isdigit() else _seconds(text)
+    except (ValueError, OverflowError):
         return None
-    if texts[2] not in _TRUE | _FALSE or max(abs(t), abs(client)) >= 2**63:
-        return None
-    return t, client, texts[2] in _TRUE
+    return number if abs(number) < _LARGEST else None
+
+
+def _seconds(text: str) -> float:
+    """A date as seconds; one that names no time zone is in UTC."""
+    when = datetime.fromisoformat(text.upper())
+    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
 
 
 def _read_parquet(path: Path) -> _Rows:
@@ -165,34 +230,47 @@ def _read_parquet(path: Path) -> _Rows:
         import pyarrow.parquet as parquet
     except ImportError as error:
         raise MissingExtraError("pyarrow", "parquet", "Parquet traces") from error
-    rows = _Rows.none(path)
     try:
         with parquet.ParquetFile(path) as file:
-            _need_columns(path, file.schema_arrow.names)
-            _check_footer(path, file.metadata)
-            for batch in file.iter_batches(BATCH, columns=list(COLUMNS), use_threads=False):
+            rows = _Rows.of(path, file.schema_arrow.names)
+            _check_footer(path, file.metadata, list(rows.cells))
+            for batch in file.iter_batches(BATCH, columns=list(rows.cells), use_threads=False):
                 rows.check(batch.num_rows)
-                columns = {name: batch.column(name) for name in COLUMNS}
-                for name, column in columns.items():
+                for name, cell in rows.cells.items():
+                    column = batch.column(name)
                     if column.null_count:
                         raise DataError(f"{path}: column {name} has {column.null_count} empty cells")
-                rounds, clients = (columns[name].cast(pyarrow.int64()) for name in COLUMNS[:2])
-                rows.rounds.frombytes(rounds.to_numpy(zero_copy_only=False).tobytes())
-                rows.clients.frombytes(clients.to_numpy(zero_copy_only=False).tobytes())
-                rows.delivered.extend(_delivered(path, columns["delivered"], pyarrow.bool_()).tobytes())
+                    cell.frombytes(_numbers(path, name, column, pyarrow).astype(np.float64).tobytes())
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a readable Parquet trace: {error}") from error
     return rows
 
 
-def _check_footer(path: Path, footer: Any) -> None:
+def _numbers(path: Path, name: str, column: Any, pyarrow: Any) -> np.ndarray:
+    """A column's cells as numbers."""
+    if name in _BIT:
+        return _delivered(path, column, pyarrow.bool_())
+    if name in _WHOLE:
+        return np.asarray(column.cast(pyarrow.int64()).to_numpy(zero_copy_only=False))
+    if pyarrow.types.is_timestamp(column.type):
+        column = column.cast(pyarrow.timestamp("us", column.type.tz)).cast(pyarrow.int64())
+        return np.asarray(column.to_numpy(zero_copy_only=False)) / 1e6
+    numbers = np.asarray(column.cast(pyarrow.float64()).to_numpy(zero_copy_only=False))
+    if not (np.abs(numbers) < _LARGEST).all():
+        raise DataError(
+            f"{path}: column {name} must hold seconds or dates, got {numbers[~(np.abs(numbers) < _LARGEST)][0]}"
+        )
+    return numbers
+
+
+def _check_footer(path: Path, footer: Any, names: Sequence[str]) -> None:
     """Raise where the file says of itself that it holds more than a trace can."""
     if footer.num_rows > MOST_ROWS:
         raise DataError(f"{path}: a trace must have at most {MOST_ROWS} rows, got {footer.num_rows}")
     for number in range(footer.num_row_groups):
         group = footer.row_group(number)
         chunks = [group.column(i) for i in range(group.num_columns)]
-        size = sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.split(".")[0] in COLUMNS)
+        size = sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.split(".")[0] in names)
         most = PARQUET_GROUP_BYTES + PARQUET_ROW_BYTES * group.num_rows
         if size > most:
             problem = f"{group.num_rows} rows must take at most {most} bytes uncompressed, got {size}"
@@ -204,10 +282,3 @@ def _delivered(path: Path, column: Any, kind: Any) -> np.ndarray:
     if raw.dtype.kind in "iuf" and not np.isin(raw, (0, 1)).all():
         raise DataError(f"{path}: delivered must be 0 or 1, got {raw[~np.isin(raw, (0, 1))][0]}")
     return np.asarray(column.cast(kind).to_numpy(zero_copy_only=False))
-
-
-def _need_columns(path: Path, found: object) -> None:
-    names = list(found)  # type: ignore[call-overload]
-    missing = [column for column in COLUMNS if column not in names]
-    if missing:
-        raise DataError(f"{path}: needs columns {', '.join(COLUMNS)}; missing {', '.join(missing)}")

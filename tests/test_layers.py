@@ -27,6 +27,7 @@ LEVELS = (
         "text",
         "toml",
         "hosting",
+        "kinds",
         "presets",
         "trust",
         "plugins",

@@ -239,7 +239,9 @@ def test_options_are_the_keyword_only_parameters() -> None:
             "uplink.steps must be a whole number, got 1.5",
             "uplink.p must be a number, got 'high'",
         ]),
-        (plain, {"steps": 1, "a": 1}, ["uplink.a is not an option (allowed: p, steps)"]),
+        (plain, {"steps": 1, "a": 1}, [
+            "uplink.a must be an argument by name alone: write `def plain(*args, a, b='x', p=0.3, steps, **rest)`"
+        ]),
         (lambda: None, {"p": 1}, ["uplink.p is not an option (allowed: none)"]),
         (loose, {"x": object}, []),
         (Net, {"width": "wide"}, ["uplink.width must be a whole number, got 'wide'"]),

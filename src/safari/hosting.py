@@ -67,7 +67,7 @@ def factory_of(
     factory: Callable[..., Any] = resolve(kind, name_field(kind, field), name, builtin)
     if not callable(factory):
         raise ConfigError(f"{where} is not a function, got {brief(factory)}")
-    problems = hosted(where, partial(check_options, field, factory, options))
+    problems = hosted(where, partial(check_options, field, factory, options, positional))
     if problems:
         raise ConfigError(problems)
     check_call(where, factory, positional, options)

@@ -27,6 +27,8 @@ T = TypeVar("T")
 _BEYOND_FLOAT = 2**1023
 # Of a class, by field; cached, because they would take a third of the time in which an experiment's cases are read.
 type_hints = functools.cache(typing.get_type_hints)
+# Arguments that a model may take by position besides the shape and the classes: see `named_arguments`.
+_OFFERED = ("tokens", "labels")
 # What was loaded from installed packages, by kind and name.
 _from_entry_points: dict[tuple[str, str], Any] = {}
 
@@ -132,15 +134,26 @@ def _hints(function: Any) -> dict[str, Any]:
         return {}
 
 
-def check_options(field: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> list[str]:
-    """What is wrong with these options: unknown names, wrong types, missing ones. A line each."""
+def check_options(
+    field: str, factory: Callable[..., Any], options: Mapping[str, Any], positional: Sequence[str] = ()
+) -> list[str]:
+    """What is wrong with these options: unknown names, wrong types, missing ones. A line each.
+
+    >>> def prox(mu=0.1): ...
+    >>> check_options("client", prox, {"mu": 0.2})
+    ['client.mu must be an argument by name alone: write `def prox(*, mu=0.1)`']
+    """
     known = {option.name: option for option in options_of(factory)}
     allowed = ", ".join(known) or "none"
-    problems = not_there(
-        field,
-        [f"{field}.{name}" for name in options if name not in known],
-        lambda name: f"is not an option (allowed: {allowed}){did_you_mean(name[len(field) + 1 :], known)}",
-    )
+    movable = _movable(factory, positional)
+
+    def problem(path: str) -> str:
+        name = path[len(field) + 1 :]
+        if name in movable:
+            return f"must be an argument by name alone: write `{_by_name(factory, movable)}`"
+        return f"is not an option (allowed: {allowed}){did_you_mean(name, known)}"
+
+    problems = not_there(field, [f"{field}.{name}" for name in options if name not in known], problem)
     problems += [
         f"{field}.{name} must be {spell(known[name].hint)}, got {brief(value)}"
         for name, value in options.items()
@@ -162,18 +175,36 @@ def check_call(
     Traceback (most recent call last):
     ...
     safari.errors.ConfigError: uplink.name: my.py:link must take no arguments by position, \
-and options by name alone, as in def link(*, p=0.3); missing a required argument: 'p'
+and options by name alone, as in def link(*, p); missing a required argument: 'p'
     """
     try:
         inspect.signature(factory).bind(*positional, **options)
     except TypeError as error:
         taken = f"the arguments ({', '.join(positional)})" if positional else "no arguments"
-        example = ", ".join([*positional, "*", "p=0.3"])
-        called = getattr(factory, "__name__", "f")
+        movable = _movable(factory, positional)
+        example = f"def {_name(factory)}({', '.join([*positional, '*', 'p=0.3'])})"
         raise ConfigError(
             f"{where} must take {taken} by position, and options by name alone, "
-            f"as in def {called}({example}); {error}"
+            f"as in {_by_name(factory, movable) if movable else example}; {error}"
         ) from error
+
+
+def _movable(factory: Callable[..., Any], positional: Sequence[str]) -> list[str]:
+    """The names of arguments that could be options, were they given by name alone."""
+    taken = [p for p in inspect.signature(factory).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    return [p.name for p in taken[len(positional) :] if p.name not in _OFFERED]
+
+
+def _by_name(factory: Callable[..., Any], movable: Sequence[str]) -> str:
+    """A function's first line with these arguments by name alone."""
+    parameters = inspect.signature(factory).parameters.values()
+    plain = [p.replace(annotation=p.empty) for p in parameters]
+    own = [p.replace(kind=p.KEYWORD_ONLY) if p.name in movable else p for p in plain]
+    return f"def {_name(factory)}{inspect.Signature(sorted(own, key=lambda p: p.kind))}"
+
+
+def _name(factory: Callable[..., Any]) -> str:
+    return getattr(factory, "__name__", "f")
 
 
 def named_arguments(factory: Callable[..., Any], **offered: Any) -> dict[str, Any]:

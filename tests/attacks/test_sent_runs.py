@@ -286,7 +286,7 @@ def test_of_the_running_script_only_what_it_defines_itself_can_be_named(sent, mo
     monkeypatch.setattr(sys.modules["__main__"], "rmtree", shutil.rmtree, raising=False)
     text = (sent / "config.toml").read_text()
     (sent / "config.toml").write_text(text.replace("evil/lib.py:rule", "__main__:rmtree"))
-    with pytest.raises(ConfigError, match="arms: __main__ does not define 'rmtree' itself"):
+    with pytest.raises(ConfigError, match="arms: own: __main__ does not define 'rmtree' itself"):
         package.resume(sent, from_round=0)
 
 
@@ -560,7 +560,7 @@ def test_a_list_of_plug_ins_that_is_damaged_is_named(sent, text):
 
 def test_a_missing_plug_in_is_reported_as_before(sent):
     shutil.rmtree("evil")
-    with pytest.raises(ConfigError, match=r"^arms: no such file: evil/lib.py \(paths are relative"):
+    with pytest.raises(ConfigError, match=r"^arms: own: no such file: evil/lib.py \(paths are relative"):
         package.resume(unfinished(sent))
 
 

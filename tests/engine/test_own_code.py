@@ -255,7 +255,7 @@ LINKS = {
     "scalar_state": f"{ARRAYS}, got float as 'n'",
     "word_state": f"{ARRAYS}, got ndarray of <U1 and shape [1] as 'n'",
     "positional": " must take no arguments by position, and options by name alone, "
-    "as in def positional(*, p=0.3); missing a required argument: 'p'",
+    "as in def positional(*, p); missing a required argument: 'p'",
     "at_once": f" raised ValueError: on two lines {at('two lines')}",
     "twice": ": the probability of client 0 must lie between 0 and 1, got 2.0 at the start",
     "polite": ": p must be nice, got 3",

@@ -305,10 +305,10 @@ def test_wrong_rules_and_pruners(mine, tmp_path):
         f"arms must be one of {NAMES}; got 'dorp' (did you mean 'drop'?); "
         "your own goes in as file.py:name or package.module:name",
         "arms: mine.py:not_a_link must return a Compensation, got 3",
-        "arms.x is not an option (allowed: none)",
+        "arms: d.x is not an option (allowed: none)",
     ]
     mine |= {"arms": ["drop", "mine.py:refusing"], "pruning": {}}
-    assert check(parse(mine)) == ["arms: refusing: mine.py:refusing: clients must be even, got 4"]
+    assert check(parse(mine)) == ["arms: mine.py:refusing: clients must be even, got 4"]
     with pytest.raises(safari.SafariError):
         safari.run(mine, "run")
     assert not (tmp_path / "run").exists()
@@ -424,3 +424,32 @@ def test_a_client_without_samples_is_told_with_both_numbers(mine, tmp_path):
         "partition: client 2 must hold at least one sample, each between 0 and 79; "
         "got none, with 4 clients and 80 samples"
     ]
+
+
+def test_an_arm_is_named_in_what_is_said_of_its_rule(mine):
+    mine["arms"] = [
+        {"name": "a", "rule": "fedau", "cutoff": 0},
+        {"name": "b", "rule": "fedau", "cut": 1},
+        {"rule": "cluster-fedvarp", "clusters": 0},
+        {"name": "c", "rule": "fedu"},
+    ]
+    first, second, third, fourth = check(parse(mine))
+    assert first == "arms: a: cutoff must lie between 1 and 1000000000, got 0"
+    assert second.startswith("arms: b.cut is not an option (allowed: cutoff)")
+    assert third.startswith("arms: cluster-fedvarp: clusters must ")
+    assert fourth.startswith("arms: c must be one of ")
+
+
+def test_an_option_that_is_not_by_name_alone_is_shown_as_it_has_to_be_written(mine, tmp_path):
+    (tmp_path / "loose.py").write_text(
+        "def prox(mu=0.1): ...\n"
+        "def wide(shape, classes, tokens=0, hidden: int = 4, *, more=1): ...\n"
+        "def shares(labels, clients, rng, share): ...\n"
+    )
+    mine["client"] = {"name": "loose.py:prox", "mu": 0.2}
+    mine["model"] = {"name": "loose.py:wide", "hidden": 8}
+    mine["partition"] = {"name": "loose.py:shares"}
+    found = {problem.partition(" ")[0]: problem for problem in check(parse(mine))}
+    assert found["client.mu"].endswith("write `def prox(*, mu=0.1)`")
+    assert found["model.hidden"].endswith("write `def wide(shape, classes, tokens=0, *, hidden=4, more=1)`")
+    assert "as in def shares(labels, clients, rng, *, share)" in found["partition.name:"]

@@ -218,14 +218,14 @@ def test_a_rule_whose_default_has_changed_is_not_the_same(
 
         return rule
 
-    monkeypatch.setitem(RULES, "mine", version(1))
+    monkeypatch.setitem(RULES.builtin, "mine", version(1))
     experiment, out = tiny(tmp_path, arms=["mine"], seeds=1), tmp_path / "out"
     execute(todo(experiment, out), out, Listener())
     results = done(experiment, out)
     assert results.entries["tiny"]["cases"]["mag"]["arms"]["mine"]["defaults"] == {"k": 1}
     assert todo(experiment, out) == todo(experiment, tmp_path / "elsewhere", results) == []
 
-    monkeypatch.setitem(RULES, "mine", version(2))
+    monkeypatch.setitem(RULES.builtin, "mine", version(2))
     assert len(todo(experiment, tmp_path / "elsewhere", results)) == 2
     # Where its rounds lie they are not taken for the new rule's.
     failed = execute(todo(experiment, out), out, Listener()).failed

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ def decide(rule: Compensation, state: State, round: Round) -> tuple[Decision, St
         raise ConfigError(f"{rule.name}: apply must return (Decision, state), got {describe(found)}")
     decision, following = found
     _decision(rule.name, decision, round)
+    decision = replace(decision, stand_ins=_plain_ids(rule.name, decision.stand_ins))
     return decision, check_state(rule.name, "apply", following)
 
 
@@ -108,6 +110,14 @@ def _decision(name: str, decision: Decision, round: Round) -> None:
         return
     recalled = _recalled(name, decision.b, decision.recalled, round)
     _weights(name, "b", decision.b, len(recalled), "rows of recalled", round)
+
+
+def _plain_ids(name: str, stand_ins: Mapping[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
+    """Who stood in for whom by Python's whole numbers, which records can hold."""
+    try:
+        return {whole("a client", j): tuple(whole_ids("a list", who)) for j, who in stand_ins.items()}
+    except SafariError as error:
+        raise ConfigError(f"{name}: stand_ins must map client ids to lists of them: {error}") from error
 
 
 def _recalled(name: str, b: Any, recalled: Any, round: Round) -> Tensor:

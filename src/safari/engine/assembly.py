@@ -248,8 +248,7 @@ def _start_client(world: World) -> None:
 
 def _start_rule(arm: Arm, world: World) -> None:
     rule = world.rules[arm.name]
-    size = len(world.parts), world.layout.size, world.device
-    call_own("rule", f"arms: {arm.name}", arm.rule, partial(rule.init, *size))
+    rule.init(len(world.parts), world.layout.size, world.device)
     if is_own("rule", arm.rule.name):
         rehearse(world, rule)
 

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from safari import aggregation
-from safari.aggregation import GATES, RULES, STEPS, Compensation, Gate, ServerStep, gate_of
+from safari.aggregation import GATES, RULES, STEPS, Compensation, Gate, ServerStep
 from safari.aggregation.steps import steps_of
 from safari.config import Config, Plug
 from safari.data import DATASETS, PARTITIONS, Data, as_data
@@ -111,12 +110,12 @@ def parts_of(config: Config) -> Parts:
     for direction in ("uplink", "downlink"):
         plug: Plug = getattr(config, direction)
         found[direction] = attempt(partial(link_of, direction, plug.name, plug.options, config.clients))
-    rules = {arm.name: attempt(partial(rule_of, arm.rule)) for arm in config.arms}
+    rules = {arm.name: attempt(partial(rule_of, arm.rule, f"arms: {arm.name}")) for arm in config.arms}
     plugs = [(plug.name, plug.options) for plug in config.aggregation.steps]
     average = running_average_of(found["client"] or ClientAlgorithm(), config.aggregation.average)
     found["steps"] = attempt(lambda: steps_of(plugs, average))
     gate = config.aggregation.gate
-    found["gate"] = attempt(lambda: gate_of(gate.name, gate.options))
+    found["gate"] = attempt(lambda: GATES.build(gate.name, gate.options))
     attempt(lambda: device_of(config))
     if found["client"] is not None and task is not None:
         attempt(lambda: found["client"].check(task))
@@ -146,9 +145,9 @@ def check_names(config: Config, problems: Problems) -> None:
     problems.attempt(lambda: parts_of(config))
 
 
-def rule_of(plug: Plug) -> Compensation:
-    """The rule that an arm names."""
-    return aggregation.rule_of(plug.name, plug.options)
+def rule_of(plug: Plug, where: str = "arms") -> Compensation:
+    """The rule that an arm names; `where` is what messages about it begin with."""
+    return RULES.build(plug.name, plug.options, where)
 
 
 def load_data(config: Config, parts: Parts | None = None) -> Data:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from safari.aggregation import rule_defaults
+from safari.aggregation import RULES
 from safari.config import Arm, Config
 from safari.errors import RunError
 from safari.runs import CLASSIFICATION, RunMetrics, Trial, read_checkpoint, read_lines, summarise_trial
@@ -207,7 +207,7 @@ def maker_of(arm: Arm) -> dict[str, dict[str, Any]]:
     rule, own = arm.rule, {"set": dict(arm.set)} if arm.set else {}
     return {
         "rule": {"name": rule.name, **rule.options, **own},
-        "defaults": rule_defaults(rule.name, rule.options),
+        "defaults": RULES.defaults(rule.name, rule.options) or {},
     }
 
 

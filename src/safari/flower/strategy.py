@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor, nn
 
-from safari.aggregation import Compensation, Outcome, Server, gate_of, rule_of
+from safari.aggregation import GATES, RULES, Compensation, Outcome, Server
 from safari.aggregation.steps import steps_of
 from safari.config import Config
 from safari.errors import ConfigError, RunError, SafariError
@@ -119,7 +119,7 @@ class SafariStrategy(Strategy):
         self._methods.check(download, upload, datagrams is not None)
         self.datagrams = datagrams
         arm = self.config.arms[0].rule
-        self.rule = rule if isinstance(rule, Compensation) else rule_of(arm.name, arm.options)
+        self.rule = rule if isinstance(rule, Compensation) else RULES.build(arm.name, arm.options)
         if self.rule.overrides_network:
             raise ConfigError(
                 f"rule must take the network as it is, got {self.config.arms[0].name}, which overrides it: "
@@ -503,7 +503,7 @@ class SafariStrategy(Strategy):
                     running_average_of(self._methods.client, self.config.aggregation.average),
                 ),
             ],
-            gate=gate_of(gate.name, gate.options),
+            gate=GATES.build(gate.name, gate.options),
         )
 
     def _take_over(self, arrays: ArrayRecord) -> None:

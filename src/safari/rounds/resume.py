@@ -9,14 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from safari.aggregation import (
+    GATES,
     RULES,
+    STEPS,
     Server,
-    gate_defaults,
-    is_known,
-    is_known_gate,
-    is_known_step,
-    rule_defaults,
-    step_defaults,
     with_tensors,
 )
 from safari.config import Config
@@ -107,7 +103,7 @@ def refuse_changes(saved: Saved | About, config: Config, trial: Trial) -> None:
     if not isinstance(known, Mapping):
         raise RunError(f"{trial.checkpoint} does not say which config it was made under")
     before = dict(known)
-    if before.get("rule") != now["rule"] or not is_known(now["rule"]["name"]):
+    if before.get("rule") != now["rule"] or RULES.defaults(now["rule"]["name"], {}) is None:
         # What another rule, or other options, leave to defaults is no change; nor can that be known of a user's
         # rule that is not loaded, because a run is only looked at.
         before.pop("defaults", None)
@@ -116,10 +112,10 @@ def refuse_changes(saved: Saved | About, config: Config, trial: Trial) -> None:
     steps = config.aggregation.steps
     table = before.get("aggregation")
     same = isinstance(table, Mapping) and table.get("steps") == now["aggregation"]["steps"]
-    if not same or not all(is_known_step(plug.name) for plug in steps):
+    if not same or any(STEPS.defaults(plug.name, {}) is None for plug in steps):
         before.pop("step_defaults", None)
     same = isinstance(table, Mapping) and table.get("gate") == now["aggregation"]["gate"]
-    if not same or not is_known_gate(config.aggregation.gate.name):
+    if not same or GATES.defaults(config.aggregation.gate.name, {}) is None:
         before.pop("gate_defaults", None)
     changes = _changes(before, now)
     if changes:
@@ -139,7 +135,7 @@ def meaning(config: Config, arm: str) -> dict[str, Any]:
     wire = {name: value for name, value in table["wire"].items() if name != "every"}
     wire["feedback"] = config.wire.feeds_back
     # With its name, so that an option that a rule did not have then counts as a change.
-    defaults = {"name": rule.name, **rule_defaults(rule.name, rule.options)}
+    defaults = {"name": rule.name, **(RULES.defaults(rule.name, rule.options) or {})}
     # As pairs, so that an option that was not given then counts as a change.
     table["pruning"]["options"] = sorted(map(list, table["pruning"]["options"].items()))
     held = {name: table["evaluation"][name] for name in ("validation", "clients")}
@@ -149,9 +145,10 @@ def meaning(config: Config, arm: str) -> dict[str, Any]:
         "rule": {"name": rule.name, **rule.options},
         "defaults": defaults,
         "step_defaults": [
-            {"name": plug.name, **step_defaults(plug.name, plug.options)} for plug in config.aggregation.steps
+            {"name": plug.name, **(STEPS.defaults(plug.name, plug.options) or {})}
+            for plug in config.aggregation.steps
         ],
-        "gate_defaults": {"name": gate.name, **gate_defaults(gate.name, gate.options)},
+        "gate_defaults": {"name": gate.name, **(GATES.defaults(gate.name, gate.options) or {})},
     }
     if config.policy.name != "static" or config.local.schedule != "constant":
         # Masks that settle and rates that fall do so by the fraction of the run that is over.

@@ -1,7 +1,7 @@
 """Server steps: what the server does with the change that the weighted sum gave. One file a paper."""
 
 from safari.aggregation.steps.average import average, kept_share, running_average
-from safari.aggregation.steps.registry import STEPS, is_known_step, step_defaults, steps_of
+from safari.aggregation.steps.registry import STEPS, steps_of
 from safari.aggregation.steps.step import ServerStep, advance, chain
 
 __all__ = [
@@ -10,9 +10,7 @@ __all__ = [
     "advance",
     "average",
     "chain",
-    "is_known_step",
     "kept_share",
     "running_average",
-    "step_defaults",
     "steps_of",
 ]

@@ -21,6 +21,7 @@ LEVELS = (
     ("aggregation", "sampling", "training", "links", "data", "runs", "report", "net"),
     ("pruning", "tasks", "models", "wire"),
     (
+        "aliases",
         "bounds",
         "config",
         "modes",

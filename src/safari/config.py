@@ -15,6 +15,7 @@ from datetime import date, time
 from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
+from safari.aliases import field_of, renamed
 from safari.errors import ConfigError, brief, did_you_mean, not_there, one_of
 from safari.modes import ValueMode
 from safari.plugins import fits, spell, type_hints
@@ -467,6 +468,10 @@ def parse(table: Mapping[str, Any]) -> Config:
 def examine(table: Mapping[str, Any]) -> tuple[Config, list[str]]:
     """A Config in which everything wrong has its default, and what is wrong: to look on for more problems."""
     problems: list[str] = []
+    try:
+        table = renamed(table)
+    except ConfigError as error:
+        problems += error.problems
     values = _read(Config, _without_dates(table, "", problems), "", problems)
     clients, cohort = values.get("clients", 10), values.get("cohort", 0)
     if cohort > clients and ("clients" in values or "clients" not in table):
@@ -591,7 +596,8 @@ def override(table: Mapping[str, Any], settings: Sequence[tuple[str, Any]]) -> d
     """
     out: dict[str, Any] = {k: dict(v) if isinstance(v, Mapping) else v for k, v in table.items()}
     given: set[str] = set()
-    for key, value in settings:
+    for name, value in settings:
+        key = field_of(name)
         head, _, rest = key.partition(".")
         given.add(key)
         if not rest:

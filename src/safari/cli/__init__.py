@@ -6,10 +6,15 @@ import contextlib
 import os
 import signal
 import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
 from types import FrameType
+from typing import Any
 
 import click
 
+from safari.aliases import AliasWarning
 from safari.cli.completion import completion
 from safari.cli.init import init
 from safari.cli.list import list_
@@ -61,6 +66,7 @@ for command in (run, resume, view, show, reproduce, list_, validate, init, wire,
 def main() -> None:
     """Run the command; what a user can mend ends in a message and exit code 2, Ctrl-C in 130."""
     signal.signal(signal.SIGTERM, _terminated)
+    warnings.showwarning = partial(_show_warning, warnings.showwarning)
     try:
         # Click returns a command's exit code instead of leaving with it when it does not stand alone.
         sys.exit(cli.main(prog_name="safari", standalone_mode=False))
@@ -97,6 +103,14 @@ def _say(text: str) -> None:
             click.secho("error: ", fg="red", nl=False, err=True)
             # A file's name, or what a file or a client says, may hold what a terminal would act on.
             click.echo(visible(line, _LONGEST), err=True)
+
+
+def _show_warning(usual: Callable[..., None], message: Any, category: type[Warning], *place: Any) -> None:
+    """Print a note about a field's name as other notes; leave other warnings as they are."""
+    if issubclass(category, AliasWarning):
+        click.echo(f"note: {message}", err=True)
+    else:
+        usual(message, category, *place)
 
 
 def _drop_output() -> None:

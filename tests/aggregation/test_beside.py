@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from safari.aggregation import GATES, Gate, Server, to_tensors, with_tensors
-from safari.rounds.half import half_state, half_step
+from safari.rounds.half import half_step
 from safari.training import CLIENTS as ALGORITHMS
 
 SIZE, CLIENTS = 40, 5
@@ -25,8 +25,8 @@ BESIDE = {
 def start(algorithm: str, gate: str | Gate = "norm") -> Server:
     half = ALGORITHMS[algorithm]().server
     assert half is not None
-    steps = [half_step(half, CLIENTS, SIZE)]
-    return Server.start(torch.ones(SIZE), CLIENTS, "drop", steps=steps, gate=gate)
+    algorithm = half_step(half, CLIENTS, SIZE)
+    return Server.start(torch.ones(SIZE), CLIENTS, "drop", algorithm=algorithm, gate=gate)
 
 
 def beside(
@@ -56,7 +56,7 @@ def test_huge_vectors_beside_a_model_are_refused(algorithm: str, giant: float) -
     name = BESIDE[algorithm][0]
     assert len(refused) == 4
     assert all(text.startswith(f"its {name}, beside the model, has a norm of ") for text in refused)
-    largest = max(float(t.abs().max()) for t in (server.model, *server.step_state.values()))
+    largest = max(float(t.abs().max()) for t in (server.model, *server.algorithm_state.values()))
     # FedDyn divides by alpha, 0.01, in every round.
     assert largest < 1e5
 
@@ -65,8 +65,8 @@ def test_huge_vectors_beside_a_model_are_refused(algorithm: str, giant: float) -
 def test_vectors_of_honest_clients_pass_bit_for_bit(algorithm: str) -> None:
     gated, plain = beside(algorithm, 6, None)[0], beside(algorithm, 6, None, "off")[0]
     assert torch.equal(gated.model, plain.model)
-    for name, tensor in plain.step_state.items():
-        assert torch.equal(gated.step_state[name], tensor)
+    for name, tensor in plain.algorithm_state.items():
+        assert torch.equal(gated.algorithm_state[name], tensor)
 
 
 @pytest.mark.parametrize("giant", [1e30, 3e38])
@@ -91,7 +91,7 @@ def test_vectors_beside_a_model_are_clipped_by_hand() -> None:
     server, outcome = server.step_stacked([0, 1, 2, 3], torch.full((4, SIZE), 1.5), up={"variate": rows})
     assert list(outcome.clipped) == [3]
     assert outcome.arrived == (0, 1, 2, 3)
-    assert server.step_state["0.variate"][3].tolist() == pytest.approx([2.0] * SIZE)
+    assert server.algorithm_state["variate"][3].tolist() == pytest.approx([2.0] * SIZE)
 
 
 def test_what_was_learned_of_vectors_beside_models_is_in_the_checkpoint() -> None:
@@ -110,7 +110,7 @@ def test_what_was_learned_of_vectors_beside_models_is_in_the_checkpoint() -> Non
 def test_a_server_half_sees_who_stood_in_for_whom(rule: str, mean: float) -> None:
     half = ALGORITHMS["scaffold"](memory="stand-in").server
     assert half is not None
-    server = Server.start(torch.zeros(2), 3, rule, steps=[half_step(half, 3, 2)])
+    server = Server.start(torch.zeros(2), 3, rule, algorithm=half_step(half, 3, 2))
     models = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 9.0]])
     variates = torch.tensor([1.0, 2.0, 6.0])[:, None].expand(-1, 2)
     server, _ = server.step_stacked([0, 1, 2], models, up={"variate": variates})
@@ -118,4 +118,4 @@ def test_a_server_half_sees_who_stood_in_for_whom(rule: str, mean: float) -> Non
     sent = torch.tensor([4.0, 6.0])[:, None].expand(-1, 2)
     server, outcome = server.step_stacked([0, 2], models[[0, 2]], up={"variate": sent})
     assert outcome.stand_ins == ({1: (0,)} if rule == "safari" else {})
-    torch.testing.assert_close(half.down(half_state(server.step_state))["variate"], torch.full((2,), mean))
+    torch.testing.assert_close(half.down(server.algorithm_state)["variate"], torch.full((2,), mean))

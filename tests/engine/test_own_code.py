@@ -171,7 +171,13 @@ def client_labels():
     def finish(local):
         common = local.known.label_counts.argmax(1, keepdim=True)
         return {**local.state, "step": torch.zeros(())}, {"label": common.float()}
-    return ClientAlgorithm(finish=finish, counts_labels=True)
+    return ClientAlgorithm(finish=finish, sends=lambda parameters: {"label": 1}, counts_labels=True)
+
+def client_sends():
+    return ClientAlgorithm(finish=lambda local: (local.state, {"v": local.model[:, :2]}))
+
+def client_sizes():
+    return ClientAlgorithm(finish=lambda local: (local.state, {}), sends=lambda parameters: ["v"])
 
 def client_forgets():
     return _keeping(lambda local: ({}, {}))
@@ -286,6 +292,8 @@ CLIENTS = {
     "client_up": ": what finish sends up must have a row of numbers for each client that it is called for, 1 here, "
     "got a tensor of shape [1] as 'v'",
     "client_send": ": send must return a tensor of shape [1, 610], got a tensor of shape [610]",
+    "client_sends": ": sends must declare the vectors that finish sends up, {'v': 2}, got none",
+    "client_sizes": ": sends must return the sizes of vectors by name, got ['v']",
     "client_scaled": ": scaled must return a Scaled, got float 1.0",
     "client_init": ": the state that init returns must have a row for each client that it is called for, 1 here, "
     "got a tensor of shape [610] as 'c'",
@@ -356,7 +364,7 @@ def test_what_a_client_sends_up_may_depend_on_its_labels(bad, packets):
     found = [problem.split(":")[0] for problem in check(parse(world))]
     assert found == ([] if packets == "none" else [refused])
     if packets == "none":
-        assert world_of(world).vectors_up() == {"label": 1}
+        assert dict(world_of(world).client.sends(9)) == {"label": 1}
 
 
 @pytest.mark.parametrize("name", TASKS)

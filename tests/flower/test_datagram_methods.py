@@ -56,7 +56,7 @@ def test_the_recipe_over_lossy_datagrams_is_the_simulator_on_the_same_arrivals(w
     packets = [(b["packets"], b["of"]) for line in lines for b in line["blocks"].values()]
     assert sum(came for came, _ in packets) < sum(of for _, of in packets)
     assert any(0 < share < 1 for line in lines for share in line.get("parts", {}).values())
-    assert bool((strategy.server.step_state["0.momentum"] != 0).any())
+    assert bool((strategy.server.algorithm_state["momentum"] != 0).any())
 
 
 @pytest.mark.parametrize(

@@ -527,9 +527,9 @@ def test_a_new_client_in_a_seat_starts_without_the_old_ones_variate(tmp_path):
     layout = Layout.of(Net())
     half = scaffold().server
     server = Server.start(torch.zeros(layout.size), 3, "drop", parameters=layout.parameters,
-                          steps=[half_step(half, 3, layout.parameters)])  # fmt: skip
-    server = replace(server, step_state={"0.variate": torch.ones(3, layout.parameters)})
-    found = vacated_half(server, half, [1]).step_state["0.variate"]
+                          algorithm=half_step(half, 3, layout.parameters))  # fmt: skip
+    server = replace(server, algorithm_state={"variate": torch.ones(3, layout.parameters)})
+    found = vacated_half(server, half, [1]).algorithm_state["variate"]
     assert found.sum(1).tolist() == [layout.parameters, 0, layout.parameters]
-    wide = grown_half({"step.0.variate": found, "model": server.model}, half, 5, layout.parameters)
-    assert wide["step.0.variate"].sum(1).tolist() == [layout.parameters, 0, layout.parameters, 0, 0]
+    wide = grown_half({"algorithm.variate": found, "model": server.model}, half, 5, layout.parameters)
+    assert wide["algorithm.variate"].sum(1).tolist() == [layout.parameters, 0, layout.parameters, 0, 0]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from safari.aggregation import RULES, Server
-from safari.rounds.half import half_step, vectors_up
+from safari.rounds.half import half_step
 from safari.training import CLIENTS
 
 CLIENT_COUNT, SIZE, PARAMETERS = 4, 9, 7
@@ -46,7 +46,7 @@ def step(server: Server, name: str, seed: int, lost: Tensor | None = None) -> Se
     models = torch.randn(len(ids), SIZE, generator=draw)
     up = {
         key: torch.rand(len(ids), count, generator=draw) + 0.5
-        for key, count in vectors_up(CLIENTS[name](), PARAMETERS).items()
+        for key, count in CLIENTS[name]().sends(PARAMETERS).items()
     }
     came = None if lost is None else (~lost).expand(len(ids), SIZE)
     return server.step_stacked(ids, models, came=came, up=up, lr=0.1)[0]
@@ -64,16 +64,18 @@ def test_a_number_that_nobody_sent_does_not_count_as_a_gradient_of_0(
     half = CLIENTS[name](**options).server
     assert half is not None
     model = torch.randn(SIZE, generator=torch.Generator().manual_seed(seed))
-    steps = [half_step(half, CLIENT_COUNT, PARAMETERS)]
-    server = Server.start(model, CLIENT_COUNT, RULES["drop"](), parameters=PARAMETERS, steps=steps)
+    algorithm = half_step(half, CLIENT_COUNT, PARAMETERS)
+    server = Server.start(model, CLIENT_COUNT, RULES["drop"](), parameters=PARAMETERS, algorithm=algorithm)
     server = step(step(server, name, seed), name, seed + 1)
     lost = torch.tensor(gone)
     found, whole = step(server, name, seed + 2, lost), step(server, name, seed + 2)
     assert torch.equal(found.model[lost], server.model[lost])
     assert torch.allclose(found.model[~lost], whole.model[~lost], atol=1e-5)
-    for key, tensor in found.step_state.items():
-        if key.removeprefix("0.") in READ_OFF[name]:
-            assert torch.equal(tensor[lost[:PARAMETERS]], server.step_state[key][lost[:PARAMETERS]]), key
-            assert torch.allclose(tensor[~lost[:PARAMETERS]], whole.step_state[key][~lost[:PARAMETERS]]), key
+    for key, tensor in found.algorithm_state.items():
+        if key in READ_OFF[name]:
+            assert torch.equal(tensor[lost[:PARAMETERS]], server.algorithm_state[key][lost[:PARAMETERS]]), key
+            assert torch.allclose(
+                tensor[~lost[:PARAMETERS]], whole.algorithm_state[key][~lost[:PARAMETERS]]
+            ), key
         else:
-            assert torch.equal(tensor, whole.step_state[key]), key
+            assert torch.equal(tensor, whole.algorithm_state[key]), key

@@ -28,7 +28,7 @@ from safari.aggregation.compensation import (
 )
 from safari.aggregation.gates import GATES, Gate, admitted, judge, without
 from safari.aggregation.registry import RULES
-from safari.aggregation.steps import STEPS, ServerStep, advance, chain
+from safari.aggregation.steps import STEPS, UNCHANGED, ServerStep, advance, chain
 from safari.aggregation.steps.average import AVERAGE
 from safari.errors import SafariError, one_of
 
@@ -87,6 +87,8 @@ class Server:
     state: State
     steps: ServerStep | None = None
     step_state: State = field(default_factory=dict)
+    algorithm: ServerStep | None = None
+    algorithm_state: State = field(default_factory=dict)
     gate: Gate = field(default_factory=GATES["off"])
     gate_state: State = field(default_factory=dict)
 
@@ -95,7 +97,7 @@ class Server:
         """The running average of the models so far, or what a client algorithm has in its place; None where no step
         keeps one (`steps.average`)."""
         found = (t for name, t in self.step_state.items() if name.rpartition(".")[2] == AVERAGE)
-        return next(found, None)
+        return self.algorithm_state.get(AVERAGE, next(found, None))
 
     @classmethod
     def start(
@@ -108,6 +110,7 @@ class Server:
         parameters: int | None = None,
         steps: Sequence[str | ServerStep] = (),
         gate: str | Gate = "norm",
+        algorithm: ServerStep | None = None,
     ) -> Server:
         """A server before its first round.
 
@@ -117,6 +120,7 @@ class Server:
         many numbers, from the front, are parameters (all by default): similarity looks at them alone.
         `steps`: what is done with the change that the weighted sum gave, in this order: names or ServerSteps.
         `gate`: which updates the rule gets to see, a name or a Gate; by default all but absurdly large ones.
+        `algorithm`: the server's side of a client algorithm, which gets the change before `steps` do.
         """
         vector = _start_vector(model)
         if vector.ndim != 1 or not len(vector) or not bool(torch.isfinite(vector).all()):
@@ -145,6 +149,8 @@ class Server:
             state=first_state(rule, clients, len(vector), vector.device),
             steps=following,
             step_state=following.init(vector) if following else {},
+            algorithm=algorithm,
+            algorithm_state=check_state(algorithm.name, "init", algorithm.init(vector)) if algorithm else {},
             gate=gate,
             gate_state=check_state(gate.name, "init", gate.init(clients, len(vector), vector.device)),
         )
@@ -309,12 +315,18 @@ class Server:
 
     def _next(self, view: Round) -> tuple[Server, Round, Decision]:
         decision, model, state = aggregate(self.rule, self.state, view)
-        step_state = self.step_state
-        if self.steps is not None:
-            updated = len(view.arrived) > 0 or decision.b is not None
-            decided = replace(view, stand_ins=decision.stand_ins)
-            model, step_state = advance(self.steps, step_state, decided, model, updated=updated)
-        following = replace(self, model=model, round=self.round + 1, state=state, step_state=step_state)
+        following = replace(self, model=model, round=self.round + 1, state=state)
+        if self.algorithm is None and self.steps is None:
+            return following, view, decision
+        updated = len(view.arrived) > 0 or decision.b is not None
+        model, (algorithm_state, step_state) = advance(
+            [self.algorithm or UNCHANGED, self.steps or UNCHANGED],
+            [self.algorithm_state, self.step_state],
+            replace(view, stand_ins=decision.stand_ins),
+            model,
+            updated=updated,
+        )
+        following = replace(following, model=model, algorithm_state=algorithm_state, step_state=step_state)
         return following, view, decision
 
     def _cohort(self, cohort: Sequence[int] | None) -> list[int]:

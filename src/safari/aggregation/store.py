@@ -13,7 +13,7 @@ from safari.aggregation.server import Server
 from safari.aggregation.steps.average import AVERAGE
 from safari.errors import SafariError
 
-_RULE, _STEP, _GATE = "rule.", "step.", "gate."
+_RULE, _STEP, _GATE, _ALGORITHM = "rule.", "step.", "gate.", "algorithm."
 
 
 def to_tensors(server: Server) -> dict[str, Tensor]:
@@ -28,6 +28,7 @@ def to_tensors(server: Server) -> dict[str, Tensor]:
     """
     tensors = {"model": server.model} | {f"{_RULE}{name}": tensor for name, tensor in server.state.items()}
     tensors |= {_step_name(name): tensor for name, tensor in server.step_state.items()}
+    tensors |= {_algorithm_name(name): tensor for name, tensor in server.algorithm_state.items()}
     return tensors | {f"{_GATE}{name}": tensor for name, tensor in server.gate_state.items()}
 
 
@@ -58,6 +59,10 @@ def with_tensors(
         name: _fitting(_step_name(name), tensors.get(_step_name(name)), first)
         for name, first in server.step_state.items()
     }
+    algorithm = {
+        name: _fitting(_algorithm_name(name), tensors.get(_algorithm_name(name)), first)
+        for name, first in server.algorithm_state.items()
+    }
     gate = {name: tensor.to(device) for name, tensor in gate.items()} | {
         name: _inside(first, gate.get(name)) for name, first in server.gate_state.items()
     }
@@ -67,6 +72,7 @@ def with_tensors(
         round=round,
         state={name: tensor.to(device) for name, tensor in state.items()},
         step_state={name: tensor.to(device) for name, tensor in steps.items()},
+        algorithm_state={name: tensor.to(device) for name, tensor in algorithm.items()},
         gate_state=gate,
     )
 
@@ -118,5 +124,9 @@ def _inside(first: Tensor, found: Tensor | None) -> Tensor:
 
 
 def _step_name(name: str) -> str:
-    # Its name before there were steps; users read it from checkpoints, too.
+    # Users read it from checkpoints, whichever step keeps it.
     return "average" if name.rpartition(".")[2] == AVERAGE else f"{_STEP}{name}"
+
+
+def _algorithm_name(name: str) -> str:
+    return "average" if name == AVERAGE else f"{_ALGORITHM}{name}"

@@ -87,7 +87,6 @@ class GroupSteps:
         data, cropped = world.data.train_x, world.config.local.augment == "crop-flip"
         self._crops = self._compiled and cropped and data.device == world.device and crops_run(data)
         self._frozen = {name for name, p in world.module.named_parameters() if not p.requires_grad}
-        self._up_names: list[str] = []
 
     def precision(self) -> torch.autocast:
         """Autocast as the config has it."""
@@ -141,7 +140,6 @@ class GroupSteps:
 
     def outputs(self, flat: Flat, found: StackedTraining) -> tuple[Tensor, ...]:
         """The end of a group's round as plain tensors, in an order that `named` knows."""
-        self._up_names = list(found.up)
         state = [found.state[name] for name in self.world.client.init(0, 0, self.world.device)]
         return flat.to_rows(found.models), found.losses, *state, *found.up.values()
 
@@ -151,7 +149,8 @@ class GroupSteps:
         states = list(self.world.client.init(0, 0, self.world.device))
         if replayed:
             rest = [tensor.clone() for tensor in rest]
-        up = dict(zip(self._up_names, rest[len(states) :], strict=True))
+        sends = self.world.client.sends(self.world.layout.parameters)
+        up = dict(zip(sends, rest[len(states) :], strict=True))
         return GroupTraining(models, losses, dict(zip(states, rest, strict=False)), up)
 
 

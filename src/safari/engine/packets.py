@@ -112,7 +112,7 @@ def check_packets(world: World) -> None:
     Votes of a policy that does not say that it has any are found in the first round with some.
     """
     lossy = not world.packets.whole and any(not rule.overrides_network for rule in world.rules.values())
-    if lossy and (world.policy.votes or world.vectors_up()):
+    if lossy and (world.policy.votes or world.client.sends(world.layout.parameters)):
         raise _sends_more(world)
     if world.packets.rounds is not None:
         rounds = world.packets.rounds(world.packets.init(world.setting("packets")))

@@ -23,7 +23,8 @@ def rehearse(world: World, rule: Compensation) -> None:
     arrived = cohort if rule.overrides_network else _first_arrivals(world, cohort)
     ids = arrived[: max(1, _MOST_TRIED // world.layout.size)]
     noise = torch.randn(len(ids), world.layout.size, generator=torch_generator(world.seed, "rehearsal"))
-    up = {name: world.start.new_zeros(len(ids), size) for name, size in world.vectors_up().items()}
+    sizes = world.client.sends(world.layout.parameters)
+    up = {name: world.start.new_zeros(len(ids), size) for name, size in sizes.items()}
     models = world.start + 0.01 * noise.to(world.device)
     world.server(rule).step_stacked(ids, models, cohort, up=up, lr=world.lr(0))
 

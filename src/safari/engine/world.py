@@ -28,7 +28,7 @@ from safari.pruning import (
     settled_mask,
 )
 from safari.pruning.policy import State as PolicyState
-from safari.rounds.half import half_state, half_step, vectors_up
+from safari.rounds.half import algorithm_step, vectors_along
 from safari.rounds.masks import budget_of, mask_and_votes, masked_gradient, policy_masks, sparsity_of
 from safari.rounds.rate import learning_rate
 from safari.sampling import Draw, Sampling, SamplingRound
@@ -79,12 +79,6 @@ class World:
         if self.config.aggregation.weights == "samples":
             return [float(len(part)) for part in self.parts]
         return None
-
-    def vectors_up(self) -> dict[str, int]:
-        """The vectors that clients send up beside their models, and how many numbers each has."""
-        first = self.known.rows([0])
-        known = Known(first.label_counts.cpu(), first.samples.cpu())
-        return vectors_up(self.client, self.layout.parameters, known)
 
     def budget(self, t: int) -> Budget:
         """How many weights masks keep in round t."""
@@ -174,20 +168,14 @@ class World:
             rule,
             weights=self.client_weights,
             parameters=self.layout.parameters,
-            steps=[*self._server_half, *self.server_steps],
+            steps=self.server_steps,
             gate=self.gate,
+            algorithm=algorithm_step(self.client, len(self.parts), self.layout.parameters),
         )
-
-    @cached_property
-    def _server_half(self) -> list[ServerStep]:
-        """The server's half of the client algorithm, as the first link of the chain after the weighted sum."""
-        half = self.client.server
-        return [] if half is None else [half_step(half, len(self.parts), self.layout.parameters)]
 
     def down(self, server: Server) -> Mapping[str, Tensor]:
         """What travels with the broadcast beside the model."""
-        half = self.client.server
-        return {} if half is None else half.down(half_state(server.step_state))
+        return vectors_along(self.client, server.algorithm_state)
 
     def fresh_module(self) -> nn.Module:
         """The scratch module without what the last client's training counted in it.

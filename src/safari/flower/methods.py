@@ -30,7 +30,7 @@ from safari.pruning import (
     compute_mask,
 )
 from safari.pruning.policies.regrow import GradientVotes, OwnMask, Steepest
-from safari.rounds.half import half_state, vectors_up
+from safari.rounds.half import vectors_along
 from safari.rounds.masks import as_received, budget_of, policy_masks, sparsity_of
 from safari.rounds.rate import learning_rate
 from safari.runs.elsewhere import decided, undecided
@@ -113,7 +113,7 @@ class Methods:
         """The parts that a config names; ConfigError where one does not exist or cannot be had."""
         policy, client = config.policy, config.client
         chosen = client_of(client.name, client.options)
-        up = vectors_up(chosen, layout.parameters)
+        up = dict(chosen.sends(layout.parameters))
         return cls(
             config,
             layout,
@@ -201,7 +201,7 @@ class Methods:
         half = self.client.server
         if half is None:
             return {}, {}, {}
-        found = half.down(half_state(server.step_state))
+        found = vectors_along(self.client, server.algorithm_state)
         first = half.down(half.init(1, self.layout.parameters, server.model.device))
         each = {name: rows for name, rows in found.items() if rows.ndim > 1}
         same = {name: vector for name, vector in found.items() if vector.ndim == 1}

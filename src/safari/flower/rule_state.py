@@ -19,8 +19,8 @@ from safari.aggregation.compensation import State
 from safari.errors import RunError
 from safari.training import ServerHalf
 
-# Where a checkpoint holds the state of the first server step, which the half is.
-_HALF = "step.0."
+# Where a checkpoint holds the state of the algorithm's server side.
+_HALF = "algorithm."
 
 
 def grown_half(
@@ -45,10 +45,10 @@ def vacated_half(server: Server, half: ServerHalf | None, seats: Iterable[int]) 
     clients, device = len(server.weights), server.model.device
     first = half.init(clients, server.parameters, device)
     here, more = half.init(clients, 1, device), half.init(clients + 1, 1, device)
-    state = dict(server.step_state)
+    state = dict(server.algorithm_state)
     for name, axes in _changed_axes(here, more).items():
-        state[f"0.{name}"] = _cleared(state[f"0.{name}"], first[name], axes, rows)
-    return replace(server, step_state=state)
+        state[name] = _cleared(state[name], first[name], axes, rows)
+    return replace(server, algorithm_state=state)
 
 
 def grown(server: Server, clients: int) -> Server:

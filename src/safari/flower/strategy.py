@@ -44,7 +44,7 @@ from safari.flower.settings import check_arguments, settings
 from safari.models import Layout
 from safari.pruning import PRUNERS, Batch
 from safari.rounds.arrivals import Arrived, Uploads, learned, noted
-from safari.rounds.half import half_step, running_average_of
+from safari.rounds.half import algorithm_step, running_average_of
 from safari.rounds.rate import learning_rate
 from safari.runs.record import RoundRecord
 from safari.sampling import Draw, SamplingRound, sampling_of
@@ -489,21 +489,18 @@ class SafariStrategy(Strategy):
         if initial is not None and len(initial):
             vector = dense_vector(initial, self.layout)
             self._others |= others_of(initial, self._names)
-        gate, half = self.config.aggregation.gate, self._methods.client.server
-        before = [] if half is None else [half_step(half, self.config.clients, self.layout.parameters)]
+        gate, client = self.config.aggregation.gate, self._methods.client
         self._server = Server.start(
             vector,
             self.config.clients,
             self.rule,
             parameters=self.layout.parameters,
-            steps=[
-                *before,
-                *steps_of(
-                    [(plug.name, plug.options) for plug in self.config.aggregation.steps],
-                    running_average_of(self._methods.client, self.config.aggregation.average),
-                ),
-            ],
+            steps=steps_of(
+                [(plug.name, plug.options) for plug in self.config.aggregation.steps],
+                running_average_of(client, self.config.aggregation.average),
+            ),
             gate=GATES.build(gate.name, gate.options),
+            algorithm=algorithm_step(client, self.config.clients, self.layout.parameters),
         )
 
     def _take_over(self, arrays: ArrayRecord) -> None:

@@ -7,6 +7,7 @@ reference engine, all clients at once, and one client on a device.
     loss        the training loss of each sample, from outputs, labels and what the client knows of its own data
     direction   what a local step follows, from the gradient:  FedProx: g + μ (w - x);  SCAFFOLD: g - c_i + c
     finish      after the last step: the state that stays with the client, and vectors that travel beside the model
+    sends       which vectors those are, and how many numbers each has
     server      what the server does with those of the clients that arrived, and what it sends along next time
 
 When a message is lost, each side acts on what it knows:
@@ -127,6 +128,10 @@ def _nothing(clients: int, parameters: int, device: torch.device) -> State:
     return {}
 
 
+def _alone(parameters: int) -> Mapping[str, int]:
+    return {}
+
+
 @dataclass(frozen=True)
 class _Along:
     """`ClientAlgorithm.scaled` as a direction."""
@@ -151,6 +156,8 @@ class ClientAlgorithm:
         state as it is: an engine can put it into its step, without a pass over memory of its own.
     finish: `(local) -> (state, up)`, after the last one. What `direction` put into the state and `finish` does
         not return is gone.
+    sends: `(parameters) -> sizes`: the vectors that `finish` sends up, by name, and how many numbers each has;
+        `{"variate": parameters}`, for example. None by default.
     send: `(local) -> parameters` that go up in place of the trained ones.
     server: the server's side.
     check: `(task) -> None`; raises ConfigError where a task cannot be trained this way.
@@ -165,6 +172,7 @@ class ClientAlgorithm:
     direction: Callable[[Tensor, LocalRound], tuple[Tensor, State]] | None = None
     scaled: Callable[[State], Scaled] | None = None
     finish: Callable[[LocalRound], tuple[State, State]] | None = None
+    sends: Callable[[int], Mapping[str, int]] = _alone
     send: Callable[[LocalRound], Tensor] | None = None
     server: ServerHalf | None = None
     check: Callable[[Task], None] = field(default=lambda task: None)
@@ -186,6 +194,21 @@ class ClientAlgorithm:
     def keeps_state(self) -> bool:
         """Does what a client does in a round matter to it later, even if its upload is lost?"""
         return self.init is not _nothing
+
+
+def vectors_beside(algorithm: ClientAlgorithm, local: LocalRound) -> tuple[State, State]:
+    """What `finish` gives after the last step, in the order that `sends` declares; ConfigError where they differ."""
+    if algorithm.finish is None:
+        return local.state, {}
+    state, vectors = algorithm.finish(local)
+    declared = algorithm.sends(local.model.shape[1])
+    sizes = {name: rows.shape[1] for name, rows in vectors.items()}
+    if sizes != dict(declared):
+        raise ConfigError(
+            f"{algorithm.name}: sends must declare the vectors that finish sends up, {sizes or 'none'}, "
+            f"got {dict(declared) or 'none'}"
+        )
+    return state, {name: vectors[name] for name in declared}
 
 
 def per_sample(task: Task, outputs: Tensor, labels: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ def _checked(own: ClientAlgorithm, where: str) -> ClientAlgorithm:
     checked = _Own(own, where)
     parts: dict[str, Any] = {
         name: getattr(checked, name)
-        for name in ("begin", "loss", "direction", "scaled", "finish", "send")
+        for name in ("begin", "loss", "direction", "scaled", "finish", "sends", "send")
         if getattr(own, name) is not None
     }
     if own.scaled is not None:
@@ -91,6 +91,15 @@ class _Own:
             vectors = _rows("what finish sends up", up, len(local.model), ndim=2)
             # That it has all tensors of `init` is checked where they are stored; others are dropped there.
             return _tensors("the state that finish returns", state), vectors
+
+        return hosted(self.where, call)
+
+    def sends(self, parameters: int) -> Mapping[str, int]:
+        def call() -> Mapping[str, int]:
+            sizes = self.own.sends(parameters)
+            if not isinstance(sizes, Mapping) or not all(isinstance(size, int) for size in sizes.values()):
+                raise ConfigError(f"sends must return the sizes of vectors by name, got {brief(sizes)}")
+            return sizes
 
         return hosted(self.where, call)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from safari.models import Entry, Layout
 from safari.pruning import Batch
 from safari.tasks import Task, classification
-from safari.training.algorithm import ClientAlgorithm, Known, LocalRound, State
+from safari.training.algorithm import ClientAlgorithm, Known, LocalRound, State, vectors_beside
 
 Optimiser = Callable[[Iterable[nn.Parameter], float, int], torch.optim.Optimizer]
 
@@ -174,14 +174,11 @@ class _Steps:
 
     def finish(self) -> tuple[Tensor, State, State]:
         """What is sent as the model, the state that stays, and what travels beside the model."""
-        model, state = self._layout.read(self._module), self._state
-        up: State = {}
-        local = self._local(no_gradient)
+        model, local = self._layout.read(self._module), self._local(no_gradient)
         if self._algorithm.send is not None:
             sent = self._algorithm.send(local)[0].masked_fill(~self._mask[0], 0.0)
             model = torch.cat([sent, model[self._layout.parameters :]])
-        if self._algorithm.finish is not None:
-            state, up = self._algorithm.finish(local)
+        state, up = vectors_beside(self._algorithm, local)
         return model, state, up
 
     def _local(self, gradient: Callable[[Tensor], Tensor]) -> LocalRound:

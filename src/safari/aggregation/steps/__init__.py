@@ -2,10 +2,11 @@
 
 from safari.aggregation.steps.average import average, kept_share, running_average
 from safari.aggregation.steps.registry import STEPS, steps_of
-from safari.aggregation.steps.step import ServerStep, advance, chain
+from safari.aggregation.steps.step import UNCHANGED, ServerStep, advance, chain
 
 __all__ = [
     "STEPS",
+    "UNCHANGED",
     "ServerStep",
     "advance",
     "average",

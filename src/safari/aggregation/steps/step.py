@@ -17,7 +17,7 @@ What holds for every step, whatever it returns:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,36 +53,37 @@ class ServerStep:
     name: str = "the step"
 
 
+UNCHANGED = ServerStep(init=lambda model: {}, apply=lambda state, step, round: (step, state))
+
+
 def chain(*links: ServerStep) -> ServerStep:
     """Steps one after the other; the state of link k has names that begin with `k.`."""
 
     def init(model: Tensor) -> State:
         return _joined([check_state(link.name, "init", link.init(model)) for link in links])
 
+    def parts(state: State) -> list[State]:
+        return [_part(state, k) for k in range(len(links))]
+
     def apply(state: State, step: Tensor, round: Round) -> tuple[Tensor, State]:
-        after = []
-        for k, link in enumerate(links):
-            found, own = _applied(link, _part(state, k), step, round)
-            # The next link must not take what this one remembers for news of a number that did not come.
-            step = found if found is step else round.where_heard(found, 0.0)
-            after.append(own)
+        step, after = _applied(links, parts(state), step, round)
         return step, _joined(after)
 
     def observe(state: State, model: Tensor, round: Round) -> State:
-        return _joined(
-            [
-                check_state(link.name, "observe", link.observe(_part(state, k), model, round))
-                for k, link in enumerate(links)
-            ]
-        )
+        return _joined(_observed(links, parts(state), model, round))
 
     return ServerStep(init, apply, observe, name=", ".join(link.name for link in links))
 
 
 def advance(
-    step: ServerStep, state: State, round: Round, combined: Tensor, *, updated: bool
-) -> tuple[Tensor, State]:
-    """The next global model and the step's next state.
+    links: Sequence[ServerStep],
+    states: Sequence[State],
+    round: Round,
+    combined: Tensor,
+    *,
+    updated: bool,
+) -> tuple[Tensor, list[State]]:
+    """The next global model, after these steps one after the other, and their next states.
 
     `combined`: the weighted sum. `updated`: whether there is an update to step with.
     """
@@ -93,15 +94,37 @@ def advance(
         if round.came is not None:
             inside &= round.heard
         given = torch.where(inside, combined - round.global_model, 0.0)
-        found, state = step.apply(state, given, round)
+        found, states = _applied(links, states, given, round)
         # A chain that leaves the step alone leaves the sum as it is, without the rounding of x + (sum - x).
         if found is not given:
             model = torch.where(inside, round.global_model + found, combined)
-            _check_finite(step, model, round)
-    return model, step.observe(state, model, round)
+            _check_finite(links, model, round)
+    return model, _observed(links, states, model, round)
 
 
-def _applied(link: ServerStep, state: State, step: Tensor, round: Round) -> tuple[Tensor, State]:
+def _applied(
+    links: Sequence[ServerStep], states: Sequence[State], step: Tensor, round: Round
+) -> tuple[Tensor, list[State]]:
+    """What each step makes of what the one before returned, and their next states."""
+    after = []
+    for link, state in zip(links, states, strict=True):
+        change, own = _checked_apply(link, state, step, round)
+        # The next step must not take what this one remembers for news of a number that did not come.
+        step = change if change is step else round.where_heard(change, 0.0)
+        after.append(own)
+    return step, after
+
+
+def _observed(
+    links: Sequence[ServerStep], states: Sequence[State], model: Tensor, round: Round
+) -> list[State]:
+    return [
+        check_state(link.name, "observe", link.observe(state, model, round))
+        for link, state in zip(links, states, strict=True)
+    ]
+
+
+def _checked_apply(link: ServerStep, state: State, step: Tensor, round: Round) -> tuple[Tensor, State]:
     found: Any = link.apply(state, step, round)
     if not isinstance(found, tuple) or len(found) != 2:
         raise ConfigError(f"{link.name}: apply must return (step, state), got {describe(found)}")
@@ -118,14 +141,15 @@ def _applied(link: ServerStep, state: State, step: Tensor, round: Round) -> tupl
     return stepped, check_state(link.name, "apply", found[1])
 
 
-def _check_finite(step: ServerStep, model: Tensor, round: Round) -> None:
+def _check_finite(links: Sequence[ServerStep], model: Tensor, round: Round) -> None:
     # A sum is finite only if all that is in it is.
     if bool(torch.isfinite(model.sum())):
         return
     count = int((~torch.isfinite(model)).sum())
     if count:
+        names = ", ".join(link.name for link in links if link is not UNCHANGED)
         raise NotFiniteError(
-            f"{step.name}: the new model must be finite, got {count} numbers NaN or infinite in round "
+            f"{names}: the new model must be finite, got {count} numbers NaN or infinite in round "
             f"{round.number}"
         )
 

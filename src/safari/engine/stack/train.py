@@ -17,7 +17,7 @@ from safari.engine.stack.random_state import Forward, RandomState
 from safari.pruning import Batch
 from safari.tasks import Task, classification
 from safari.training import ClientAlgorithm, ClientSide, Known, LocalRound, Scaled
-from safari.training.algorithm import State
+from safari.training.algorithm import State, vectors_beside
 from safari.training.local import no_gradient
 
 # (outputs, labels) of all clients, sample after sample -> the loss of each sample.
@@ -232,14 +232,11 @@ class _Local:
 
     def finish(self) -> tuple[State, State]:
         """The state that stays, and what travels beside the model; what is sent as the model is in place."""
-        local = None
-        if self._algorithm.finish or self._algorithm.send:
-            local = self._round(no_gradient)
-        state: State = self.state
-        up: State = {}
-        if local is not None and self._algorithm.finish is not None:
-            state, up = self._algorithm.finish(local)
-        if local is not None and self._algorithm.send is not None:
+        if not (self._algorithm.finish or self._algorithm.send):
+            return self.state, {}
+        local = self._round(no_gradient)
+        state, up = vectors_beside(self._algorithm, local)
+        if self._algorithm.send is not None:
             sent = self._algorithm.send(local).masked_fill(~self._mask, 0.0)
             self._parameters.copy_(self._flat.from_parameter_rows(sent))
         return state, up

@@ -37,4 +37,6 @@ def bvr_l_sgd() -> ClientAlgorithm:
         return {}, {"gradient": torch.where(local.mask, local.state["first"], 0.0)}
 
     server = mean_of_last("gradient", down="mean")
-    return ClientAlgorithm(direction=direction, finish=finish, server=server)
+    return ClientAlgorithm(
+        direction=direction, finish=finish, sends=lambda parameters: {"gradient": parameters}, server=server
+    )

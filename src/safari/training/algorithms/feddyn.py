@@ -44,4 +44,10 @@ def feddyn(*, alpha: float = 0.01) -> ClientAlgorithm:
         return step - held["h"].mean(0) / alpha, held
 
     server = replace(memory, down=lambda state: {}, apply=apply)
-    return ClientAlgorithm(init=init, direction=direction, finish=finish, server=server)
+    return ClientAlgorithm(
+        init=init,
+        direction=direction,
+        finish=finish,
+        sends=lambda parameters: {"h": parameters},
+        server=server,
+    )

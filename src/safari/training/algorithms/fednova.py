@@ -39,7 +39,9 @@ def fednova() -> ClientAlgorithm:
         return step * mean, {"steps": heard}
 
     server = ServerHalf(start, lambda state: {}, apply)
-    return ClientAlgorithm(finish=finish, send=_normalised, server=server)
+    return ClientAlgorithm(
+        finish=finish, sends=lambda parameters: {"steps": 1}, send=_normalised, server=server
+    )
 
 
 def _normalised(local: LocalRound) -> Tensor:

@@ -54,4 +54,10 @@ def scaffold(*, memory: str = "last") -> ClientAlgorithm:
         return {"variate": variate}, {"variate": variate}
 
     server = MEMORIES[memory]("variate", "variate")
-    return ClientAlgorithm(init=init, direction=direction, finish=finish, server=server)
+    return ClientAlgorithm(
+        init=init,
+        direction=direction,
+        finish=finish,
+        sends=lambda parameters: {"variate": parameters},
+        server=server,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,20 @@ def test_an_adapter_adds_a_product_of_two_small_matrices() -> None:
     nn.init.normal_(layer.b.weight)
     expected = x @ (base.weight + 3.0 * layer.b.weight @ layer.a.weight).T + base.bias
     torch.testing.assert_close(layer(x), expected)
+
+
+def test_torchs_own_transformer_layer_takes_adapters_in_training_and_in_its_fast_path() -> None:
+    torch.manual_seed(0)
+    plain = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    adapted, x = add_lora(deepcopy(plain), rank=2, alpha=4.0), torch.randn(3, 5, 8)
+    for name in ("linear1", "linear2"):
+        layer = adapted.get_submodule(name)
+        nn.init.normal_(layer.b.weight, std=0.1)
+        with torch.no_grad():  # the same by hand: the product added to the layer's own matrix
+            plain.get_submodule(name).weight += 2.0 * layer.b.weight @ layer.a.weight
+    torch.testing.assert_close(adapted.train()(x), plain.train()(x))
+    with torch.no_grad():
+        torch.testing.assert_close(adapted.eval()(x), plain.eval()(x))
 
 
 def test_only_adapters_are_trained_and_travel() -> None:

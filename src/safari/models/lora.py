@@ -29,6 +29,16 @@ class LoRALinear(nn.Module):
         nn.init.zeros_(self.b.weight)
         self.scale = alpha / rank
 
+    @property
+    def weight(self) -> Tensor:
+        """The matrix that the layer amounts to. Torch's transformer layers read it instead of calling the layer."""
+        return self.base.weight + self.scale * self.b.weight @ self.a.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The frozen bias, read likewise."""
+        return self.base.bias
+
     def forward(self, x: Tensor) -> Tensor:
         """The frozen layer, and what the adapter adds."""
         return self.base(x) + self.scale * self.b(self.a(x))  # type: ignore[no-any-return]

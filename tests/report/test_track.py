@@ -100,6 +100,22 @@ def test_a_real_run_in_both(tmp_path, monkeypatch):
         assert run.data.params["uplink.p"] == "0.5"
 
 
+def test_the_database_that_mlflow_shows_by_default(synthetic, tmp_path):
+    from mlflow import MlflowClient
+
+    where = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    run = synthetic({}, {"rounds": 1, "name": "tracked"})
+    tracker = MLflow(where)
+    tracker.start(run)
+    feed(tracker, run, [typed(1)])
+    tracker.stop()
+    client = MlflowClient(tracking_uri=where)
+    experiment = client.get_experiment_by_name("tracked")
+    (logged,) = client.search_runs([experiment.experiment_id])
+    assert logged.info.status == "FINISHED"
+    assert logged.data.metrics["mask/support"] == 0.2
+
+
 def feed(tracker, run, records, arm="drop"):
     trial = run.trial(arm, 0)
     for one in records:

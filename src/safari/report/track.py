@@ -123,10 +123,9 @@ class _MLflowRun:
 class MLflow:
     """One MLflow run for each arm and seed, in an experiment of the config's name.
 
-    `where` is a tracking URI or a folder. `http://...` is a server. A folder needs none: it is MLflow's
-    file store, which MLflow 3 still reads and writes but asks about, so that looking at it takes
-    `MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri FOLDER` with the full `mlflow` package.
-    `sqlite:///FILE` needs the full `mlflow` package here, too.
+    `where` is a tracking URI or a folder. `http://...` is a server; `sqlite:///mlflow.db` is the database that
+    `mlflow ui` shows by default. A folder is MLflow's file store, which MLflow 3 still reads and writes but asks
+    about, so that looking at it takes `MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri FOLDER`.
 
     Ids of the runs are kept in RUN/mlflow.json, so that a resumed run goes on in the same ones. Everything
     goes through a client of its own: an active run of the caller's is neither used nor touched. When MLflow

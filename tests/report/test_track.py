@@ -100,6 +100,7 @@ def test_a_real_run_in_both(tmp_path, monkeypatch):
         assert run.data.params["uplink.p"] == "0.5"
 
 
+@pytest.mark.slow
 def test_the_database_that_mlflow_shows_by_default(synthetic, tmp_path):
     from mlflow import MlflowClient
 

@@ -11,6 +11,8 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
+import click
+
 from safari import engine
 from safari.aggregation import RULES
 from safari.config import Config
@@ -56,7 +58,7 @@ def run(
     folder = new_folder(engine.as_config(config).name) if out is None else Path(out)
     told = [*_shown(progress), *watchers]
     summary = engine.run(config, folder, told, overwrite=overwrite, trust=trust)
-    return _reported(folder, summary, report)
+    return _reported(folder, summary, report, progress)
 
 
 def resume(
@@ -82,7 +84,7 @@ def resume(
     """
     told = [*_shown(progress), *watchers]
     summary = engine.resume(path, told, from_round=from_round, trust=trust)
-    return _reported(Path(path), summary, report)
+    return _reported(Path(path), summary, report, progress)
 
 
 def new_folder(name: str) -> Path:
@@ -108,7 +110,9 @@ def _shown(progress: bool) -> list[Watcher]:
     return [LiveChart() if in_notebook() else Progress()]
 
 
-def _reported(folder: Path, summary: dict[str, Any], report: bool) -> dict[str, Any]:
+def _reported(folder: Path, summary: dict[str, Any], report: bool, progress: bool) -> dict[str, Any]:
+    for warning in summary["warnings"] if progress else ():
+        click.echo(f"warning: {warning}", err=True)
     if report:
         runs = [RunFolder.open(folder)]
         write_report(runs, folder / "report.html", rules=rule_lines(runs))

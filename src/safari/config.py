@@ -78,6 +78,9 @@ class Pruning:
     least: float = _f(
         0.0, "smallest density of a layer: a little keeps a layer from being cut whole", least=0.0, most=1.0
     )
+    allow_dead_layers: bool = _f(
+        False, "run although a first mask keeps nothing of a layer, so that nothing passes there"
+    )
     schedule: str = _f(
         "constant",
         "constant: the sparsity holds from the first round on (the paper); wait: from round `begin` on; "
@@ -230,6 +233,9 @@ class Wire:
         return ValueMode(self.values).feeds_back if self.feedback == "auto" else self.feedback
 
 
+_USUAL_TARGET = 0.85
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """When and how the global model is tested."""
@@ -270,7 +276,12 @@ class Evaluation:
         "with a score over many tests. 0: `every`",
         least=0,
     )
-    target: float = _f(0.85, "the task's score for 'rounds to target'; an accuracy is a fraction", above=0.0)
+    target: Literal["auto"] | float = _f(
+        "auto",
+        "the task's score for 'rounds to target'; an accuracy is a fraction. auto: 0.85 where the score is a fraction, "
+        "and none elsewhere",
+        above=0.0,
+    )
 
     def is_due(self, done: int, rounds: int) -> bool:
         """Whether the model is tested after `done` of `rounds` rounds.
@@ -284,6 +295,16 @@ class Evaluation:
             after % (self.final_every if after > rounds - self.last else self.every) == 0 or after == rounds
             for after in (done, done + 1)[: 1 + self.pairs]
         )
+
+    def goal(self, percent: bool) -> float | None:
+        """The target for a score, `percent` where that is a fraction; None: there is none.
+
+        >>> Evaluation().goal(True), Evaluation().goal(False), Evaluation(target=3.0).goal(False)
+        (0.85, None, 3.0)
+        """
+        if self.target == "auto":
+            return _USUAL_TARGET if percent else None
+        return self.target
 
     @property
     def final_every(self) -> int:
@@ -687,9 +708,10 @@ def _as_a_name(value: object) -> str:
 
 def _converted(value: Any, hint: Any) -> Any:
     """A value that fits, as the field holds it: TOML has neither tuples nor, for whole numbers, floats."""
-    if hint is float:
-        return float(value)
-    return tuple(value) if typing.get_origin(hint) is tuple else value
+    if typing.get_origin(hint) is tuple:
+        return tuple(value)
+    number = hint is float or float in typing.get_args(hint)
+    return float(value) if number and not isinstance(value, str) else value
 
 
 def _read_plug(path: str, table: Mapping[str, Any], default: Plug, problems: list[str]) -> Plug:
@@ -753,6 +775,8 @@ def _beyond(path: str, value: Any, limits: Mapping[str, Any]) -> str | None:
         return f"{path} must be a finite number, got {brief(value)}"
     if "choices" in limits and value not in limits["choices"]:
         return one_of(path, value, limits["choices"])
+    if isinstance(value, str):
+        return None
     if "least" in limits and value < limits["least"]:
         return f"{path} must be at least {limits['least']}, got {brief(value)}"
     if "above" in limits and value <= limits["above"]:

@@ -152,37 +152,41 @@ def test_labels_that_begin_at_1_are_noted(here, capsys):
     assert f"note: {note}" in capsys.readouterr().err
 
 
-CUT = (
-    "{0} cuts all of {1}, so nothing passes there: keep some with pruning.least = 0.02, keep layers whole with "
-    'pruning.dense, or give every layer a share with pruning.scope = "erk"'
-)
+DEAD = "pruning: {0} keeps nothing of {1}"
 
 
 @pytest.mark.parametrize(
-    ("settings", "note"),
+    ("settings", "problem"),
     [
-        ({"data__name": "parts.py:blobs"}, CUT.format("the first mask", "3.weight")),
-        ({"model__name": "parts.py:adapter"}, CUT.format("the first mask", "up.weight")),
+        ({"data__name": "parts.py:blobs"}, DEAD.format("the first mask", "3.weight")),
+        ({"model__name": "parts.py:adapter"}, DEAD.format("the first mask", "up.weight")),
         # All scores are 0 there, and ties are broken by index.
         (
             {"model__name": "parts.py:adapter", "pruning__pruner": "snip"},
-            CUT.format("client 0's first mask", "up.weight"),
+            DEAD.format("client 0's first mask", "up.weight"),
         ),
+        ({"data__name": "parts.py:blobs", "pruning__allow_dead_layers": "true"}, None),
         ({"data__name": "parts.py:blobs", "pruning__scope": "erk"}, None),
         ({"data__name": "parts.py:blobs", "pruning__least": 0.02}, None),
         ({"data__name": "parts.py:blobs", "pruning__sparsity": 0.3, "pruning__dense": '["last"]'}, None),
     ],
 )
-def test_a_layer_that_is_cut_whole_is_named(here, settings, note):
+def test_a_layer_that_is_cut_whole_stops_a_run(here, settings, problem):
     model = {} if "model__name" in settings else {"model__name": "mlp", "model__hidden": "[64]"}
     found = verdict(**{**model, "partition__name": "iid", **settings})
-    assert found["valid"], found
-    assert found["notes"] == ([] if note is None else [note])
+    assert found["valid"] == (problem is None), found
+    for line in found["problems"]:
+        assert line.startswith(problem)
+        assert all(f"pruning.{field} = " in line for field in ("least", "scope", "allow_dead_layers"))
 
 
-def test_a_run_names_such_a_layer_too(here, capsys):
-    package.run({**TINY, "rounds": 1, "model": {"name": "parts.py:adapter"}}, "run")
-    assert f"note: {CUT.format('the first mask', 'up.weight')}" in capsys.readouterr().err
+def test_a_run_with_such_a_layer_has_no_folder_unless_it_is_allowed(here):
+    config = {**TINY, "rounds": 1, "model": {"name": "parts.py:adapter"}}
+    with pytest.raises(ConfigError, match=r"keeps nothing of up\.weight"):
+        package.run(config, "run", progress=False)
+    assert not (here / "run").exists()
+    package.run({**config, "pruning": {"allow_dead_layers": True}}, "run", progress=False)
+    assert (here / "run" / "summary.json").exists()
 
 
 def test_no_mistake_hides_behind_another(here):

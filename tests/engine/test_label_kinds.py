@@ -27,7 +27,13 @@ def toy(x: Any, y: Any, **more: Any) -> Any:
 
 
 def config(**changes: Any) -> Any:
-    return parse({"clients": 4, "uplink": {"name": "perfect"}, "partition": {"name": "iid"}, **changes})
+    base = {
+        "clients": 4,
+        "uplink": {"name": "perfect"},
+        "partition": {"name": "iid"},
+        "pruning": {"scope": "erk"},
+    }
+    return parse({**base, **changes})
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from safari.api import rule_lines
 from safari.config import Config
 from safari.engine import Watcher
 from safari.errors import MissingExtraError
-from safari.report import rows_of, to_rich, to_text, watchers_for, write_figures
+from safari.report import rows_of, to_rich, to_text, warnings_of, watchers_for, write_figures
 from safari.report.gather import run_names
 from safari.report.progress import Progress
 from safari.runs import RunFolder, summarise
@@ -78,10 +78,14 @@ def summary_of(run: RunFolder) -> dict[str, Any]:
 
 
 def print_table(runs: Sequence[RunFolder]) -> None:
-    """The table on standard output: as wide as the terminal, or whole where there is none."""
-    rows = rows_of(dict(zip(run_names(runs), map(summary_of, runs), strict=True)))
+    """The table on standard output, as wide as the terminal or whole where there is none, and below it what makes its
+    numbers meaningless."""
+    summaries = dict(zip(run_names(runs), map(summary_of, runs), strict=True))
+    rows = rows_of(summaries)
     console = Console()
     if console.is_terminal:
         console.print(to_rich(rows, width=console.width))
     else:
         click.echo(to_text(rows), nl=False)
+    for warning in warnings_of(summaries):
+        click.echo(f"warning: {warning}")

@@ -18,7 +18,6 @@ from safari.engine.checks import (
     check_output,
     check_parts,
     check_task,
-    dead_layers,
     labels_from_1,
     shared_samples,
     unseen_classes,
@@ -35,8 +34,10 @@ from safari.links import Setting, check_arrays, check_length
 from safari.models import Layout
 from safari.plugins import named_arguments
 from safari.pruning import budget_for
+from safari.rounds.masks import refuse_dead_layers
 from safari.runs.metrics import RunMetrics
 from safari.seeds import derive, generator
+from safari.tasks import Units
 from safari.training import Known
 
 
@@ -96,7 +97,9 @@ def assemble(config: Config, seed: int, data: Data, parts: Parts | None = None) 
 
 def check_rest(config: Config, seed: int, data: Data, problems: Problems) -> None:
     """Note what is wrong with the division of the data, the model and the links, where another part is missing."""
-    plain = replace(config, arms=(Arm("drop", Plug("drop")),), pruning=Pruning(), policy=Plug("static"))
+    plain = replace(
+        config, arms=(Arm("drop", Plug("drop")),), pruning=Pruning(sparsity=0.0), policy=Plug("static")
+    )
     plain = replace(plain, sampling=Plug("uniform"))
     fedavg, perfect = Plug("fedavg"), Plug("perfect")
     for up, down in ((perfect, perfect), (config.uplink, perfect), (perfect, config.downlink)):
@@ -108,7 +111,7 @@ def notes_of(world: World) -> list[str]:
     """What a user should know before the run.
 
     Labels that begin at 1, classes that only the test set has, samples with several owners, tests that see only part of
-    a link's period, layers that the first masks cut.
+    a link's period.
     """
     own, config = is_own("data", world.config.data.name), world.config
     found = [
@@ -120,18 +123,7 @@ def notes_of(world: World) -> list[str]:
             for direction, link in (("uplink", world.uplink), ("downlink", world.downlink))
         ),
     ]
-    notes = [note for note in found if note]
-    masks = world.first_masks(world.start, 0)
-    dead = dead_layers(world.client_mask(masks, world.start, 0, 0)[0], world.layout)
-    whose = "the first mask" if masks.shared is not None else "client 0's first mask"
-    return notes + (
-        [
-            f"{whose} cuts all of {', '.join(dead)}, so nothing passes there: keep some with pruning.least = "
-            '0.02, keep layers whole with pruning.dense, or give every layer a share with pruning.scope = "erk"'
-        ]
-        if dead
-        else []
-    )
+    return [note for note in found if note]
 
 
 def _world(
@@ -147,12 +139,15 @@ def _world(
     layout = _layout(config, module)
     counts = label_counts(data.train_y.numpy(), shares, data.classes)
     classes = counts if built.task.labels == "class" else counts[:, :0]
+    data = placed(data, device)
+    units = Units.of(data.train_y) if built.task.standardise else None
     return World(
         config=config,
         seed=seed,
         device=device,
-        data=placed(data, device),
-        task=built.task,
+        data=data if units is None else _standardised(data, units),
+        task=built.task if units is None else units.tested(built.task),
+        units=units,
         parts=tuple(shares),
         label_counts=counts,
         module=module,
@@ -178,11 +173,16 @@ def _world(
     )
 
 
+def _standardised(data: Data, units: Units) -> Data:
+    return replace(data, train_y=units.standardised(data.train_y), test_y=units.standardised(data.test_y))
+
+
 def _check_metrics(built: Parts) -> None:
     """Can they be recorded, and can the target be reached?"""
     RunMetrics.of(built.task)
-    score, target = built.task.metric(built.task.score), built.config.evaluation.target
-    if score.percent and target > 1:
+    score = built.task.metric(built.task.score)
+    target = built.config.evaluation.goal(score.percent)
+    if score.percent and target is not None and target > 1:
         raise ConfigError(
             f"evaluation.target must be at most 1, because {score.label} is a fraction (0.85 is 85%), got {target}"
         )
@@ -210,7 +210,10 @@ def _start_task(world: World) -> None:
 
 def _try_masks(world: World) -> None:
     """Compute the first mask of one client, so that what would go wrong with it is told before the run."""
-    world.client_mask(world.first_masks(world.start, 0), world.start, 0, 0)
+    masks = world.first_masks(world.start, 0)
+    mask = world.client_mask(masks, world.start, 0, 0)[0]
+    whose = "the first mask" if masks.shared is not None else "client 0's first mask"
+    refuse_dead_layers(mask, world.layout, world.config.pruning, whose)
 
 
 def _start_link(built: Parts, direction: str, seed: int, counts: np.ndarray) -> None:

@@ -13,8 +13,6 @@ from torch import nn
 from safari.config import Evaluation, Local
 from safari.data import Augmentation, Data
 from safari.errors import ConfigError
-from safari.models import Layout
-from safari.pruning import weight_entries
 from safari.tasks import Task
 
 # Distances between tests that are tried to find one that sees a whole period; tests in the last rounds of which each is
@@ -243,8 +241,3 @@ def check_output(module: nn.Module, name: str, data: Data, device: torch.device,
 def _samples(data: Data) -> str:
     shape = [*data.input_shape]
     return f"samples of shape {shape}" if data.train_x.is_floating_point() else f"tokens of shape {shape}"
-
-
-def dead_layers(mask: torch.Tensor, layout: Layout) -> list[str]:
-    """The prunable layers of which a mask keeps nothing."""
-    return [e.name for e in weight_entries(layout) if not bool(mask[e.offset : e.end].any())]

@@ -303,6 +303,8 @@ def _describe(run: RunFolder, world: World) -> None:
     if not (run.path / "model.json").exists():
         layers = {e.name: e.size for e in world.layout.entries if e.kind == "weight"}
         model = {"numbers": world.layout.size, "prunable": world.layout.prunable_count, "layers": layers}
+        if world.units is not None:
+            model["labels"] = {"mean": world.units.mean.tolist(), "scale": world.units.scale.tolist()}
         run.write("model.json", json.dumps(model) + "\n")
     if not (run.path / TASK_FILE).exists():
         run.write(TASK_FILE, metrics_text(RunMetrics.of(world.task)))

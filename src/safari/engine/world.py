@@ -34,7 +34,7 @@ from safari.rounds.rate import learning_rate
 from safari.sampling import Draw, Sampling, SamplingRound
 from safari.sampling import State as SamplingState
 from safari.seeds import derive, generator, torch_generator
-from safari.tasks import Task
+from safari.tasks import Task, Units
 from safari.training import ClientAlgorithm, Known, draw_batches, evaluate, gather_norms
 
 
@@ -68,6 +68,8 @@ class World:
     gate: Gate | str = "norm"
     # The training samples that each client holds out, to test models on; empty where clients do not.
     held: tuple[np.ndarray, ...] = ()
+    # Those of the labels, where models learn them standardised.
+    units: Units | None = None
 
     def setting(self, direction: str) -> Setting:
         """What a link may know."""

@@ -324,6 +324,9 @@ def digest(config: Config) -> str:
 def _outright(config: Config) -> dict[str, Any]:
     table = config.to_dict()
     table["wire"]["feedback"] = config.wire.feeds_back
+    if config.evaluation.target == "auto":
+        # What every task had by default in results from before there was one for each kind of score.
+        table["evaluation"]["target"] = config.evaluation.goal(True)
     return table
 
 

@@ -165,7 +165,7 @@ class Results:
                 "setting": case.setting,
                 "rounds": config.rounds,
                 "last": config.evaluation.last,
-                "target": config.evaluation.target,
+                "target": config.evaluation.goal(config.task.name != "tokens"),
                 "arms": {},
             }
         for arm, seed, numbers in trials:

@@ -358,9 +358,11 @@ def _lengths(cases: Sequence[Case]) -> str:
     """How long the cases run, by which rounds they are judged and what their target is; once if all alike."""
     names: dict[str, list[str]] = {}
     for case in cases:
-        last, target = case.config.evaluation.last, case.config.evaluation.target
-        goal = f"perplexity {target:g}" if case.config.task.name == "tokens" else f"{100 * target:g} % top-1"
-        text = f"{case.config.rounds} rounds, the last {last} count, target {goal}"
+        last, percent = case.config.evaluation.last, case.config.task.name != "tokens"
+        target = case.config.evaluation.goal(percent)
+        text = f"{case.config.rounds} rounds, the last {last} count"
+        if target is not None:
+            text += f", target {100 * target:g} % top-1" if percent else f", target perplexity {target:g}"
         names.setdefault(text, []).append(case.name)
     if len(names) == 1:
         return f"{next(iter(names))}."

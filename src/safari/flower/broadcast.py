@@ -18,7 +18,7 @@ from safari.flower.residual import NEVER
 from safari.models import Layout
 from safari.pruning import PRUNERS, Budget, Pruner, compute_mask
 from safari.rounds.beside import encode_vector, wire_layout
-from safari.rounds.masks import sparsity_of
+from safari.rounds.masks import refuse_dead_layers, sparsity_of
 from safari.seeds import torch_generator
 from safari.wire import Shared, WireLayout, encode, encode_mask, reference_digest
 
@@ -133,6 +133,8 @@ def broadcast(
     if expected is None:
         pruner, seed = config.pruning.pruner, config.seed
         expected = predict_mask(module, layout, vector, plan.number, plan.budget, pruner, seed)
+    if plan.number == 0 and (base is not None or config.pruning.pruner in ("rand", "mag")):
+        refuse_dead_layers(expected, layout, config.pruning, "the first mask")
     shared = Shared(wire, reference=received.numpy(), predicted_mask=expected.numpy())
     beside = _vectors(plan.down, layout)
     if base is not None and remember:

@@ -2,7 +2,7 @@
 
 from safari.report.gallery import write_figures
 from safari.report.loaded import Run, load
-from safari.report.table import Row, cells, explain, rows_of, to_markdown, to_rich, to_text
+from safari.report.table import Row, cells, explain, rows_of, to_markdown, to_rich, to_text, warnings_of
 from safari.report.track import MLflow, TensorBoard, watchers_for
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "to_markdown",
     "to_rich",
     "to_text",
+    "warnings_of",
     "watchers_for",
     "write_figures",
 ]

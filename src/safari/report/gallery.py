@@ -116,7 +116,7 @@ def _charts(runs: Sequence[RunData]) -> list[tuple[Metric, bool]]:
 
 def _target(runs: Sequence[RunData], metric: Metric) -> float | None:
     """The target for the score, where all runs have the same."""
-    targets = {run.config.evaluation.target for run in runs if run.metrics.score == metric.name}
+    targets = {run.config.evaluation.goal(metric.percent) for run in runs if run.metrics.score == metric.name}
     return targets.pop() if len(targets) == 1 else None
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from html import escape
 
+from safari.config import Evaluation
 from safari.report.progress import going_on_after, refusal_note
 from safari.report.style import DASHES, PALETTE, thin
 from safari.runs import RoundRecord, RunFolder, RunMetrics, Trial
@@ -46,14 +47,14 @@ class LiveChart:
         self._drawn = 0.0
         self._arms: list[str] = []
         self._rounds = 0
-        self._target = 0.0
+        self._evaluation = Evaluation()
         self._folder = ""
 
     def start(self, run: RunFolder) -> None:
         """Take the place below the cell."""
         self._arms = [arm.name for arm in run.config.arms]
         self._rounds, self._folder = run.config.rounds, str(run.path)
-        self._target = run.config.evaluation.target
+        self._evaluation = run.config.evaluation
         done = {(trial.arm, trial.seed): trial.done() for trial in run.trials()}
         self._notes += going_on_after({place: n for place, n in done.items() if n < self._rounds})
         self._draw()
@@ -83,6 +84,10 @@ class LiveChart:
         """Draw a last time."""
         self._draw()
 
+    @property
+    def _goal(self) -> float | None:
+        return None if self._metrics is None else self._evaluation.goal(self._metrics.main.percent)
+
     def _draw(self) -> None:
         html = self._html()
         if self._replace is None:
@@ -102,20 +107,18 @@ class LiveChart:
         notes = "".join(f"<div>{escape(note)}</div>" for note in self._notes[:MOST_NOTES])
         if len(self._notes) > MOST_NOTES:
             notes += f"<div>and {len(self._notes) - MOST_NOTES} more notes</div>"
-        picture = (
-            "" if self._metrics is None else chart(self._points, self._arms, self._metrics, self._target)
-        )
+        picture = "" if self._metrics is None else chart(self._points, self._arms, self._metrics, self._goal)
         return f"<div>run folder: {escape(self._folder)}</div>{picture}<table>{''.join(rows)}</table>{notes}"
 
 
-def chart(points: Points, arms: list[str], metrics: RunMetrics, target: float) -> str:
+def chart(points: Points, arms: list[str], metrics: RunMetrics, target: float | None = None) -> str:
     """The score against rounds as SVG, a line for each arm and seed; empty before there are two rounds to draw.
 
     Args:
         points: by arm and seed, rounds and scores.
         arms: their order, which gives the colours.
         metrics: those of the run; the score is drawn.
-        target: a level that is marked where it lies between the scores.
+        target: a level that is marked where it lies between the scores; None: no level.
     """
     rounds = [round for line in points.values() for round, _ in line]
     if not rounds or min(rounds) == max(rounds):
@@ -139,7 +142,7 @@ def chart(points: Points, arms: list[str], metrics: RunMetrics, target: float) -
         + _text(LEFT - 6, down(level) + 4, f"{level:.4g}{unit}", "end")
         for level in (low, (low + high) / 2, high)
     ]
-    if low < factor * target < high:
+    if target is not None and low < factor * target < high:
         level = down(factor * target)
         shapes.append(_line([(LEFT, level), (right, level)], "currentColor", 'stroke-dasharray="2 3"'))
     shapes.append(_text(LEFT, HEIGHT - 8, f"round {min(rounds)}", "start"))

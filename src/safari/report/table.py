@@ -53,7 +53,7 @@ class Row:
     reached: str
     rounds_to_stay: Value
     stayed: str
-    target: float
+    target: float | None
     worst_client: Value
     lost_updates: Value
     refused: Value
@@ -86,7 +86,7 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
         (_target_heading(rows), partial(_to_target, spelled=_target_heading(rows) == ANY_TARGET)),
         (
             "to stay there",
-            lambda row: f"{_spread(row.rounds_to_stay, 1, 0)} ({row.stayed})" if row.seeds else NOTHING,
+            lambda row: f"{_spread(row.rounds_to_stay, 1, 0)} ({row.stayed})" if _aims(row) else NOTHING,
         ),
         (
             "worst client %" if all(row.metrics.main.percent for row in rows) else "worst client",
@@ -217,6 +217,20 @@ without its linear trend and any difference between even and odd rounds.'
     ) + (f" Average: {names} of the running average of the global models." if averaged else "")
 
 
+def warnings_of(summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What makes these results meaningless, with the run's name where there are several.
+
+    >>> warnings_of({"demo": {"warnings": ["drop: no update ever arrived"]}})
+    ['drop: no update ever arrived']
+    """
+    several = len(summaries) > 1
+    return [
+        f"{name}/{warning}" if several else warning
+        for name, summary in summaries.items()
+        for warning in summary["warnings"]
+    ]
+
+
 def _metrics_of(summary: Mapping[str, Any]) -> RunMetrics:
     """Summaries of an earlier version do not say: those of classification."""
     described = summary.get("metrics")
@@ -279,12 +293,16 @@ def _row(label: str, entry: Mapping[str, Any], summary: Mapping[str, Any]) -> Ro
     )
 
 
-def _goal(row: Row) -> str:
-    return f"{100 * row.target:.4g} %" if row.metrics.main.percent else f"{row.target:.4g}"
+def _aims(row: Row) -> bool:
+    return row.seeds > 0 and row.target is not None
+
+
+def _goal(target: float, metric: Metric) -> str:
+    return f"{100 * target:.4g} %" if metric.percent else f"{target:.4g}"
 
 
 def _target_heading(rows: Sequence[Row]) -> str:
-    goals = {_goal(row) for row in rows}
+    goals = {_goal(row.target, row.metrics.main) for row in rows if row.target is not None}
     return f"rounds to {goals.pop()}" if len(goals) == 1 else ANY_TARGET
 
 
@@ -298,9 +316,9 @@ def _spread(value: Value, factor: float, digits: int) -> str:
 
 
 def _to_target(row: Row, *, spelled: bool) -> str:
-    if not row.seeds:
+    if row.target is None or not row.seeds:
         return NOTHING
-    goal = f"{_goal(row)}: " if spelled else ""
+    goal = f"{_goal(row.target, row.metrics.main)}: " if spelled else ""
     return f"{goal}{_spread(row.rounds_to_target, 1, 0)} ({row.reached})"
 
 

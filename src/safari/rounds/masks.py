@@ -12,7 +12,17 @@ from safari.config import Pruning
 from safari.errors import ConfigError
 from safari.hosting import hosted
 from safari.models import Layout, prunable_parameters
-from safari.pruning import POLICIES, Batch, Budget, MaskPolicy, MaskRound, Masks, budget_for, sparsity_at
+from safari.pruning import (
+    POLICIES,
+    Batch,
+    Budget,
+    MaskPolicy,
+    MaskRound,
+    Masks,
+    budget_for,
+    sparsity_at,
+    weight_entries,
+)
 from safari.pruning.policy import State
 from safari.tasks import Task
 
@@ -27,6 +37,17 @@ def budget_of(layout: Layout, pruning: Pruning, sparsity: float) -> Budget:
     """How many weights masks keep at a sparsity, in all and perhaps in each layer."""
     p = pruning
     return budget_for(layout, sparsity, p.scope, dense=p.dense, least=p.least, prefix="pruning.")
+
+
+def refuse_dead_layers(mask: Tensor, layout: Layout, pruning: Pruning, whose: str) -> None:
+    """ConfigError where a first mask keeps nothing of a layer, unless that is allowed."""
+    dead = [e.name for e in weight_entries(layout) if not bool(mask[e.offset : e.end].any())]
+    if dead and not pruning.allow_dead_layers:
+        raise ConfigError(
+            f"pruning: {whose} keeps nothing of {', '.join(dead)}, so nothing would pass there: keep some of each "
+            'layer with pruning.least = 0.02, or divide the cut between layers with pruning.scope = "erk" '
+            "(pruning.allow_dead_layers = true runs it as it is)"
+        )
 
 
 def policy_masks(policy: MaskPolicy, name: str, state: State, view: MaskRound) -> tuple[Masks, State]:

@@ -12,7 +12,9 @@ from safari.errors import RunError
 from safari.runs.folder import RunFolder, Trial
 from safari.runs.metrics import CLASSIFICATION, RunMetrics
 from safari.runs.record import OVER_CLIENTS, RoundRecord
+from safari.runs.soundness import Course, course_of, warnings
 from safari.stats import steadiness
+from safari.tasks import Metric
 
 Record = Mapping[str, Any]
 
@@ -60,12 +62,12 @@ def summarise_trial(
         config: the run's config.
         metrics: those of the run's task.
     """
-    score, target = metrics.score, config.evaluation.target
+    score, target = metrics.score, config.evaluation.goal(metrics.main.percent)
     evaluated = [r for r in records if r[score] is not None]
     done = records[-1]["round"] if records else 0
     # A run that goes on may have its newest evaluation before the last rounds.
     last = [r for r in evaluated if r["round"] > done - config.evaluation.last] or evaluated[-1:]
-    good = [r[score] >= target if metrics.main.higher else r[score] <= target for r in evaluated]
+    good = [_reaches(r[score], target, metrics.main) for r in evaluated]
     reached = [r["round"] for r, is_good in zip(evaluated, good, strict=True) if is_good]
     worse = [r["round"] for r, is_good in zip(evaluated, good, strict=True) if not is_good]
     stays = [t for t in reached if t > max(worse, default=0)]
@@ -86,6 +88,12 @@ def summarise_trial(
         "refused": sum(len(r["refused"]) for r in records),
         **_over_clients([r["clients"] for r in last if r.get("clients")]),
     }
+
+
+def _reaches(score: float, target: float | None, metric: Metric) -> bool:
+    if target is None:
+        return False
+    return score >= target if metric.higher else score <= target
 
 
 def _over_clients(found: Sequence[Record]) -> dict[str, float | None]:
@@ -115,17 +123,23 @@ def summarise(run: RunFolder, skipped: list[str] | None = None) -> dict[str, Any
     """
     config, metrics = run.config, run.metrics
     trials: dict[str, dict[str, Any]] = {arm.name: {} for arm in config.arms}
+    courses: dict[str, list[Course]] = {arm.name: [] for arm in config.arms}
     for trial in run.trials():
         problems: list[str] | None = None if skipped is None else []
         records = done_records(trial, config.rounds, problems)
         trials[trial.arm][str(trial.seed)] = summarise_trial(records, config, metrics)
+        complete = bool(records) and records[-1].round >= config.rounds
+        courses[trial.arm].append(course_of(records, metrics, complete=complete))
         if skipped is not None:
             skipped += [f"{trial.arm}, seed {trial.seed}: {problem}" for problem in problems or ()]
-    return {"name": config.name, "config": config.digest, **whole(config, metrics, trials)}
+    return {"name": config.name, "config": config.digest, **whole(config, metrics, trials, courses)}
 
 
 def whole(
-    config: Config, metrics: RunMetrics, trials: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    config: Config,
+    metrics: RunMetrics,
+    trials: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    courses: Mapping[str, Sequence[Course]],
 ) -> dict[str, Any]:
     """What a table needs of a run: its setting and every arm over its seeds.
 
@@ -133,13 +147,15 @@ def whole(
         config: the run's config.
         metrics: those of its task.
         trials: by arm and seed, what `summarise_trial` says.
+        courses: by arm, of each seed, what `course_of` says.
     """
     return {
         "rounds": config.rounds,
         "seeds": config.seeds,
         "last": config.evaluation.last,
-        "target": config.evaluation.target,
+        "target": config.evaluation.goal(metrics.main.percent),
         "metrics": metrics.to_json(),
+        "warnings": warnings(courses, metrics),
         "arms": {
             arm: over_seeds(list(seeds.values()), metrics) | {"seeds": seeds} for arm, seeds in trials.items()
         },

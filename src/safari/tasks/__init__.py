@@ -10,6 +10,7 @@ from safari.tasks.multilabel import multilabel
 from safari.tasks.regression import regression
 from safari.tasks.task import Measure, Metric, Task, with_metric
 from safari.tasks.tokens import tokens
+from safari.tasks.units import Units
 
 TASKS: dict[str, Callable[..., Task]] = {
     "classification": classification,
@@ -24,6 +25,7 @@ __all__ = [
     "Measure",
     "Metric",
     "Task",
+    "Units",
     "checked_task",
     "classification",
     "multilabel",

@@ -10,10 +10,11 @@ from torch import Tensor
 from safari.tasks.task import LOSS, Metric, Task, shape_error, total
 
 
-def regression() -> Task:
+def regression(*, standardise: bool = True) -> Task:
     """One number a sample, or several: mean squared error; the mean absolute error is the score.
 
-    Outputs and labels are float32 `[n, numbers]`.
+    Outputs and labels are float32 `[n, numbers]`. With `standardise` models learn labels that are standardised over
+    the training set; the errors of a test are in the labels' own units either way.
 
     >>> import torch
     >>> task = regression()
@@ -40,6 +41,7 @@ def regression() -> Task:
         check=_check,
         finish=_finish,
         logits=False,
+        standardise=standardise,
     )
 
 

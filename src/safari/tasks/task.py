@@ -75,6 +75,8 @@ class Task:
         perplexity, F1.
     mean: the mean of `loss` over a batch, where torch has one that rounds in its own way.
     logits: the outputs are logits, so that dividing them by a temperature makes sense (GraSP).
+    standardise: models learn labels that are standardised over the training set, and are tested in the labels' own
+        units; for labels that are numbers.
     """
 
     name: str
@@ -87,11 +89,14 @@ class Task:
     finish: Finish = _same
     mean: Loss | None = None
     logits: bool = True
+    standardise: bool = False
 
     def __post_init__(self) -> None:
         names = [metric.name for metric in self.metrics]
         if len(set(names)) < len(names):
             raise ConfigError(f"{self.name}: metrics must have different names, got {', '.join(names)}")
+        if self.standardise and self.labels != "numbers":
+            raise ConfigError(f"{self.name}: standardise needs labels that are numbers, got {self.labels!r}")
         if self.score not in names:
             raise ConfigError(
                 f"{self.name}: score must be one of its metrics ({', '.join(names)}), got {self.score!r}"

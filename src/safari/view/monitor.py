@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, time
@@ -13,12 +12,13 @@ from typing import Any
 
 from safari.config import Config
 from safari.errors import RunError
-from safari.report import cells, explain, rows_of
+from safari.report import cells, explain, rows_of, warnings_of
 from safari.report.gather import run_names
 from safari.report.track import shareable
 from safari.runs import CLASSIFICATION, RunFolder, RunMetrics, Trial, model_size, seeds_of, summarise_trial
 from safari.runs.elsewhere import decided
 from safari.runs.files import is_alive
+from safari.runs.soundness import Course, course_of
 from safari.runs.summary import whole
 from safari.toml import to_toml
 from safari.view.arrays import encode_array
@@ -110,7 +110,12 @@ class Monitor:
             }
             summaries = {name: summary for name, summary in found.items() if summary is not None}
         header, body = cells(rows_of(summaries))
-        return {"header": header, "rows": body, "note": explain(summaries)}
+        return {
+            "header": header,
+            "rows": body,
+            "note": explain(summaries),
+            "warnings": warnings_of(summaries),
+        }
 
     def _attempt(self, number: int, part: str, work: Callable[[], Any], otherwise: Any) -> Any:
         """Do it; where it fails, name the part among the run's problems and go on with `otherwise`.
@@ -173,7 +178,7 @@ class Monitor:
             "clients": config.clients,
             "drawn_clients": drawn_clients(config.clients),
             "seeds": {"first": config.seed, "count": config.seeds},
-            "target": _finite(config.evaluation.target),
+            "target": config.evaluation.goal(self._metrics(number).main.percent),
             "metrics": self._metrics(number).to_json(),
             "arms": [_arm(arm, self._rules) for arm in config.arms],
             "setting": setting(config),
@@ -219,9 +224,13 @@ class Monitor:
         config, metrics, logs = self._runs[number].config, self._metrics(number), self._logs_of(number)
         by_seed = sorted(logs.items(), key=lambda item: item[0][1])
         trials: dict[str, dict[str, Any]] = {arm.name: {} for arm in config.arms}
+        courses: dict[str, list[Course]] = {arm.name: [] for arm in config.arms}
         for (arm, seed), log in by_seed:
-            trials[arm][str(seed)] = summarise_trial(_records(log), config, log.metrics)
-        return whole(config, metrics, trials)
+            records = _records(log)
+            trials[arm][str(seed)] = summarise_trial(records, config, log.metrics)
+            complete = log.length >= config.rounds
+            courses[arm].append(course_of(records, log.metrics, complete=complete))
+        return whole(config, metrics, trials, courses)
 
 
 def _run_of(key: str) -> int:
@@ -296,9 +305,9 @@ def _text(value: Any) -> str:
 
 
 def _records(log: TrialLog) -> list[dict[str, Any]]:
-    """What a summary needs of each record."""
+    """What a summary needs of each record; the layers of the last one alone."""
     names = log.metrics.names
-    return [
+    records: list[dict[str, Any]] = [
         {
             **{name: row[name] for name in ("round", *names)},
             "average": None
@@ -310,6 +319,9 @@ def _records(log: TrialLog) -> list[dict[str, Any]]:
         for values in zip(*log.columns.values(), strict=True)
         for row in [dict(zip(log.columns, values, strict=True))]
     ]
+    if records:
+        records[-1]["layers"] = dict.fromkeys(log.dead_layers(), 0.0)
+    return records
 
 
 def _counts(value: Any, clients: int) -> list[list[int]] | None:
@@ -324,10 +336,6 @@ def _counts(value: Any, clients: int) -> list[list[int]] | None:
 
 def _whole(value: Any) -> bool:
     return type(value) is int and 0 <= value <= _LARGEST_COUNT
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _read_json(run: RunFolder, name: str, problems: list[str]) -> dict[str, Any]:

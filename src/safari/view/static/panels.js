@@ -110,6 +110,7 @@ export function drawTable(page, node) {
   fill(
     node,
     scroll("Results", el("table", { class: "numbers" }, el("thead", {}, head), el("tbody", {}, body))),
+    ...(table.warnings.length ? [el("ul", { class: "warnings" }, table.warnings.map((text) => el("li", {}, text)))] : []),
     el("p", { class: "caption" }, table.note),
   );
 }

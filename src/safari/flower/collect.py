@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from flwr.app import Error, Message
 
 from safari.errors import SafariError
 from safari.flower.broadcast import Broadcast
+from safari.flower.log import log
 from safari.flower.protocol import DOWNLINK_LOST, UNREADABLE, UPLINK_LOST
 from safari.flower.reply import NothingCameError, Reply, read_parts, read_reply
 from safari.flower.roster import NoSeatError, Roster
@@ -19,8 +19,6 @@ from safari.text import visible
 
 if TYPE_CHECKING:
     from safari.net.blocks import Delivery
-
-_log = logging.getLogger("flwr")
 
 
 @dataclass(frozen=True)
@@ -177,7 +175,7 @@ def _look(node: int, message: Message, read: Callable[[Message, int], Reply], no
     except Exception as error:
         # The readers should not let anything else through. Where one does, the client is refused and the
         # traceback is in the log.
-        _log.error("the reply of node %s could not be read\n%s", node, visible_traceback())
+        log.error("the reply of node %s could not be read\n%s", node, visible_traceback())
         _refuse(node, f"the reply could not be read: {type(error).__name__}: {error}", notes)
     else:
         notes.good[node] = reply

@@ -119,6 +119,12 @@ class Datagrams:
         found = self._socket.counts
         return {"accepted": found.accepted, **{reason.value: n for reason, n in found.dropped.items() if n}}
 
+    @property
+    def heard(self) -> bool:
+        """Has any node sent a datagram in the round under way?"""
+        sessions = [asked.session.id for asked in self._asked.values()]
+        return self._socket is not None and any(self._socket.look(session).asked for session in sessions)
+
     def open(self) -> None:
         """Check the control channel and begin to receive. May be called again."""
         if self._socket is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -11,16 +10,18 @@ import httpx
 from flwr.app import Error, Message
 from flwr.serverapp import Grid
 
+from safari.flower.log import log
 from safari.flower.protocol import UNREADABLE
 from safari.flower.text import visible_traceback
 
-_log = logging.getLogger("flwr")
 # Between two looks: at first short, for nodes that answer at once, then longer and longer.
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 0.5
 _GROWTH = 1.3
-# Seconds between two lines of the log that say what is waited for.
-_BETWEEN_LINES = 30.0
+# Seconds between two lines of the log that say what is waited for: at first, and at most.
+_BETWEEN_LINES, _LONGEST_BETWEEN_LINES = 30.0, 1800.0
+# Flower's codes of errors that the SuperLink writes in the place of a node: a message, a reply or a node is gone.
+_OF_THE_SUPERLINK = {3, 4, 5}
 # The connection to the SuperLink itself is broken: no client's fault.
 _TRANSPORT_ERRORS = (OSError, httpx.HTTPError)
 
@@ -63,28 +64,33 @@ def exchange(
     return replies
 
 
+def of_a_node(reply: Message) -> bool:
+    """Is the reply, an error perhaps, a node's own and not the SuperLink's word that there is none?"""
+    return not reply.has_error() or reply.error.code not in _OF_THE_SUPERLINK
+
+
 def wait_for_nodes(
     grid: Grid,
     wanted: int,
-    timeout: float,
+    timeout: float = math.inf,
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[int]:
     """The nodes that are connected, ascending; waits for `wanted` of them, at most `timeout` seconds.
 
-    Says what it waits for, at once and then every half minute.
+    Says what it waits for at once, after half a minute, and then less and less often, at least every half hour.
     """
     begin = clock()
-    tell = begin
+    tell, between = begin, _BETWEEN_LINES
     while True:
         nodes, now = sorted(grid.get_node_ids()), clock()
         if len(nodes) >= wanted or now - begin >= timeout:
             return nodes
         if now >= tell:
             left = f"for {begin + timeout - now:.0f} s more" if math.isfinite(timeout) else "without end"
-            _log.info("waiting for %s nodes, %s are connected; %s", wanted, len(nodes), left)
-            tell += _BETWEEN_LINES
+            log.info("waiting for %s nodes, %s are connected; %s", wanted, len(nodes), left)
+            tell, between = tell + between, min(2 * between, _LONGEST_BETWEEN_LINES)
         sleep(max(0.0, min(_LONGEST_PAUSE, begin + timeout - now)))
 
 
@@ -96,7 +102,7 @@ def _pull(grid: Grid, message: Message) -> Message | None:
     except _TRANSPORT_ERRORS:
         raise
     except Exception as error:
-        _log.warning(
+        log.warning(
             "the reply of node %s is malformed\n%s", message.metadata.dst_node_id, visible_traceback()
         )
         return _refusal(message, f"the reply is malformed: {type(error).__name__}: {error}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -15,9 +16,10 @@ from torch import Tensor
 
 from safari.aggregation import Outcome, Server, to_tensors
 from safari.config import Config
-from safari.errors import RunError
+from safari.errors import RunError, SafariError
 from safari.flower.broadcast import Broadcast
 from safari.flower.collect import Collected
+from safari.flower.log import utc_now
 from safari.flower.roster import Roster
 from safari.flower.rule_state import grown, grown_half, inside
 from safari.models import Layout
@@ -26,9 +28,11 @@ from safari.rounds.resume import checked_rule_state, fitting, meaning, refuse_ch
 from safari.runs import RunFolder, Saved, Trial, read_checkpoint, seeds_of, summarise
 from safari.runs.elsewhere import decided, undecided
 from safari.runs.environment import environment
+from safari.runs.folder import FAILURE
 from safari.runs.measure import Facts, MaskCount, record_of
 from safari.runs.record import RoundRecord
 from safari.sampling import SAMPLINGS, Sampling, uniform
+from safari.text import visible
 from safari.toml import to_toml
 from safari.training import ServerHalf
 
@@ -37,6 +41,7 @@ Scores = Mapping[str, Any]
 _POLICY, _MASK = "policy.", "mask"
 # And what the sampling does.
 _SAMPLING = "sampling."
+_LONGEST_FAILURE = 1000
 _SCORES = {"loss": ("loss",), "top1": ("top1", "accuracy", "eval_acc"), "top5": ("top5",)}
 
 
@@ -180,8 +185,23 @@ class RunLog:
         saved = Saved(now.server.round, tensors, facts)
         self.trial.save(saved, self.run.config.checkpoint.keep)
 
-    def close(self) -> None:
-        """Sum up what there is."""
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """At the end of what is inside, sum up what there is; an error that ended it is told in `failure.txt`."""
+        failure = self.run.path / FAILURE
+        failure.unlink(missing_ok=True)
+        try:
+            yield
+        except Exception as error:
+            kind = "" if isinstance(error, SafariError) else f"{type(error).__name__}: "
+            # Clients may have chosen parts of it: nothing that a terminal would act on.
+            why = visible(f"{kind}{error}", _LONGEST_FAILURE)
+            self.run.write(FAILURE, f"{utc_now()}, after round {self.trial.done()}: {why}\n")
+            raise
+        finally:
+            self._sum_up()
+
+    def _sum_up(self) -> None:
         self.run.write("summary.json", json.dumps(summarise(self.run), indent=2) + "\n")
 
 

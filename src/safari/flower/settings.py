@@ -44,6 +44,7 @@ def check_arguments(
     upload: str,
     min_nodes: int,
     wait: float,
+    quorum: int,
     give_up: int | None,
 ) -> None:
     """ConfigError lists those of a strategy's plain arguments that cannot be."""
@@ -58,8 +59,9 @@ def check_arguments(
     for name, number, least in (("clients", clients, 1), ("patience", patience, 0), ("give_up", give_up, 1)):
         if number is not None and number < least:
             problems.append(f"{name} must be at least {least}, got {number}")
-    if not 1 <= min_nodes <= max(1, clients):
-        problems.append(f"min_nodes must lie between 1 and clients ({clients}), got {min_nodes}")
+    for name, nodes in (("min_nodes", min_nodes), ("quorum", quorum)):
+        if not 1 <= nodes <= max(1, clients):
+            problems.append(f"{name} must lie between 1 and clients ({clients}), got {nodes}")
     if not wait >= 0:
         problems.append(f"wait must be at least 0, got {wait}")
     if problems:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import math
 import time
 from collections import Counter
@@ -30,7 +29,8 @@ from safari.flower.broadcast import Broadcast, broadcast
 from safari.flower.chain import Downloads
 from safari.flower.collect import Collected, Request, collect
 from safari.flower.evaluation import Evaluation, collect_evaluation
-from safari.flower.exchange import exchange, wait_for_nodes
+from safari.flower.exchange import exchange, of_a_node, wait_for_nodes
+from safari.flower.log import log
 from safari.flower.methods import STATIC, Methods, Plan
 from safari.flower.parts import blocks_record, check_datagrams, complete_masks, reply_without_words
 from safari.flower.protocol import PACKETS
@@ -41,6 +41,7 @@ from safari.flower.rule_state import vacated, vacated_half, vacated_rows
 from safari.flower.run_log import Progress, RunLog, round_record, with_scores
 from safari.flower.selection import Selection, select, select_drawn
 from safari.flower.settings import check_arguments, settings
+from safari.flower.text import last_line
 from safari.models import Layout
 from safari.pruning import PRUNERS, Batch
 from safari.rounds.arrivals import Arrived, Uploads, learned, noted
@@ -55,9 +56,11 @@ if TYPE_CHECKING:
     from safari.flower.datagrams import Datagrams
     from safari.net.blocks import Delivery
 
-_log = logging.getLogger("flwr")
 # Lines of a round in the log; the records hold all.
 _MOST_TOLD = 10
+# Seconds between two attempts at a round in which nobody answers: as long as a SuperLink takes to notice that a node
+# is gone.
+_LONGEST_PAUSE = 60.0
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -82,9 +85,10 @@ class SafariStrategy(Strategy):
     clients remember a model. `upload`: "frame", or "dense" where a strategy around this one, or a mod around
     our client side, reads the clients' arrays. `evaluate`: ask the clients to test each new model, too.
 
-    `min_nodes`: how many connected nodes the first round waits for; later ones start with whoever is there,
-    or comes before their deadline. `wait`: how many seconds it waits before it gives up. `give_up`: after so
-    many rounds in a row without any arrival `start` ends with an error; None: never. `datagrams`: move models
+    `min_nodes`: how many connected nodes the first round waits for, and `wait`: how many seconds it waits before it
+    gives up. `quorum`: later rounds wait until so many nodes are connected, however long that takes. A round in
+    which no node gives an answer of its own does not count, and is begun again. `give_up`: after so many rounds in
+    a row without any arrival `start` ends with an error; None: never. `datagrams`: move models
     in datagrams beside Flower, and count what of them arrives by the deadline (`safari.flower.Datagrams`).
     `batch`: inputs and labels of which a score at the server sees the shape: synflow, where a mask policy begins
     with it.
@@ -108,11 +112,12 @@ class SafariStrategy(Strategy):
         evaluate: bool = False,
         min_nodes: int = 1,
         wait: float = 600.0,
+        quorum: int = 1,
         give_up: int | None = 10,
         datagrams: Datagrams | None = None,
         batch: Batch | None = None,
     ):
-        check_arguments(clients, identify, patience, download, upload, min_nodes, wait, give_up)
+        check_arguments(clients, identify, patience, download, upload, min_nodes, wait, quorum, give_up)
         self.config = settings(module, clients, rule, config, download, upload)
         check_datagrams(datagrams, download, upload)
         self._methods = Methods.of(self.config, Layout.of(module))
@@ -130,7 +135,7 @@ class SafariStrategy(Strategy):
         self.run = None if run is None else Path(run)
         self.by_name, self.patience = identify == "name", patience
         self.download, self.upload, self.evaluate = download, upload, evaluate
-        self.min_nodes, self.wait, self.give_up = min_nodes, wait, give_up
+        self.min_nodes, self.wait, self.quorum, self.give_up = min_nodes, wait, quorum, give_up
         self.roster = Roster(clients)
         self._names = state_names(self.module, self.layout)
         self._others = others_of(ArrayRecord(dict(self.module.state_dict())), self._names)
@@ -158,6 +163,8 @@ class SafariStrategy(Strategy):
         # Of a run that is resumed: no client that it knows has answered yet.
         self._among_strangers = False
         self._lost_in_a_row = 0
+        # How often the round under way was begun and brought no answer.
+        self._silent = 0
         self._line = RoundRecord(round=1, arrived=(), missing=(), metrics={})
 
     @property
@@ -182,12 +189,12 @@ class SafariStrategy(Strategy):
         """Log what the strategy was asked to do."""
         c = self.config
         cut = f"{c.pruning.pruner}, {100 * c.pruning.sparsity:.0f} % of the weights cut"
-        _log.info("\t├──> SAFARI: %s clients, rule %s", c.clients, c.arms[0].name)
-        _log.info("\t├──> Masks: %s", cut if c.pruning.sparsity else "none, clients train all weights")
-        _log.info("\t├──> Mask policy: %s; client algorithm: %s", c.policy.name, c.client.name)
+        log.info("\t├──> SAFARI: %s clients, rule %s", c.clients, c.arms[0].name)
+        log.info("\t├──> Masks: %s", cut if c.pruning.sparsity else "none, clients train all weights")
+        log.info("\t├──> Mask policy: %s; client algorithm: %s", c.policy.name, c.client.name)
         uploads = c.wire.values if self.upload == "frame" else self.upload
-        _log.info("\t├──> Uploads: %s; downloads: %s", uploads, self.download)
-        _log.info("\t└──> Run folder: %s", self.run or "none (no records, no checkpoints)")
+        log.info("\t├──> Uploads: %s; downloads: %s", uploads, self.download)
+        log.info("\t└──> Run folder: %s", self.run or "none (no records, no checkpoints)")
 
     def start(
         self,
@@ -208,9 +215,9 @@ class SafariStrategy(Strategy):
         result = Result()
         self._timeout, self._begun, self._lost_in_a_row = timeout, False, 0
         arrived_ever = False
-        _log.info("Starting SafariStrategy:")
+        log.info("Starting SafariStrategy:")
         self.summary()
-        with self._run_log(initial_arrays, num_rounds) as log:
+        with self._run_log(initial_arrays, num_rounds) as folder:
             first = self.server.round
             if evaluate_fn is not None and first == 0:
                 _keep(result.evaluate_metrics_serverapp, 0, evaluate_fn(0, self.arrays))
@@ -219,11 +226,11 @@ class SafariStrategy(Strategy):
                 seconds = self._round(
                     grid, result, train_config or {}, evaluate_config or {}, tests, num_rounds
                 )
-                if log is not None:
-                    log.write(self._line, seconds)
+                if folder is not None:
+                    folder.write(self._line, seconds)
                     done = self.server.round
                     if done % self.config.checkpoint.every == 0 or done == num_rounds:
-                        log.save(self._progress())
+                        folder.save(self._progress())
                 arrived_ever = arrived_ever or not self._line["lost"]
                 self._count_lost()
             if self.server.round > first and not arrived_ever and self.give_up is not None:
@@ -236,14 +243,14 @@ class SafariStrategy(Strategy):
     ) -> Iterable[Message]:
         """The round's messages; `arrays`, where there are any, are the model to go on with."""
         self._take_over(arrays)
-        online = wait_for_nodes(grid, 1, self._timeout) if self._begun else self._wait_for_all(grid)
+        online = wait_for_nodes(grid, self.quorum) if self._begun else self._wait_for_all(grid)
         self._begun = True
         chosen = self._select(online)
         self._sent, self._messages = self._prepare(chosen.nodes, config, server_round, MessageType.TRAIN)
         if self.datagrams is not None:
             self._messages = self.datagrams.announce(self._messages, self._sent, self._timeout)
         self._chosen, self._online = chosen, frozenset(online)
-        _log.info(
+        log.info(
             "configure_train: asking %s nodes, %.0f bytes each; %s clients are not connected",
             len(chosen.nodes),
             self._sent.size,
@@ -254,7 +261,9 @@ class SafariStrategy(Strategy):
     def _select(self, online: Sequence[int]) -> Selection:
         """Whom to ask in this round."""
         number = self.server.round
-        rng = generator(self.config.seed, "cohort", number)
+        # Begun again, a round asks others: those who were drawn may be the ones that are away.
+        again = (self._silent,) if self._silent else ()
+        rng = generator(self.config.seed, "cohort", number, *again)
         if self.config.sampling.name == "uniform":
             cohort = self.config.cohort
             return select(self.roster, online, number, cohort=cohort, patience=self.patience, rng=rng)
@@ -392,7 +401,7 @@ class SafariStrategy(Strategy):
         nodes = sorted(self._evaluation.seats)
         sent, messages = self._prepare(nodes, config, server_round, MessageType.EVALUATE)
         self._evaluation = replace(self._evaluation, messages=tuple(messages), size=sent.size)
-        _log.info("configure_evaluate: asking %s nodes, %.0f bytes each", len(nodes), sent.size)
+        log.info("configure_evaluate: asking %s nodes, %.0f bytes each", len(nodes), sent.size)
         return messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -419,15 +428,9 @@ class SafariStrategy(Strategy):
     ) -> dict[str, float]:
         """One round; returns the seconds of each part."""
         number, watch = self.server.round + 1, _Watch()
-        _log.info("")
-        _log.info("[ROUND %s/%s]", number, num_rounds)
-        messages = list(self.configure_train(number, ArrayRecord(), ConfigRecord({**train_config}), grid))
-        watch.lap("wire")
-        deadline = time.monotonic() + self._timeout
-        replies = exchange(grid, messages, self._timeout)
-        if self.datagrams is not None:
-            self.datagrams.settle(replies, deadline)
-        watch.lap("train")
+        log.info("")
+        log.info("[ROUND %s/%s]", number, num_rounds)
+        replies = self._ask(grid, number, train_config, watch)
         arrays, metrics = self.aggregate_train(number, replies)
         watch.lap("aggregate")
         _keep(result.train_metrics_clientapp, number, metrics)
@@ -441,6 +444,34 @@ class SafariStrategy(Strategy):
         self._line = with_scores(self._line, central or federated, of_average)
         watch.lap("evaluate")
         return watch.seconds
+
+    def _ask(self, grid: Grid, number: int, config: Mapping[str, Any], watch: _Watch) -> list[Message]:
+        """The replies of a round. One in which no node answers does not count: it is begun again after a while."""
+        sampled, self._silent = self._sampled, 0
+        while True:
+            messages = list(self.configure_train(number, ArrayRecord(), ConfigRecord({**config}), grid))
+            watch.lap("wire")
+            deadline = time.monotonic() + self._timeout
+            replies = exchange(grid, messages, self._timeout)
+            if self.datagrams is not None:
+                self.datagrams.settle(replies, deadline)
+            watch.lap("train")
+            if any(map(of_a_node, replies)) or (self.datagrams is not None and self.datagrams.heard):
+                return replies
+            self._sampled, self._silent = sampled, self._silent + 1
+            reasons = [last_line(reply.error.reason or "") for reply in replies]
+            silence = [f"no reply within {self._timeout:g} s"] * (len(messages) - len(replies))
+            if self.give_up is not None and self._silent >= self.give_up:
+                raise SafariError(
+                    nothing_came(f"{self.give_up} rounds in a row brought no reply", reasons + silence)
+                )
+            pause = min(2.0 ** (self._silent - 1), _LONGEST_PAUSE)
+            log.warning(
+                "round %s does not count: none of %s nodes answered. It begins again in %g s",
+                number, len(messages), pause,
+            )  # fmt: skip
+            time.sleep(pause)
+            watch.restart()
 
     def check_run(self, num_rounds: int) -> None:
         """RunError where `start` would refuse the run's folder, because it was made under another config.
@@ -466,19 +497,17 @@ class SafariStrategy(Strategy):
             if self.run is None:
                 yield None
                 return
-            log = self._open_log(self.run)
-            with log.run.writing():
-                found = log.load(self._progress())
+            folder = self._open_log(self.run)
+            with folder.run.writing():
+                found = folder.load(self._progress())
                 self._server, self.roster = found.server, found.roster
                 self._policy, self._mask = dict(found.policy), found.mask
                 self._sampled = dict(found.sampling)
                 self._resumed = self._among_strangers = self.server.round > 0
                 if self._resumed:
-                    _log.info("Going on after round %s of %s", self.server.round, self.run)
-                try:
-                    yield log
-                finally:
-                    log.close()
+                    log.info("Going on after round %s of %s", self.server.round, self.run)
+                with folder.ending():
+                    yield folder
         finally:
             self._starting = False
             if self.datagrams is not None:
@@ -537,14 +566,19 @@ class SafariStrategy(Strategy):
                 "how many rounds there will be"
             )
         if not self._begun and self.upload == "frame":
-            _log.warning(
+            log.warning(
                 "A strategy is wrapped around SafariStrategy. If it reads the clients' arrays, as "
                 "server-side clipping does, it needs SafariStrategy(..., download='dense', upload='dense')"
             )
 
     def _wait_for_all(self, grid: Grid) -> list[int]:
-        """The nodes with which the first round begins; SafariError where too few come."""
+        """The nodes with which the first round begins; SafariError where too few come.
+
+        A run that goes on had its nodes before: it begins with those that are there, and waits for a quorum.
+        """
         nodes = wait_for_nodes(grid, self.min_nodes, self.wait)
+        if self._resumed and len(nodes) < self.min_nodes:
+            return wait_for_nodes(grid, self.quorum)
         if len(nodes) < self.min_nodes:
             raise SafariError(
                 f"{len(nodes)} of {self.min_nodes} nodes are connected after {self.wait:g} s (min_nodes, "
@@ -586,9 +620,10 @@ class SafariStrategy(Strategy):
     def _held_mask(self, nodes: Sequence[int]) -> Tensor | None:
         """The mask of the round before, where all of these nodes are known to hold it: they have answered that round.
 
-        After a restart they may be processes without a memory. Of datagrams more may arrive than was answered.
+        After a restart they may be processes without a memory. Of datagrams more may arrive than was answered; of a
+        round that is begun again they may hold the mask already.
         """
-        if self._mask is None or self._resumed or self.datagrams is not None:
+        if self._mask is None or self._resumed or self._silent or self.datagrams is not None:
             return None
         names = [self.roster.nodes.get(node) for node in nodes]
         last = self.server.round - 1
@@ -673,21 +708,24 @@ class SafariStrategy(Strategy):
             raise SafariError(self._nothing_came(f"{self.give_up} rounds in a row brought no usable reply"))
 
     def _nothing_came(self, what: str) -> str:
-        """The clients' own error messages, the most frequent first."""
-        reasons = Counter([*self._line["reasons"].values(), *self._line["ignored"]])
-        told = [f"{reason} ({count}×)" for reason, count in reasons.most_common(3)]
-        return f"{what}. In the last one: {'; '.join(told) or 'no node was connected'}"
+        return nothing_came(what, [*self._line["reasons"].values(), *self._line["ignored"]])
 
     def _tell(self) -> None:
         line = self._line
-        _log.info("aggregate_train: %s arrived, %s missing", len(line["arrived"]), len(line["missing"]))
+        log.info("aggregate_train: %s arrived, %s missing", len(line["arrived"]), len(line["missing"]))
         for seat, reason in islice(line["reasons"].items(), _MOST_TOLD):
             who = ", ".join(map(str, line["stand_ins"].get(seat, ())[:_MOST_TOLD]))
-            _log.info("\t> client %s is missing: %s%s", seat, reason, who and f" (stood in for by {who})")
+            log.info("\t> client %s is missing: %s%s", seat, reason, who and f" (stood in for by {who})")
         if len(line["reasons"]) > _MOST_TOLD:
-            _log.info("\t> and %s more", len(line["reasons"]) - _MOST_TOLD)
+            log.info("\t> and %s more", len(line["reasons"]) - _MOST_TOLD)
         for reason in line["ignored"][:_MOST_TOLD]:
-            _log.warning("\t> ignored: %s", reason)
+            log.warning("\t> ignored: %s", reason)
+
+
+def nothing_came(what: str, reasons: Iterable[str]) -> str:
+    """What happened, with the clients' own error messages, the most frequent first."""
+    counted = [f"{reason} ({count}×)" for reason, count in Counter(reasons).most_common(3)]
+    return f"{what}. In the last one: {'; '.join(counted) or 'no node was connected'}"
 
 
 class _Watch:
@@ -695,6 +733,10 @@ class _Watch:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def restart(self) -> None:
+        """Charge the time since the last lap to nothing."""
         self._last = time.perf_counter()
 
     def lap(self, part: str) -> None:
@@ -707,4 +749,4 @@ def _keep(place: dict[int, MetricRecord], number: int, metrics: MetricRecord | N
     if metrics is not None:
         place[number] = metrics
         # As Flower's own strategies do.
-        _log.info("\t└──> MetricRecord: %s", metrics)
+        log.info("\t└──> MetricRecord: %s", metrics)

@@ -19,20 +19,15 @@ from torch import nn
 
 from safari.config import Config, override, parse
 from safari.engine import World, assemble, load_data
-from safari.errors import SafariError
 from safari.flower.datagrams import Datagrams
 from safari.flower.local import local_training
 from safari.flower.strategy import SafariStrategy
-from safari.lab.invitations import write_private
 from safari.presets import preset
 from safari.pruning import Batch
-from safari.text import visible
 from safari.toml import parse_setting
 from safari.training import evaluate
 
 server, client = ServerApp(), ClientApp()
-# Characters of the reason for which a run has ended.
-_LONGEST_FAILURE = 1000
 
 
 def config_of(settings: Mapping[str, Any]) -> Config:
@@ -89,19 +84,8 @@ def check(settings: Mapping[str, Any], run: Path) -> None:
 
 @server.main()
 def serve(grid: Grid, context: Context) -> None:
-    """All rounds; the run's folder then holds what happened. If they end early, the file `failure` says why."""
+    """All rounds; the run's folder then holds what happened. If they end early, `failure.txt` in it says why."""
     settings: dict[str, Any] = {**context.run_config}
-    try:
-        _serve(grid, settings)
-    except Exception as error:
-        # The command that waits for this app is another process, and cannot see its log.
-        kind = "" if isinstance(error, SafariError) else f"{type(error).__name__}: "
-        # Clients may have chosen parts of it: nothing that a terminal would act on.
-        write_private(Path(settings["failure"]), visible(f"{kind}{error}", _LONGEST_FAILURE).encode())
-        raise
-
-
-def _serve(grid: Grid, settings: Mapping[str, Any]) -> None:
     world = world_of(settings)
     model = world.fresh_module()
     strategy = SafariStrategy(

@@ -31,6 +31,7 @@ from safari.lab.processes import end_family, supervised
 from safari.net.certificates import Certificates, fetch_authority, fingerprint, make_certificates
 from safari.net.udp import bound
 from safari.runs import RoundRecord, RunFolder
+from safari.runs.folder import FAILURE
 from safari.text import visible
 from safari.toml import table_to_toml
 from safari.trust import store_path
@@ -115,8 +116,8 @@ class Lab:
 
     @property
     def failure(self) -> Path:
-        """Where the app writes why it has ended early."""
-        return (self.folder / "failure.txt").absolute()
+        """Where the app's strategy writes why it has ended early."""
+        return self.run / FAILURE
 
     @property
     def certificates(self) -> Certificates:
@@ -162,7 +163,7 @@ class Lab:
         """SafariError for a folder of something else: a simulation's run, say, or a home."""
         if (self.folder / "invitations").exists() or not self.folder.exists():
             return
-        ours = {path.name for path in (self.app, self.run, self.failure)} | {"flwr", "certificates"}
+        ours = {path.name for path in (self.app, self.run)} | {"flwr", "certificates"}
         others = sorted({path.name for path in self.folder.iterdir()} - ours)
         if others:
             raise SafariError(
@@ -193,7 +194,6 @@ class Lab:
             "superlink": f"{self.host}:{self.port}",
             "root-certificates": str(found.authority),
             "run": str(self.run),
-            "failure": str(self.failure),
             **self.settings,
         }
         for name, text in _APP.items():
@@ -458,8 +458,7 @@ def _flwr(lab: Lab, *arguments: object) -> dict[str, Any]:
 
 def _refuse_failed(lab: Lab) -> None:
     if lab.failure.exists():
-        why = lab.failure.read_text(encoding="utf-8")
-        raise SafariError(f"the run ended after {rounds_done(lab)} of {lab.settings['rounds']} rounds: {why}")
+        raise SafariError(f"the run ended: {lab.failure.read_text(encoding='utf-8').strip()}")
 
 
 def _refuse_ended(lab: Lab, number: Any) -> None:

@@ -3,6 +3,7 @@
 RUN/config.toml                      complete: `safari run RUN/config.toml` does it all again
 RUN/plugins.json, RUN/plugins/       digests and copies of the plug-in files that the run was made with
 RUN/summary.json                     final numbers, every arm
+RUN/failure.txt                      why a run on Flower ended early
 RUN/report.html, RUN/figures/
 RUN/trials/ARM/seed-N/rounds.jsonl   one line a round; bit-equal between two runs of one config
 RUN/trials/ARM/seed-N/timings.jsonl  seconds, apart because they are never equal
@@ -45,11 +46,13 @@ from safari.runs.metrics import RunMetrics, read_metrics
 from safari.runs.record import RoundRecord, read_records
 from safari.toml import parse_toml, to_toml
 
+# Why a run ended early.
+FAILURE = "failure.txt"
 _SEED = re.compile(r"seed-(0|[1-9]\d{0,18})")
 # All that this package puts into a run's folder.
 _OWN = frozenset(
     {f"{name}.json" for name in ("clients", "model", "task", "environment", "plugins", "summary", "mlflow")}
-    | {"config.toml", "report.html", "trials", "figures", "plugins", "tensorboard"}
+    | {"config.toml", "report.html", "trials", "figures", "plugins", "tensorboard", FAILURE}
 )
 # What is derived from the records of a whole trial, by packages above this one.
 _DERIVED = ("numbers.json",)

@@ -19,6 +19,7 @@ from safari.aliases import field_of, renamed
 from safari.errors import ConfigError, brief, did_you_mean, not_there, one_of
 from safari.modes import ValueMode
 from safari.plugins import fits, spell, type_hints
+from safari.presets import RECIPE, RECIPE_RULE, recipe
 
 
 def _f(default: Any, doc: str, **limits: Any) -> Any:
@@ -370,7 +371,8 @@ class Config:
             Arm(rule, Plug(rule)) for rule in ("perfect", "drop", "safari", "safari+")
         ),
         metadata={
-            "doc": "what the server does about the missing, compared side by side: rules by name, or tables "
+            "doc": "what the server does about the missing, compared side by side: rules by name, recipe (the clients, "
+            "masks and rule of --preset best), or tables "
             'such as {name = "mine", rule = "file.py:rule", option = 1}; with set = {client = {name = "scaffold"}} '
             "an arm has settings of its own"
         },
@@ -666,7 +668,7 @@ def _read(cls: type, table: Mapping[str, Any], prefix: str, problems: list[str])
                 section = cast(type, hint)
                 values[name] = section(**_read(section, value, path + ".", problems))
         elif name == "arms":
-            values[name] = _read_arms(value, problems)
+            values[name] = _read_arms(value, table, problems)
         elif hint == tuple[Plug, ...]:
             values[name] = _read_plugs(path, value, problems)
         elif not fits(value, hint):
@@ -743,7 +745,7 @@ def _read_plugs(path: str, value: object, problems: list[str]) -> tuple[Plug, ..
     return tuple(plugs)
 
 
-def _read_arms(value: object, problems: list[str]) -> tuple[Arm, ...]:
+def _read_arms(value: object, config: Mapping[str, Any], problems: list[str]) -> tuple[Arm, ...]:
     if not isinstance(value, list | tuple):
         problems.append(f"arms must be a list of rules, got {brief(value)}")
         return ()
@@ -754,7 +756,9 @@ def _read_arms(value: object, problems: list[str]) -> tuple[Arm, ...]:
         return ()
     arms = []
     for item in value:
-        if isinstance(item, str):
+        if item == RECIPE:
+            arms.append(Arm(RECIPE, Plug(RECIPE_RULE), recipe(config)))
+        elif isinstance(item, str):
             short = item.rpartition(":")[2]
             arms.append(Arm(short, Plug(item)))
         elif isinstance(item, Mapping) and isinstance(item.get("rule"), str):

@@ -1,54 +1,89 @@
-"""Settings that belong together, by name: `safari run --preset NAME` puts them under your own `--set`."""
+"""Settings that belong together, by name: `safari run --preset NAME` puts them under your own `--set`; and the recipe,
+which is an arm as well."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from safari.errors import ConfigError, one_of
 
-PRESETS: dict[str, tuple[str, ...]] = {
-    # The defaults of every field, and the recipe beside the paper's arms.
-    "demo": (
-        'arms = ["perfect", "drop", "safari", "safari+", {name = "recipe", rule = "safari+", set = {'
-        'pruning = {pruner = "rand", scope = "erk"}, '
-        'local = {optimiser = "sgd", lr = 0.015, schedule = "cosine", final = 0.05}, '
-        'client = {name = "mime", momentum = 0.8, second = 0.999, strength = 1.0}}}]',
-    ),
-    # The setting of the paper's experiments, apart from its data and model.
-    "paper": (
-        'arms = ["perfect", "drop", "safari"]',
-        'pruning.pruner = "synflow"',
-        "pruning.sparsity = 0.8",
-        "local.steps = 5",
-        "local.batch = 64",
-        'local.optimiser = "adam"',
-        "local.lr = 0.001",
-    ),
-    # The recipe: what to take for the best model over bad links. Chosen on validation data split off CIFAR-10's
-    # training set (experiments/tuning*.toml); docs/evidence.md has what it is worth.
-    "best": (
-        'arms = [{name = "recipe", rule = "safari+"}]',
-        'pruning.pruner = "rand"',
-        'pruning.scope = "erk"',
-        'local.optimiser = "sgd"',
-        "local.lr = 0.015",
-        'local.schedule = "cosine"',
-        "local.final = 0.05",
-        'client.name = "mime"',
-        "client.momentum = 0.8",
-        "client.second = 0.999",
-        "client.strength = 1.0",
-        "aggregation.average = 0.9",
-        'wire.values = "step"',
-        "wire.ratio = 80.0",
-    ),
-}
+Settings = list[tuple[str, Any]]
+Tables = Mapping[str, Any]
+
+RECIPE = "recipe"
+# What the recipe does about the missing.
+RECIPE_RULE = "safari+"
+# Where at most this share of the clients is asked in a round, what an upload left out is old when it is sent.
+_FEW = 0.25
 
 
-def preset(name: str) -> tuple[str, ...]:
-    """The settings of a preset, as `--set` takes them.
+def recipe(config: Tables) -> dict[str, dict[str, Any]]:
+    """Masks and clients of the recipe for a config's task, as the tables in which its arm differs from others.
+
+    Chosen on validation data split off CIFAR-10's training set (experiments/tuning*.toml). The loss is calibrated by
+    label counts where labels are classes.
+
+    >>> recipe({"task": {"name": "regression"}})["client"]
+    {'name': 'mime', 'momentum': 0.8, 'second': 0.999}
+    """
+    task = config.get("task", {})
+    classes = isinstance(task, Mapping) and task.get("name", "classification") == "classification"
+    return {
+        "pruning": {"pruner": "rand", "scope": "erk"},
+        "local": {"optimiser": "sgd", "lr": 0.015, "schedule": "cosine", "final": 0.05},
+        "client": {"name": "mime", "momentum": 0.8, "second": 0.999} | ({"strength": 1.0} if classes else {}),
+    }
+
+
+def _demo(_: Tables) -> Settings:
+    """The defaults of every field, and the recipe beside the paper's arms."""
+    return [("arms", ["perfect", "drop", "safari", "safari+", RECIPE])]
+
+
+def _paper(_: Tables) -> Settings:
+    """The setting of the paper's experiments, apart from its data and model."""
+    return [
+        ("arms", ["perfect", "drop", "safari"]),
+        ("pruning.pruner", "synflow"),
+        ("pruning.sparsity", 0.8),
+        ("local.steps", 5),
+        ("local.batch", 64),
+        ("local.optimiser", "adam"),
+        ("local.lr", 0.001),
+    ]
+
+
+def _best(config: Tables) -> Settings:
+    """The recipe for all arms, coarse uploads, and a running average: what to take for the best model over bad links.
+
+    docs/evidence.md has what it is worth. Where few of many clients are asked, uploads are finer and error feedback is
+    off, because it does harm there.
+    """
+    clients, cohort = config.get("clients", 10), config.get("cohort", 0)
+    numbers = isinstance(clients, int) and isinstance(cohort, int)
+    few = numbers and 0 < cohort <= _FEW * clients
+    return [
+        ("arms", [{"name": RECIPE, "rule": RECIPE_RULE}]),
+        *((f"{head}.{key}", value) for head, table in recipe(config).items() for key, value in table.items()),
+        ("aggregation.average", 0.9),
+        ("wire.values", "step"),
+        ("wire.ratio", 20.0 if few else 80.0),
+        *([("wire.feedback", False)] if few else []),
+    ]
+
+
+PRESETS: dict[str, Callable[[Tables], Settings]] = {"demo": _demo, "paper": _paper, "best": _best}
+
+
+def preset(name: str, config: Tables | None = None) -> Settings:
+    """The settings of a preset for a config, given as tables: keys and values, as `override` takes them.
 
     >>> preset("paper")[1]
-    'pruning.pruner = "synflow"'
+    ('pruning.pruner', 'synflow')
+    >>> preset("best", {"clients": 100, "cohort": 10})[-1]
+    ('wire.feedback', False)
     """
     if name not in PRESETS:
         raise ConfigError(one_of("preset", name, PRESETS))
-    return PRESETS[name]
+    return PRESETS[name](config or {})

@@ -275,7 +275,9 @@ def test_the_description_of_a_run(small):
     monitor = Monitor([small], {"safari": "The paper's rule."})
     monitor.poll()
     (run,) = monitor.describe()["runs"]
-    assert run["arms"][1] == {"name": "safari", "rule": "safari", "options": "", "about": "The paper's rule."}
+    assert run["arms"][1] == {
+        "name": "safari", "rule": "safari", "options": "", "about": "The paper's rule.", "changes": [],
+    }  # fmt: skip
     assert dict(run["fields"])["pruning.sparsity"] == "0.8"
     assert run["toml"] == to_toml(small.config)
     assert run["setting"].startswith("6 clients · digits (groups) · mlp · mag at 80 % sparsity")

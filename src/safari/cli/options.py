@@ -11,6 +11,7 @@ import click
 from safari.cli.offers import complete_setting
 from safari.config import Config, examine, override
 from safari.errors import ConfigError
+from safari.presets import preset
 from safari.toml import parse_setting, read_toml
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -38,9 +39,11 @@ def quiet_option(function: F) -> F:
     return click.option("-q", "--quiet", is_flag=True, help="No progress, no messages.")(function)
 
 
-def read_config(path: Path | None, settings: Sequence[str], seeds: int | None = None) -> Config:
+def read_config(
+    path: Path | None, settings: Sequence[str], seeds: int | None = None, presets: Sequence[str] = ()
+) -> Config:
     """The config from a file (or the demo's), with the command line's changes; all that is wrong at once."""
-    wanted, problems = examine(read_table(path, settings, seeds))
+    wanted, problems = examine(read_table(path, settings, seeds, presets))
     if problems:
         raise ConfigError(problems + wrong_names(wanted))
     return wanted
@@ -55,10 +58,15 @@ def wrong_names(config: Config) -> list[str]:
     return problems.lines
 
 
-def read_table(path: Path | None, settings: Sequence[str], seeds: int | None = None) -> dict[str, Any]:
-    """The same as plain tables, not yet checked."""
+def read_table(
+    path: Path | None, settings: Sequence[str], seeds: int | None = None, presets: Sequence[str] = ()
+) -> dict[str, Any]:
+    """A config as plain tables, not yet checked: the file's, the presets' over them, then the command line's."""
     table = Config().to_dict() if path is None else read_toml(path)
     changes = [parse_setting(text) for text in settings]
     if seeds is not None:
         changes.append(("seeds", seeds))
+    wanted = override(table, changes)
+    for name in presets:
+        table = override(table, preset(name, wanted))
     return override(table, changes)

@@ -9,7 +9,6 @@ import click
 from safari.cli.approval import approved_config, trust_option
 from safari.cli.options import json_option, quiet_option, read_config, set_option
 from safari.errors import RunError
-from safari.presets import preset
 
 
 @click.command(short_help="Run an experiment: every arm and seed, then a report.")
@@ -58,9 +57,8 @@ def run(
       safari run --set uplink.name=gilbert-elliott --set uplink.p=0.3 --set uplink.burst=8
       safari init my.toml && safari run my.toml --out runs/mine
     """
-    settings = (*(line for name in presets for line in preset(name)), *settings)
     with approved_config(config, settings, trust, seeds):
-        wanted = read_config(config, settings, seeds)
+        wanted = read_config(config, settings, seeds, presets)
         from safari import engine
         from safari.api import new_folder
         from safari.cli.finish import finish, stoppable, watchers

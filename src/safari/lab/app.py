@@ -24,7 +24,6 @@ from safari.flower.local import local_training
 from safari.flower.strategy import SafariStrategy
 from safari.presets import preset
 from safari.pruning import Batch
-from safari.toml import parse_setting
 from safari.training import evaluate
 
 server, client = ServerApp(), ClientApp()
@@ -36,7 +35,7 @@ def config_of(settings: Mapping[str, Any]) -> Config:
     `preset`: settings that belong together, by name; of them all but the arms count. `values`: how numbers travel;
     empty: as the preset says.
     """
-    recipe = [parse_setting(text) for text in preset(settings["preset"])] if settings.get("preset") else []
+    recipe = preset(settings["preset"]) if settings.get("preset") else []
     values = [("wire.values", settings["values"])] if settings["values"] else []
     return parse(
         override(

@@ -279,6 +279,7 @@ def _arm(arm: Any, rules: Mapping[str, str]) -> dict[str, Any]:
         "rule": arm.rule.name,
         "options": options,
         "about": rules.get(arm.rule.name, ""),
+        "changes": [" = ".join(row) for row in _flat(arm.set)],
     }
 
 

@@ -71,7 +71,7 @@ function tile(page, arm) {
   };
   return el(
     "button",
-    { type: "button", class: "tile", title: arm.own.about, onclick: toggle },
+    { type: "button", class: "tile", title: [arm.own.about, ...arm.own.changes].join("\n"), onclick: toggle },
     el("span", { class: "name" }, swatch(arm.index), arm.label),
     el("span", { class: "big" }),
     el("span", { class: "small" }),
@@ -125,7 +125,7 @@ export function drawConfig(page, node) {
   const key = JSON.stringify(runs.map((run) => [run.name, run.fields, run.arms, run.environment]));
   if (!runs.length || node.dataset.shown === key) return;
   node.dataset.shown = key;
-  const parts = [el("h3", {}, "What the server does about the missing"), rules(page)];
+  const parts = [el("h3", {}, "What the arms do"), rules(page)];
   if (runs.length > 1) parts.push(el("h3", {}, "What differs"), differences(runs));
   parts.push(el("h3", {}, "Made with"), environment(runs));
   for (const run of runs) {
@@ -135,12 +135,17 @@ export function drawConfig(page, node) {
   fill(node, parts);
 }
 
+// An arm is its rule, and the settings in which it differs from the other arms.
 function rules(page) {
-  const rows = page.store.arms().map((arm) => {
-    const { rule, options, about } = arm.own;
-    return el("tr", {}, el("th", { scope: "row" }, swatch(arm.index), arm.label), el("td", {}, options ? `${rule} (${options})` : rule), el("td", {}, about));
+  const arms = page.store.arms();
+  const own = arms.some((arm) => arm.own.changes.length);
+  const rows = arms.map((arm) => {
+    const { rule, options, about, changes } = arm.own;
+    const cells = [options ? `${rule} (${options})` : rule, about, ...(own ? [changes.join(", ") || NOTHING] : [])];
+    return el("tr", {}, el("th", { scope: "row" }, swatch(arm.index), arm.label), cells.map((text) => el("td", {}, text)));
   });
-  return scroll("Rules", el("table", {}, el("thead", {}, headings("arm", "rule", "what it does")), el("tbody", {}, rows)));
+  const head = headings("arm", "rule for the missing", "what the rule does", ...(own ? ["what else this arm changes"] : []));
+  return scroll("Rules", el("table", {}, el("thead", {}, head), el("tbody", {}, rows)));
 }
 
 function headings(...names) {

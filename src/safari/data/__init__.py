@@ -14,6 +14,7 @@ from safari.data.cifar10 import cifar10
 from safari.data.dataset import (
     IGNORED,
     Data,
+    Scaling,
     as_data,
     from_datasets,
     from_tensors,
@@ -58,6 +59,7 @@ __all__ = [
     "PARTITIONS",
     "Augmentation",
     "Data",
+    "Scaling",
     "as_data",
     "cifar10",
     "crop_and_flip",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from safari.bounds import path_of
-from safari.data.dataset import Data, from_tensors
+from safari.data.dataset import Data, Scaling, from_tensors
 from safari.data.download import Progress, fetch_folder
 from safari.data.pickles import load_arrays
 from safari.errors import DataError
@@ -23,6 +24,7 @@ URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
 MEAN = (0.4914, 0.4822, 0.4465)
 STD = (0.2470, 0.2435, 0.2616)
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 RECORDS = 10_000
 PIXELS = 3 * 32 * 32
 # What a file of the Python version may have beside twice its pixels: labels and names of images.
@@ -91,12 +93,13 @@ def read_format(kind: DiskFormat, folder: Path, records: int = RECORDS) -> Data:
     """Reads all six files, each with `records` images."""
     images, labels = zip(*(kind.read(folder / name, records) for name in kind.train_files), strict=True)
     test_images, test_labels = kind.read(folder / kind.test_file, records)
-    return from_tensors(
+    data = from_tensors(
         "cifar10",
         train=(_normalised(np.concatenate(images)), np.concatenate(labels).astype(np.int64)),
         test=(_normalised(test_images), test_labels.astype(np.int64)),
         classes=10,
     )
+    return replace(data, class_names=CLASSES, scaling=Scaling(MEAN, STD))
 
 
 def read_binary(path: Path, records: int = RECORDS) -> Batch:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
@@ -27,6 +28,28 @@ IGNORED = -100
 MOST_CLASSES = 1_000_000
 
 
+@dataclass(frozen=True)
+class Scaling:
+    """What inputs were scaled with: `(raw - mean) / scale`.
+
+    Parameters
+    ----------
+    mean, scale: one number for all inputs, or one for each channel of pictures, or one for each column.
+    """
+
+    mean: tuple[float, ...]
+    scale: tuple[float, ...]
+
+    @classmethod
+    def of(cls, mean: npt.NDArray[Any], scale: npt.NDArray[Any]) -> Scaling:
+        """From arrays of one sample's shape, or that broadcast to it: one number a channel, or a column."""
+        rows = [
+            np.asarray(a, np.float64).reshape(len(a), -1) if np.ndim(a) else np.atleast_2d(a)
+            for a in (mean, scale)
+        ]
+        return cls(*(tuple(map(float, row[:, 0])) for row in rows))
+
+
 @dataclass(frozen=True, eq=False)
 class Data:
     """A data set: inputs and labels to train on and to test on, sample by sample along the first dimension.
@@ -41,6 +64,8 @@ class Data:
     owners: int64 `[n]`, whose each training sample is, where the data say so: writers, speakers, devices. The
         partition `natural` gives each owner a client.
     vocabulary: the text of each token, where inputs are tokens.
+    class_names: what the classes are called, where the data say so.
+    scaling: what raw inputs were scaled with (pixels from 0 to 1, columns as they are), where they were.
 
     >>> x, y = torch.zeros(6, 3), torch.tensor([0, 1, 2, 0, 1, 2])
     >>> data = Data("toy", x, y, x, y, classes=3)
@@ -56,6 +81,8 @@ class Data:
     classes: int
     owners: Tensor | None = None
     vocabulary: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
+    scaling: Scaling | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.classes, bool) or not isinstance(self.classes, int) or self.classes < 1:

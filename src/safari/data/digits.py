@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.resources import files
 
 import numpy as np
 
-from safari.data.dataset import Data, from_tensors
+from safari.data.dataset import Data, Scaling, from_tensors
 
 
 def digits() -> Data:
@@ -27,5 +28,7 @@ def digits() -> Data:
         stored = np.load(file, allow_pickle=False)
         x, y = stored["images"][:, None] / 16, stored["labels"].astype(np.int64)
     test = np.arange(len(y)) % 5 == 0
-    x = (x - x[~test].mean()) / x[~test].std()
-    return from_tensors("digits", train=(x[~test], y[~test]), test=(x[test], y[test]), classes=10)
+    mean, std = x[~test].mean(), x[~test].std()
+    x = (x - mean) / std
+    data = from_tensors("digits", train=(x[~test], y[~test]), test=(x[test], y[test]), classes=10)
+    return replace(data, class_names=tuple("0123456789"), scaling=Scaling((float(mean),), (float(std),)))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from safari.bounds import at_least, path_of
 from safari.data.columns import Columns, find_columns, kind_of, spoken
-from safari.data.dataset import IGNORED, Data
+from safari.data.dataset import IGNORED, Data, Scaling
 from safari.data.store import filled
 from safari.data.text import Level, Vocabulary, check_length, next_token_windows, padded, window_count
 from safari.errors import ConfigError, DataError, MissingExtraError, one_of
@@ -36,7 +36,7 @@ _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 _BILINEAR = 2
 _ROWS = 1000
 # Part of the name of what is kept in the cache: to be raised when the numbers would come out otherwise.
-_VERSION = 1
+_VERSION = 2
 
 Table = Any  # datasets.Dataset; the library is optional
 Floats = npt.NDArray[np.float32]
@@ -134,9 +134,9 @@ def from_hf(
         reader = _picture_reader(splits[0], columns.inputs[0], size)
     else:
         reader = _number_reader(splits[0], columns)
-    train_x, test_x = _number_tensors(splits, reader, normalise, key)
-    train_y, test_y, classes = _labels(name, splits, columns.label or "")
-    return Data(name, train_x, train_y, test_x, test_y, classes, owners)
+    train_x, test_x, scaling = _number_tensors(splits, reader, normalise, key)
+    train_y, test_y, classes, names = _labels(name, splits, columns.label or "")
+    return Data(name, train_x, train_y, test_x, test_y, classes, owners, class_names=names, scaling=scaling)
 
 
 # --- reading
@@ -329,29 +329,36 @@ def _number_reader(table: Table, columns: Columns) -> Reader:
 
 def _number_tensors(
     splits: tuple[Table, Table], reader: Reader, normalise: bool, key: tuple[Any, ...]
-) -> tuple[Tensor, Tensor]:
-    """Both splits' inputs, one after the other in one array, so that one file in the cache holds them."""
-    trained_on = len(splits[0])
+) -> tuple[Tensor, Tensor, Scaling | None]:
+    """Both splits' inputs, and what they were scaled with.
+
+    They lie one after the other in one array, so that one file in the cache holds them; its last two rows are the
+    mean and the scale.
+    """
+    trained_on, rows = len(splits[0]), len(splits[0]) + len(splits[1])
 
     def fill(out: npt.NDArray[Any]) -> None:
         for base, table in zip((0, trained_on), splits, strict=True):
-            for start, rows in _chunks(table, reader.columns):
-                found = reader.read(rows, start)
-                if found.shape[1:] != reader.shape:
+            for start, rows_of_table in _chunks(table, reader.columns):
+                values = reader.read(rows_of_table, start)
+                if values.shape[1:] != reader.shape:
                     raise DataError(
                         f"all rows must be like the first, of shape {[*reader.shape]}; those from {start} on "
-                        f"have shape {[*found.shape[1:]]}"
+                        f"have shape {[*values.shape[1:]]}"
                     )
-                out[base + start : base + start + len(found)] = found
-        if normalise:
-            _normalise(out, trained_on)
+                out[base + start : base + start + len(values)] = values
+        out[rows], out[rows + 1] = _normalise(out[:rows], trained_on) if normalise else (0, 1)
 
-    both = filled((trained_on + len(splits[1]), *reader.shape), np.float32, key, fill)
-    return both[:trained_on], both[trained_on:]
+    both = filled((rows + 2, *reader.shape), np.float32, key, fill)
+    scaling = Scaling.of(both[rows].numpy(), both[rows + 1].numpy()) if normalise else None
+    return both[:trained_on], both[trained_on:rows], scaling
 
 
-def _normalise(out: npt.NDArray[Any], trained_on: int) -> None:
-    """In place: mean 0 and standard deviation 1 over the first rows, by channel of pictures or by column."""
+def _normalise(out: npt.NDArray[Any], trained_on: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Scale in place to mean 0 and standard deviation 1 over the first rows, by channel of pictures or by column.
+
+    Returns the mean and the scale.
+    """
     axes = (0, 2, 3) if out.ndim == 4 else (0,) if out.ndim == 2 else tuple(range(out.ndim))
     pieces = [slice(start, start + _ROWS) for start in range(0, len(out), _ROWS)]
     inside = [slice(p.start, min(p.stop, trained_on)) for p in pieces if p.start < trained_on]
@@ -363,6 +370,7 @@ def _normalise(out: npt.NDArray[Any], trained_on: int) -> None:
     spread[spread == 0] = 1
     for piece in pieces:
         out[piece] = (out[piece] - mean) / spread
+    return mean[0], spread[0]
 
 
 # --- text
@@ -402,10 +410,10 @@ def _text_data(
         for split, (found, table) in enumerate(zip(texts, splits, strict=True))
     )
     if columns.kind == "words" and kind_of(splits[0].features[columns.label]) in ("classes", "integers"):
-        train_y, test_y, classes = _tags(splits, columns.label, texts, length)
+        train_y, test_y, classes, names = _tags(splits, columns.label, texts, length)
     else:
-        train_y, test_y, classes = _labels(name, splits, columns.label)
-    return Data(name, train_x, train_y, test_x, test_y, classes, owners, vocabulary.tokens)
+        train_y, test_y, classes, names = _labels(name, splits, columns.label)
+    return Data(name, train_x, train_y, test_x, test_y, classes, owners, vocabulary.tokens, names)
 
 
 def _texts(table: Table, column: str) -> Texts:
@@ -465,19 +473,24 @@ def _sequences(texts: Texts, count: int, vocabulary: Vocabulary, length: int, ke
 # --- labels
 
 
-def _labels(name: str, splits: tuple[Table, Table], column: str) -> tuple[Tensor, Tensor, int]:
-    """Both splits' labels and the number of classes, by the type of the column."""
+# Both splits' labels, the number of classes, and what the classes are called where the data say so.
+Labels = tuple[Tensor, Tensor, int, tuple[str, ...]]
+
+
+def _labels(name: str, splits: tuple[Table, Table], column: str) -> Labels:
+    """Both splits' labels, by the type of the column."""
     feature = splits[0].features[column]
     kind = kind_of(feature)
     values = [_values(table, column) for table in splits]
     if kind in ("float", "floats"):
-        numbers = [_rows_of_numbers(found, column) for found in values]
-        return numbers[0], numbers[1], numbers[0].shape[1]
+        numbers = [_rows_of_numbers(rows, column) for rows in values]
+        return numbers[0], numbers[1], numbers[0].shape[1], ()
     if kind in ("classes", "integers"):
-        return _several(name, values, getattr(feature.feature, "num_classes", 0))
+        inner = feature.feature
+        return *_several(name, values, getattr(inner, "num_classes", 0)), _names_of(inner)
     if kind == "class":
-        train_y, test_y = (torch.tensor(found, dtype=torch.int64) for found in values)
-        return train_y, test_y, int(feature.num_classes)
+        train_y, test_y = (torch.tensor(rows, dtype=torch.int64) for rows in values)
+        return train_y, test_y, int(feature.num_classes), _names_of(feature)
     if kind not in ("integer", "text"):
         raise DataError(f"{name}: the column {column!r} cannot be a label: it holds {spoken(kind)}")
     known = {value: number for number, value in enumerate(sorted(set(values[0])))}
@@ -486,8 +499,13 @@ def _labels(name: str, splits: tuple[Table, Table], column: str) -> tuple[Tensor
         raise DataError(
             f"{name}: the label {strange[0]!r} occurs in the test split and not in the training split"
         )
-    train_y, test_y = (torch.tensor([known[value] for value in found]) for found in values)
-    return train_y, test_y, len(known)
+    train_y, test_y = (torch.tensor([known[value] for value in rows]) for rows in values)
+    return train_y, test_y, len(known), tuple(map(str, known))
+
+
+def _names_of(feature: Any) -> tuple[str, ...]:
+    """The names of a feature's classes."""
+    return tuple(map(str, getattr(feature, "names", None) or ()))
 
 
 def _values(table: Table, column: str) -> list[Any]:
@@ -521,9 +539,7 @@ def _several(name: str, values: Sequence[list[Any]], classes: int) -> tuple[Tens
     return tensors[0], tensors[1], classes
 
 
-def _tags(
-    splits: tuple[Table, Table], column: str, texts: Sequence[Texts], length: int
-) -> tuple[Tensor, Tensor, int]:
+def _tags(splits: tuple[Table, Table], column: str, texts: Sequence[Texts], length: int) -> Labels:
     """A class for each word."""
     tensors = []
     for table, words in zip(splits, texts, strict=True):
@@ -538,4 +554,4 @@ def _tags(
         tensors.append(torch.from_numpy(np.stack(rows)))
     inner = splits[0].features[column].feature
     classes = getattr(inner, "num_classes", 0) or 1 + max(int(t.max()) for t in tensors)
-    return tensors[0], tensors[1], int(classes)
+    return tensors[0], tensors[1], int(classes), _names_of(inner)

@@ -16,6 +16,7 @@ import click
 
 from safari.aliases import AliasWarning
 from safari.cli.completion import completion
+from safari.cli.export import export
 from safari.cli.init import init
 from safari.cli.list import list_
 from safari.cli.net import net
@@ -59,7 +60,7 @@ def cli() -> None:
     """Federated learning that keeps training when the network loses most of the updates."""
 
 
-for command in (run, resume, view, show, reproduce, list_, validate, init, wire, net, completion):
+for command in (run, resume, view, show, export, reproduce, list_, validate, init, wire, net, completion):
     cli.add_command(command)
 
 

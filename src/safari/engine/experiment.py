@@ -34,6 +34,9 @@ from safari.runs.versions import note_version
 from safari.toml import read_toml
 from safari.trust import Trust, contacts, downloads, is_of_a_run, needs, remember, trusting
 
+# Names of classes, and tokens, that a run's folder lists.
+MOST_NAMES = 10_000
+
 Round = tuple[State, RoundRecord, dict[str, float]]
 RoundFunction = Callable[[State], Round]
 
@@ -306,10 +309,29 @@ def _describe(run: RunFolder, world: World) -> None:
         if world.units is not None:
             model["labels"] = {"mean": world.units.mean.tolist(), "scale": world.units.scale.tolist()}
         run.write("model.json", json.dumps(model) + "\n")
+    if not (run.path / "data.json").exists():
+        run.write("data.json", json.dumps(_facts(world)) + "\n")
     if not (run.path / TASK_FILE).exists():
         run.write(TASK_FILE, metrics_text(RunMetrics.of(world.task)))
     if not (run.path / "environment.json").exists():
         run.write("environment.json", json.dumps(environment(world.device), indent=2) + "\n")
+
+
+def _facts(world: World) -> dict[str, Any]:
+    """What somebody who uses the model has to know of the data that it was trained on."""
+    data = world.data
+    facts: dict[str, Any] = {
+        "input_shape": [*data.input_shape],
+        "tokens": data.tokens,
+        "label_kind": data.label_kind,
+        "classes": data.classes,
+    }
+    if data.scaling is not None:
+        facts["inputs"] = {"mean": data.scaling.mean, "scale": data.scaling.scale}
+    for name, texts in (("class_names", data.class_names), ("vocabulary", data.vocabulary)):
+        if 0 < len(texts) <= MOST_NAMES:
+            facts[name] = texts
+    return facts
 
 
 def _tell(watchers: Sequence[Watcher], text: str) -> None:

@@ -15,13 +15,14 @@ from safari.report.gather import read_run
 from safari.report.live import show_figures
 from safari.report.style import styled
 from safari.report.table import cells, rows_of, to_text
+from safari.report.trained import Picked, TrainedModel, pick
 from safari.runs import RunFolder, RunMetrics, Trial, summarise
 from safari.runs.tables import TEXTS, Columns, columns
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
-    from torch import Tensor
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True, repr=False)
@@ -130,6 +131,37 @@ class Run:
         if name not in tensors:
             raise RunError(f"{trial.path} keeps no running average: aggregation.average is off")
         return tensors[name]
+
+    def module(
+        self,
+        arm: str | None = None,
+        seed: int | None = None,
+        *,
+        average: bool = False,
+        best: bool = False,
+        net: nn.Module | None = None,
+    ) -> TrainedModel:
+        """The trained model as a torch module, ready for raw data: pixels from 0 to 1, columns as they were read.
+
+        It scales its inputs as the run did; `classes` has the names of its outputs, `net` the model by itself.
+
+        Args:
+            arm, seed, average, best: which model, as in `model`.
+            net: an instance of the model, where it is code of your own, which is not run here.
+        """
+        return self.pick(arm, seed, average=average, best=best, net=net).module
+
+    def pick(
+        self,
+        arm: str | None = None,
+        seed: int | None = None,
+        *,
+        average: bool = False,
+        best: bool = False,
+        net: nn.Module | None = None,
+    ) -> Picked:
+        """The trained model with what is known about it, for `safari.export`; arguments as of `module`."""
+        return pick(self.folder, self._trial(arm, seed), average=average, best=best, net=net)
 
     def _trial(self, arm: str | None, seed: int | None) -> Trial:
         arms = [each.name for each in self.config.arms]

@@ -1,0 +1,131 @@
+"""A run's model as a module of its own: raw inputs in, predictions out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from safari.config import Config
+from safari.errors import RunError, brief
+from safari.models import MODELS, Layout
+from safari.plugins import named_arguments
+from safari.runs import RunFolder, Trial
+from safari.runs.record import RoundRecord
+
+FILE = "data.json"
+"""What a run says of its data: shapes, scaling, names of the classes."""
+
+# A file that somebody sent must not ask for a model that fills the memory.
+_MOST = {"input_shape": 10**8, "classes": 10**6, "tokens": 10**7}
+
+
+class TrainedModel(nn.Module):
+    """A trained model with all that stands between raw data and it.
+
+    Inputs are pixels from 0 to 1, columns as they were read, or tokens; outputs are those of the model, in the
+    labels' own units where labels are numbers.
+
+    Parameters
+    ----------
+    net: the model as it was trained.
+    facts: what the run's `data.json` says: shapes, names of the classes, scaling of inputs and labels.
+    """
+
+    mean: Tensor
+    scale: Tensor
+    label_mean: Tensor
+    label_scale: Tensor
+
+    def __init__(self, net: nn.Module, facts: Mapping[str, Any]):
+        super().__init__()
+        self.net = net
+        self.classes: tuple[str, ...] = tuple(facts.get("class_names", ()))
+        self.vocabulary: tuple[str, ...] = tuple(facts.get("vocabulary", ()))
+        inner = (1,) * (len(facts["input_shape"]) - 1)
+        for prefix, what, shape in (("", "inputs", inner), ("label_", "labels", ())):
+            scaling = facts.get(what) or {"mean": [0.0], "scale": [1.0]}
+            for name in ("mean", "scale"):
+                self.register_buffer(prefix + name, torch.tensor(scaling[name]).reshape(-1, *shape))
+        self._scaled = bool(facts.get("inputs"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The model's outputs for raw inputs `[n, ...]`."""
+        outputs: Tensor = self.net((x - self.mean) / self.scale if self._scaled else x)
+        return outputs * self.label_scale + self.label_mean
+
+
+@dataclass(frozen=True)
+class Picked:
+    """A model of a run, with what is known about it."""
+
+    run: RunFolder
+    trial: Trial
+    round: int
+    vector: Tensor
+    module: TrainedModel
+    layout: Layout
+    facts: Mapping[str, Any]
+    record: RoundRecord | None
+    average: bool
+
+
+def pick(
+    run: RunFolder, trial: Trial, *, average: bool = False, best: bool = False, net: nn.Module | None = None
+) -> Picked:
+    """The model of a trial's newest checkpoint, or the one with the best score; see `Run.module`."""
+    saved = trial.read_best() if best else trial.read_checkpoint()
+    name = "average" if average else "model"
+    if name not in saved.tensors:
+        raise RunError(f"{trial.path} keeps no running average: aggregation.average is off")
+    facts = _checked(run.read(FILE), run)
+    arm = next(each for each in run.config.arms if each.name == trial.arm)
+    net = _built(run.config.for_arm(arm), facts) if net is None else net
+    layout, vector = Layout.of(net), saved.tensors[name]
+    if len(vector) != layout.size:
+        raise RunError(
+            f"net must have {len(vector)} numbers, as the model of {trial.path}, got {layout.size}"
+        )
+    layout.write(net, vector)
+    record = next((each for each in trial.records() if each.round == saved.round), None)
+    module = TrainedModel(net, facts).eval()
+    return Picked(run, trial, saved.round, vector, module, layout, facts, record, average)
+
+
+def _checked(facts: Mapping[str, Any], run: RunFolder) -> Mapping[str, Any]:
+    """What `data.json` holds; RunError where a model cannot be made for it."""
+    if not facts:
+        raise RunError(f"{run.path} has no {FILE}, which says what shape its data have")
+    shape: Any = facts.get("input_shape")
+    numbers = {
+        "input_shape": math.prod(shape) if _whole(shape) else None,
+        **{name: facts[name] if _whole([facts.get(name)]) else None for name in ("classes", "tokens")},
+    }
+    for name, number in numbers.items():
+        if number is None or not (name == "tokens") <= number + (name == "tokens") <= _MOST[name]:
+            most = _MOST[name]
+            raise RunError(
+                f"{run.path / FILE}: {name} must be whole and at most {most}, got {brief(facts.get(name))}"
+            )
+    return facts
+
+
+def _whole(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
+def _built(config: Config, facts: Mapping[str, Any]) -> nn.Module:
+    """A model that comes with the package, for data of this shape."""
+    plug = config.model
+    if plug.name not in MODELS or str(plug.options.get("base", "")).find(":") >= 0:
+        raise RunError(
+            f"model.name is {plug.name!r}, code of your own, which is not run here: give an instance of it, "
+            "as run.module(arm, net=mine())"
+        )
+    make = MODELS[plug.name]
+    extra = named_arguments(make, tokens=facts["tokens"], labels=facts["label_kind"])
+    return make(tuple(facts["input_shape"]), facts["classes"], **extra, **dict(plug.options))

@@ -31,7 +31,7 @@ screenshots: $(VENV)/.dev  ## take the page's pictures again, from a fresh run o
 
 docs: $(VENV)/.dev  ## write again the pages that are made from the code
 	$(BIN)/python tools/make_docs.py
-	$(BIN)/python tools/make_evidence.py
+	$(BIN)/python evidence/make_tables.py
 
 site: $(VENV)/.dev  ## the documentation and an API reference as plain HTML, in site/
 	$(BIN)/python tools/make_site.py
@@ -46,7 +46,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
-	$(PIP) -e ".[dev]"
+	$(PIP) -e ".[dev]" -e ./evidence
 	@touch $@
 
 clean:  ## remove the virtual environment and caches, never your runs

@@ -1,7 +1,7 @@
 """How fast is a round of text? All clients of a cohort stacked, against a plain sequential PyTorch loop.
 
-    python benchmarks/text.py --out FILE                  # on a GPU: the setting of experiments/base/text.toml
-    python benchmarks/text.py --small --out FILE          # on a CPU: that of experiments/base/text-small.toml
+    python benchmarks/text.py --out FILE                  # on a GPU: the setting of evidence/experiments/base/text.toml
+    python benchmarks/text.py --small --out FILE          # on a CPU: that of evidence/experiments/base/text-small.toml
 
 The loop is what any researcher would write: client after client, Adam, the gradient masked. Both train the same
 clients with the same number of steps, in float32 on one thread (`--threads`).
@@ -67,7 +67,7 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     name = "text-small" if asked.small else "text"
-    table = read_toml(ROOT / "experiments/base" / f"{name}.toml")
+    table = read_toml(ROOT / "evidence/experiments/base" / f"{name}.toml")
     engine = {"device": asked.device, "precision": asked.precision}
     base = parse(table | {"rounds": 10_000, "arms": ["perfect"], "engine": engine})
     never = dataclasses.replace(base.evaluation, every=10_000, pairs=False)
@@ -91,7 +91,7 @@ def main() -> None:
                      "ratio": slow["median"] / best})  # fmt: skip
         print(json.dumps(rows[-1]), flush=True)
     made_with = {
-        "setting": f"experiments/base/{name}.toml",
+        "setting": f"evidence/experiments/base/{name}.toml",
         "numbers": world.layout.size,
         "device": torch.cuda.get_device_name() if asked.device == "cuda" else platform.processor() or "cpu",
         "cores": os.cpu_count(),

@@ -3,7 +3,7 @@
     python benchmarks/wire_record.py OUT --set data.root=WHERE-CIFAR-10-IS
 
 For each pruner (SynFlow: the server knows the mask; SNIP: every client has its own) and each sparsity one
-run of experiments/base/cifar10.toml with lossy links; after the given rounds one client's next upload is
+run of evidence/experiments/base/cifar10.toml with lossy links; after the given rounds one client's next upload is
 written as OUT/<pruner><sparsity>-<round>-<client>.npz, with the round as `round`, the mask that the server
 expects as `predicted` and the global model of the round before as `previous`. Nothing is compiled: that
 would take longer than the rounds do. On a CPU use --rounds 3 10.
@@ -24,7 +24,7 @@ from safari.engine.parts import load_data, rule_of
 from safari.engine.sample import save_upload, upload_of
 from safari.engine.state import initial
 
-SETTING = Path(__file__).parents[1] / "experiments" / "base" / "cifar10.toml"
+SETTING = Path(__file__).parents[1] / "evidence" / "experiments" / "base" / "cifar10.toml"
 
 
 def record(config, data, rounds, clients, prefix: Path) -> None:

@@ -33,8 +33,8 @@ from safari.cli import cli, main
 from safari.cli.options import read_config
 from safari.config import Config, parse
 from safari.engine.experiment import check
-from safari.evidence.plan import digest
 from safari.plugins import options_of
+from safari.sweep.plan import digest
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "safari"
 LEVELS = (
     ("__main__", "cli"),
     ("api", "exports", "lab"),
-    ("evidence",),
+    ("sweep",),
     ("engine", "flower", "view"),
     ("rounds",),
     ("aggregation", "sampling", "training", "links", "data", "runs", "report", "net"),

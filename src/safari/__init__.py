@@ -97,7 +97,7 @@ def __getattr__(name: str) -> Any:
     for home, names in _HOMES.items():
         if name in names:
             return getattr(importlib.import_module(f"safari.{home}"), name)
-    if name in {*_HOMES, "evidence", "flower", "plugins", "report", "runs", "trust", "view", "wire"}:
+    if name in {*_HOMES, "flower", "plugins", "report", "runs", "sweep", "trust", "view", "wire"}:
         return importlib.import_module(f"safari.{name}")
     raise AttributeError(f"module 'safari' has no attribute {name!r}")
 

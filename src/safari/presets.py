@@ -21,8 +21,8 @@ _FEW = 0.25
 def recipe(config: Tables) -> dict[str, dict[str, Any]]:
     """Masks and clients of the recipe for a config's task, as the tables in which its arm differs from others.
 
-    Chosen on validation data split off CIFAR-10's training set (experiments/tuning*.toml). The loss is calibrated by
-    label counts where labels are classes.
+    Chosen on validation data split off CIFAR-10's training set (evidence/experiments/tuning*.toml). The loss is
+    calibrated by label counts where labels are classes.
 
     >>> recipe({"task": {"name": "regression"}})["client"]
     {'name': 'mime', 'momentum': 0.8, 'second': 0.999}

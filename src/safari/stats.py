@@ -1,7 +1,7 @@
 """The statistics behind every number that is quoted: intervals, tests, and how steady a curve is.
 
-Free functions on plain numbers, in double precision. SciPy would be a dependency of every run for a handful
-of formulas; instead the tests hold these against it, against printed tables and against enumeration.
+Free functions on plain numbers, in double precision. Every run has the steadiness of its curves; the others, which
+compare runs, need SciPy (extra: stats).
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from statistics import fmean, stdev
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from safari.errors import MissingExtraError
+
 Alternative = Literal["two-sided", "greater", "less"]
 
-# Up to the first number of differences all patterns of signs are enumerated; beyond it, the second number are drawn.
-_EXACT_UP_TO = 16
-_DRAWS = 1 << 16
+# As many patterns of signs are looked at: all of them up to 16 differences, and so many drawn ones beyond.
+_PATTERNS = 1 << 16
 _ROUNDING = 1e-12
 
 
@@ -85,8 +85,8 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> Interval | No
     """
     if len(values) < 2:
         return None
-    mean, half = fmean(values), t_quantile((1 + level) / 2, len(values) - 1) * _error(values)
-    return Interval(mean - half, mean + half)
+    half = float(_scipy().t.ppf((1 + level) / 2, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    return Interval(fmean(values) - half, fmean(values) + half)
 
 
 def t_test(
@@ -98,13 +98,28 @@ def t_test(
     """
     if len(values) < 2:
         return None
-    gap, error = fmean(values) - mean, _error(values)
-    size = max(abs(mean), *map(abs, values))
-    if error <= _ROUNDING * size:
+    gap, size = fmean(values) - mean, max(abs(mean), *map(abs, values))
+    if stdev(values) <= _ROUNDING * size * math.sqrt(len(values)):
         gap = 0.0 if abs(gap) <= _ROUNDING * size else gap
         certain = {"two-sided": gap != 0, "greater": gap > 0, "less": gap < 0}
         return 0.0 if certain[alternative] else 1.0
-    return _tail(gap / error, len(values) - 1, alternative)
+    return float(_scipy().ttest_1samp(values, mean, alternative=alternative).pvalue)
+
+
+def two_means(
+    above: Sequence[float], below: Sequence[float], level: float = 0.95
+) -> tuple[Interval | None, float | None]:
+    """Welch's interval for mean(above) − mean(below), and the two-sided p-value; None for fewer than two values each.
+
+    >>> found, p = two_means([3.0, 4.0, 5.0], [1.0, 2.0, 3.0])
+    >>> f"{found.low:.3f} to {found.high:.3f}, p {p:.4f}"
+    '-0.267 to 4.267, p 0.0705'
+    """
+    if min(len(above), len(below)) < 2:
+        return None, None
+    found = _scipy().ttest_ind(above, below, equal_var=False)
+    ends = found.confidence_interval(level)
+    return Interval(float(ends.low), float(ends.high)), float(found.pvalue)
 
 
 def equivalence_test(values: Sequence[float], margin: float) -> float | None:
@@ -119,39 +134,30 @@ def equivalence_test(values: Sequence[float], margin: float) -> float | None:
 
 
 def sign_flip_test(
-    values: Sequence[float],
-    mean: float = 0.0,
-    alternative: Alternative = "two-sided",
-    rng: np.random.Generator | None = None,
+    values: Sequence[float], mean: float = 0.0, alternative: Alternative = "two-sided"
 ) -> float | None:
-    """How often the mean is at least as extreme when each difference takes either sign; None without values.
+    """How often the mean is at least as extreme when each difference takes either sign; None for fewer than two values.
 
-    It needs no normal distribution, only symmetry. All 2ⁿ patterns up to n = 16, 65,536 drawn ones beyond, by
-    `rng` (by default a fixed one: the same numbers have the same p). With n differences it cannot fall below
-    2^(1−n) two-sided: 0.25 for three seeds.
+    It needs no normal distribution, only symmetry. All 2ⁿ patterns up to n = 16, 65,536 drawn ones beyond, always
+    the same. With n differences it cannot fall below 2^(1−n) two-sided: 0.25 for three seeds.
 
     >>> sign_flip_test([1.0, 2.0, 3.0]), sign_flip_test([1.0, 2.0, 3.0], alternative="greater")
     (0.25, 0.125)
     """
-    n = len(values)
-    if n == 0:
+    if len(values) < 2:
         return None
     gaps = np.asarray(values, dtype=np.float64) - mean
-    exact = n <= _EXACT_UP_TO
-    if exact:
-        signs = 1.0 - 2.0 * ((np.arange(1 << n)[:, None] >> np.arange(n)) & 1)
-    else:
-        generator = np.random.default_rng(0) if rng is None else rng
-        signs = 1.0 - 2.0 * generator.integers(0, 2, (_DRAWS, n))
-    sums, seen = signs @ gaps, float(gaps.sum())
-    slack = _ROUNDING * float(np.abs(gaps).sum())
-    hits = {
-        "two-sided": np.abs(sums) >= abs(seen) - slack,
-        "greater": sums >= seen - slack,
-        "less": sums <= seen + slack,
-    }[alternative].sum()
-    # What was drawn is one pattern more: the one that was observed.
-    return float(hits / len(sums)) if exact else float((hits + 1) / (len(sums) + 1))
+    found = _scipy().permutation_test(
+        (gaps,),
+        lambda x, axis: x.sum(axis=axis),
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=_PATTERNS,
+        batch=_PATTERNS // 16,
+        alternative=alternative,
+        random_state=np.random.default_rng(0),
+    )
+    return float(found.pvalue)
 
 
 def ratio_interval(above: Sequence[float], below: Sequence[float], level: float = 0.95) -> Interval | None:
@@ -169,7 +175,7 @@ def ratio_interval(above: Sequence[float], below: Sequence[float], level: float 
         return None
     a, b = np.asarray(above, dtype=np.float64), np.asarray(below, dtype=np.float64)
     cover = np.cov(a, b)
-    square = t_quantile((1 + level) / 2, n - 1) ** 2 / n
+    square = float(_scipy().t.ppf((1 + level) / 2, n - 1)) ** 2 / n
     # (ā − k b̄)² ≤ square · var(a − k b), as q2·k² + q1·k + q0 ≤ 0.
     q2 = b.mean() ** 2 - square * cover[1, 1]
     q1 = -2 * (a.mean() * b.mean() - square * cover[0, 1])
@@ -193,72 +199,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def t_cdf(t: float, df: float) -> float:
-    """P(T ≤ t) of Student's t with `df` degrees of freedom.
-
-    >>> round(t_cdf(2.0, 1), 6), t_cdf(0.0, 5)
-    (0.852416, 0.5)
-    """
-    if t * t < df:  # Near 0 the other tail keeps the digits: df / (df + t²) would round to 1.
-        return 0.5 + math.copysign(0.5 * _incomplete_beta(t * t / (df + t * t), 0.5, df / 2), t)
-    tail = 0.5 * _incomplete_beta(df / (df + t * t), df / 2, 0.5)
-    return 1 - tail if t > 0 else tail
-
-
-@lru_cache(maxsize=256)
-def t_quantile(p: float, df: float) -> float:
-    """The t that P(T ≤ t) = p, by bisection.
-
-    >>> round(t_quantile(0.975, 9), 6)
-    2.262157
-    """
-    if p < 0.5:
-        return -t_quantile(1 - p, df)
-    low, high = 0.0, 1.0
-    while t_cdf(high, df) < p:
-        low, high = high, 2 * high
-    for _ in range(100):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        low, high = (middle, high) if t_cdf(middle, df) < p else (low, middle)
-    return (low + high) / 2
-
-
-def _error(values: Sequence[float]) -> float:
-    return stdev(values) / math.sqrt(len(values))
-
-
-def _tail(t: float, df: int, alternative: Alternative) -> float:
-    if alternative == "two-sided":
-        return min(1.0, 2 * t_cdf(-abs(t), df))
-    return t_cdf(-t if alternative == "greater" else t, df)
-
-
-def _incomplete_beta(x: float, a: float, b: float) -> float:
-    """The regularised incomplete beta function I_x(a, b), by its continued fraction (Lentz's method)."""
-    if x <= 0 or x >= 1:
-        return float(x >= 1)
-    # The fraction converges fast below the mean; beyond it the other tail is the easier one.
-    if x > (a + 1) / (a + b + 2):
-        return 1 - _incomplete_beta(1 - x, b, a)
-    front = math.exp(
-        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    )
-    tiny = 1e-300
-    c, d = 1.0, 1 / max(1 - (a + b) * x / (a + 1), tiny)
-    value = d
-    for m in range(1, 500):
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        for term in (even, odd):
-            d = 1 / _away_from_0(1 + term * d, tiny)
-            c = _away_from_0(1 + term / c, tiny)
-            value *= c * d
-        if abs(c * d - 1) < 1e-16:
-            break
-    return front * value / a
-
-
-def _away_from_0(value: float, tiny: float) -> float:
-    return value if abs(value) > tiny else tiny
+def _scipy() -> Any:
+    try:
+        from scipy import stats
+    except ImportError as error:
+        raise MissingExtraError("scipy", "stats", "intervals and tests") from error
+    return stats

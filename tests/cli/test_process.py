@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 
 import safari as package
-from evidence.kit import TINY as EXPERIMENT
-from evidence.kit import write
 from runs.kit import TINY, checkpoints, environment, leftovers, python, results
 from safari.aggregation import RULES
 from safari.config import parse
 from safari.models import MODELS
 from safari.toml import to_toml
+from sweep.kit import TINY as SWEEP
+from sweep.kit import write
 
 FAST = ["--set", "model.name=mlp", "--set", "local.steps=1", "--set", "engine.threads=1"]
 
@@ -55,9 +55,9 @@ def test_the_demo_through_the_console_script(tmp_path):
     assert f"run folder: runs/{folder.name}\n" in done.stderr
 
 
-def test_a_wrong_setting_of_an_experiment_is_one_line_and_nothing_is_written(tmp_path):
-    folder = write(tmp_path / "files", tiny=EXPERIMENT)
-    done = safari("reproduce", "--from", str(folder), "--set", "ronuds=3", cwd=tmp_path)
+def test_a_wrong_setting_of_a_sweep_is_one_line_and_nothing_is_written(tmp_path):
+    folder = write(tmp_path / "files", tiny=SWEEP)
+    done = safari("sweep", str(folder / "tiny.toml"), "--set", "ronuds=3", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == "error: --set ronuds=3: ronuds is not a field (did you mean 'rounds'?)\n"
     assert not (tmp_path / "runs").exists()
@@ -214,8 +214,8 @@ def complete(cwd: Path, *words: str) -> list[str]:
 
 
 def test_a_shell_is_offered_commands_options_keys_and_names(tmp_path):
-    commands = ["completion", "init", "list", "net", "reproduce", "resume", "run", "show", "validate", "view",
-                "wire"]  # fmt: skip
+    commands = ["compare", "completion", "init", "list", "net", "reproduce", "resume", "run", "show", "sweep",
+                "validate", "view", "wire"]  # fmt: skip
     assert complete(tmp_path, "") == commands
     assert complete(tmp_path, "re") == ["reproduce", "resume"]
     assert {"--set", "--seeds", "--out", "--json"} <= set(complete(tmp_path, "run", "--"))

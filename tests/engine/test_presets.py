@@ -13,7 +13,7 @@ from safari.data import Data
 from safari.engine import World, assemble
 from safari.engine.parts import KINDS
 
-EXPERIMENTS = Path(__file__).parents[2] / "experiments" / "base"
+EXPERIMENTS = Path(__file__).parents[2] / "evidence" / "experiments" / "base"
 FILES = sorted(EXPERIMENTS.glob("*.toml"))
 
 

@@ -9,21 +9,24 @@ import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from types import FrameType
 from typing import Any
 
 import click
 
 from safari.aliases import AliasWarning
+from safari.cli.compare import compare
 from safari.cli.completion import completion
 from safari.cli.export import export
 from safari.cli.init import init
 from safari.cli.list import list_
 from safari.cli.net import net
-from safari.cli.reproduce import reproduce
 from safari.cli.resume import resume
 from safari.cli.run import run
 from safari.cli.show import show
+from safari.cli.sweep import sweep
 from safari.cli.validate import validate
 from safari.cli.view import view
 from safari.cli.wire import wire
@@ -60,7 +63,42 @@ def cli() -> None:
     """Federated learning that keeps training when the network loses most of the updates."""
 
 
-for command in (run, resume, view, show, export, reproduce, list_, validate, init, wire, net, completion):
+def _reproduce() -> click.Command:
+    """`safari reproduce`, which comes with a package of its own."""
+    if find_spec("safari_evidence"):
+        command: click.Command = import_module("safari_evidence.cli").reproduce
+        return command
+
+    @click.command(
+        "reproduce",
+        short_help="Run the claims of the paper again (package: safari-evidence).",
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )
+    def missing() -> None:
+        """Run the claims of the paper again: needs the package safari-evidence, the folder evidence/ of the sources."""
+        raise SafariError(
+            "reproduce needs the package safari-evidence: pip install ./evidence in the sources of safari-fl"
+        )
+
+    return missing
+
+
+for command in (
+    run,
+    resume,
+    view,
+    show,
+    export,
+    compare,
+    sweep,
+    _reproduce(),
+    list_,
+    validate,
+    init,
+    wire,
+    net,
+    completion,
+):
     cli.add_command(command)
 
 

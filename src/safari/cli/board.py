@@ -1,4 +1,4 @@
-"""What a person sees while experiments are reproduced: one bar for all, a line for each process."""
+"""What a person sees while a sweep is worked off: one bar for all, a line for each process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from safari.evidence import Unit
+from safari.sweep import Unit
 
 # Without a terminal, seconds between two lines.
 _SECONDS_BETWEEN_LINES = 10.0

@@ -1,4 +1,4 @@
-"""What a shell is offered when it completes: config fields, names, run folders, experiments.
+"""What a shell is offered when it completes: config fields, names, run folders.
 
 Names of plug-ins come from `names.json`, which `make docs` writes from the code: importing torch for every
 press of the Tab key would take seconds.
@@ -64,14 +64,6 @@ def complete_run(ctx: click.Context, param: click.Parameter, text: str) -> list[
     fitting = [entry for entry in there if str(entry).startswith(text.removeprefix("./"))]
     runs = [CompletionItem(str(entry)) for entry in fitting if (entry / "config.toml").is_file()]
     return runs or [CompletionItem(f"{entry}/") for entry in fitting if not entry.name.startswith(".")]
-
-
-def complete_experiment(ctx: click.Context, param: click.Parameter, text: str) -> list[CompletionItem]:
-    """Experiments by name."""
-    from_folder = ctx.params.get("folder")
-    here = Path(__file__).parents[1] / "evidence" / "experiments"
-    folder = from_folder or (here if here.is_dir() else Path(__file__).parents[3] / "experiments")
-    return [CompletionItem(file.stem) for file in sorted(folder.glob("*.toml")) if file.stem.startswith(text)]
 
 
 @cache

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from safari.config import Config
 from safari.errors import RunError
+from safari.report.style import looks_of
 from safari.runs import ClientStatus, RoundRecord, RunFolder, RunMetrics, Trial, model_size
 from safari.runs.files import is_there
 from safari.runs.record import number_names
@@ -170,6 +171,13 @@ def read_run(run: RunFolder, name: str | None = None) -> RunData:
     )
 
 
+def arm_looks(runs: Sequence[RunData]) -> dict[tuple[str, str], int]:
+    """The look of every arm that runs ask for, begun or not, so that none changes while a run goes on."""
+    arms = [(run.name, arm) for run in runs for arm in run.config.arms]
+    looks = looks_of([arm.rule.name for _, arm in arms])
+    return {(run, arm.name): look for (run, arm), look in zip(arms, looks, strict=True)}
+
+
 def series(runs: Sequence[RunData], column: str) -> list[Series]:
     """A column against rounds, for every arm of every run that has it.
 
@@ -177,7 +185,7 @@ def series(runs: Sequence[RunData], column: str) -> list[Series]:
     tested or counted. Seeds that are behind the longest of their arm are left out, so that the mean is over
     the same seeds all along a line.
     """
-    found = []
+    found, looks = [], arm_looks(runs)
     for run in runs:
         sparse = column in _now_and_then(run.metrics)
         for arm in run.arms:
@@ -195,7 +203,9 @@ def series(runs: Sequence[RunData], column: str) -> list[Series]:
             elif sparse:
                 known = np.asarray(np.isfinite(values).all(axis=0))
                 values, rounds = values[:, known], rounds[known]
-            found.append(Series(label(runs, run, arm), rounds, values, run.config.seeds))
+            found.append(
+                Series(label(runs, run, arm), rounds, values, run.config.seeds, looks[run.name, arm.name])
+            )
     return found
 
 

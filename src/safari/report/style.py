@@ -26,6 +26,14 @@ GRID = "#e3e3e3"
 PALETTE = (INK, "#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (5, 1.5, 1, 1.5)))
 
+# A look is a place in both: colours first, then dashes. Each built-in rule has one, in every figure and on the page;
+# rules of one family share a colour.
+RULE_LOOKS = {
+    "perfect": 0, "drop": 1, "safari": 2, "safari+": 3, "mifa": 4, "fedau": 5, "stale": 6,
+    "attainable": 7, "known-p": 8, "fdms": 9, "fedvarp": 11, "few": 13,
+    "cluster-fedvarp": 18, "geometric-median": 19, "trimmed-mean": 20, "majority-vote": 26,
+}  # fmt: skip
+
 _RC = {
     "font.family": "DejaVu Sans",
     "font.size": 9.0,
@@ -76,6 +84,27 @@ def styled() -> Iterator[None]:
     del settings["backend"]
     with matplotlib.rc_context(settings):
         yield
+
+
+def looks_of(rules: Sequence[str]) -> list[int]:
+    """A look for each arm, by the names of their rules: further arms of a rule have its colour with other dashes.
+
+    Rules without a look of their own take those that no built-in needs here, in their order.
+
+    >>> looks_of(["drop", "perfect", "mine.py:rule", "safari+", "safari+"])
+    [1, 0, 4, 3, 10]
+    """
+    most = len(PALETTE) * len(DASHES)
+    found: dict[int, int] = {}
+    for wanted in (True, False):
+        for k, rule in enumerate(rules):
+            first = RULE_LOOKS.get(rule)
+            if (first is not None) != wanted:
+                continue
+            own = range(first, most, len(PALETTE)) if first is not None else range(4, most)
+            free = (look for look in (*own, *range(most)) if look not in found.values())
+            found[k] = next(free, k % most)
+    return [found[k] for k in range(len(rules))]
 
 
 def colour(index: int) -> str:
@@ -188,10 +217,14 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def render(figure: Figure, kind: Literal["png", "svg"], *, transparent: bool = False) -> bytes:
+# What Matplotlib would write into a file besides the figure: the date, and its own version.
+_METADATA = {"png": ("Software",), "svg": ("Date", "Creator"), "pdf": ("CreationDate", "Creator", "Producer")}
+
+
+def render(figure: Figure, kind: Literal["png", "svg", "pdf"], *, transparent: bool = False) -> bytes:
     """The figure as a file's bytes: the same figure always gives the same bytes."""
     buffer = io.BytesIO()
     with styled():
-        metadata: dict[str, Any] = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
+        metadata: dict[str, Any] = dict.fromkeys(_METADATA[kind])
         figure.savefig(buffer, format=kind, dpi=150, transparent=transparent, metadata=metadata)
     return buffer.getvalue()

@@ -150,7 +150,11 @@ def _number(value: Value, metric: Metric, *, spread: bool = True) -> str:
 
 def to_text(rows: Sequence[Row]) -> str:
     """Columns in line, for a terminal or a log."""
-    header, body = cells(rows)
+    return aligned(*cells(rows))
+
+
+def aligned(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """Texts in columns: the first to the left, the others to the right."""
     widths = [max(len(line[k]) for line in [header, *body]) for k in range(len(header))]
 
     def line(texts: Sequence[str]) -> str:
@@ -165,7 +169,11 @@ def to_text(rows: Sequence[Row]) -> str:
 
 def to_markdown(rows: Sequence[Row]) -> str:
     """A Markdown table; a bar in a name is escaped."""
-    header, body = cells(rows)
+    return markdown(*cells(rows))
+
+
+def markdown(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """Texts as a Markdown table: the first column to the left, the others to the right."""
 
     def line(texts: Sequence[str]) -> str:
         return "| " + " | ".join(text.replace("\\", "\\\\").replace("|", "\\|") for text in texts) + " |"

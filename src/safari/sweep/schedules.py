@@ -1,0 +1,22 @@
+"""Which cases of an sweep test only part of what their links do over time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from safari.engine.checks import unseen_phases
+from safari.links import link_of
+from safari.sweep.plan import Sweep
+
+
+def partial_tests(sweep: Sweep) -> dict[str, list[str]]:
+    """Notes about the tests, each with the names of the cases that it applies to."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for case in sweep.cases:
+        config = case.config
+        for direction, part in (("uplink", config.uplink), ("downlink", config.downlink)):
+            period = link_of(direction, part.name, part.options, config.clients).period
+            note = unseen_phases(direction, period, config.evaluation, config.rounds)
+            if note:
+                found[note].append(case.name)
+    return dict(found)

@@ -59,7 +59,7 @@ def _write(name: str, data: bytes) -> Damage:
 
 def _whole_files() -> Iterator[tuple[str, Damage]]:
     names = [
-        "config.toml", "clients.json", "model.json", "environment.json", "summary.json", "plugins.json",
+        "config.toml", "clients.json", "model.json", "data.json", "environment.json", "summary.json", "plugins.json",
         "task.json", f"{TRIAL}/code.json",
         f"{TRIAL}/rounds.jsonl", f"{TRIAL}/timings.jsonl", f"{TRIAL}/similarity.jsonl",
         f"{TRIAL}/checkpoint.safetensors", ".writer",
@@ -157,7 +157,7 @@ def _append(path: Path, text: str) -> None:
 
 
 def _json_files(run: Path) -> Iterator[tuple[str, Damage]]:
-    for name in ("clients.json", "model.json", "environment.json", "summary.json"):
+    for name in ("clients.json", "model.json", "data.json", "environment.json", "summary.json"):
         for key in json.loads((run / name).read_text()):
             for number, value in enumerate(WRONG):
                 yield f"{name}: {key} wrong {number}", _edit_json(name, {key: value})

@@ -62,7 +62,7 @@ def test_prices_from_a_file_are_learned_almost_as_well_as_by_least_squares(tmp_p
     mean_predictor = float(np.abs(test[1] - train[1].mean()).mean())
     best = least_squares_error(*train, *test)
     assert best < error < 1.5 * best < 0.1 * mean_predictor
-    labels = json.loads((tmp_path / "run" / "model.json").read_text())["labels"]
+    labels = json.loads((tmp_path / "run" / "data.json").read_text())["labels"]
     assert (labels["mean"], labels["scale"]) == (
         pytest.approx([train[1].mean()], rel=1e-5),
         pytest.approx([train[1].std()], rel=1e-5),

@@ -306,8 +306,6 @@ def _describe(run: RunFolder, world: World) -> None:
     if not (run.path / "model.json").exists():
         layers = {e.name: e.size for e in world.layout.entries if e.kind == "weight"}
         model = {"numbers": world.layout.size, "prunable": world.layout.prunable_count, "layers": layers}
-        if world.units is not None:
-            model["labels"] = {"mean": world.units.mean.tolist(), "scale": world.units.scale.tolist()}
         run.write("model.json", json.dumps(model) + "\n")
     if not (run.path / "data.json").exists():
         run.write("data.json", json.dumps(_facts(world)) + "\n")
@@ -328,6 +326,8 @@ def _facts(world: World) -> dict[str, Any]:
     }
     if data.scaling is not None:
         facts["inputs"] = {"mean": data.scaling.mean, "scale": data.scaling.scale}
+    if world.units is not None:
+        facts["labels"] = {"mean": world.units.mean.tolist(), "scale": world.units.scale.tolist()}
     for name, texts in (("class_names", data.class_names), ("vocabulary", data.vocabulary)):
         if 0 < len(texts) <= MOST_NAMES:
             facts[name] = texts

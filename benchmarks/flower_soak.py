@@ -13,7 +13,11 @@ with new node ids; 30% of the replies come from `tests/flower/hostile.py`. Check
 - no process grows: by less than 5% from its tenth round to its last, where it lived for 20 rounds or more.
 
 The broker replaces the SuperLink because a SuperNode starts a process for every message: 200 rounds would
-take hours. `tests/flower/test_deployment.py` kills and freezes a real SuperLink and SuperNodes for fewer rounds.
+take hours. With `--outage SECONDS` there is no broker, and nobody is hostile: `safari flower keep` runs a real
+SuperLink with the ready app, and three SuperNodes with keys. All nodes are away twice for that long, the SuperLink
+with all of its processes is killed, then the ServerApp alone, and a device comes back with another key:
+
+    python benchmarks/flower_soak.py --outage 75 --rounds 40 --out results/flower/outages.json
 """
 
 from __future__ import annotations
@@ -46,6 +50,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 # In the place of this folder, in which there is another `flower`.
 sys.path[0] = str(Path(__file__).resolve().parents[1] / "tests")
 
+from flower.deploy import Federation, bad_day  # noqa: E402
 from flower.hostile import attacks, giants  # noqa: E402
 from flower.kit import Net, Raw, WithoutSuperLink, net, objects  # noqa: E402
 from safari.flower import SafariStrategy, sparse  # noqa: E402
@@ -543,6 +548,29 @@ def kind_of(reason: str) -> str:
     return "".join(c for c in reason if not c.isdigit())[:60]
 
 
+def outages(folder: Path, rounds: int, outage: float, deadline: float) -> dict:
+    """A bad day of real processes: every round that is recorded has arrivals, and nobody types anything."""
+    begin = time.monotonic()
+    with Federation(folder, 3) as federation, federation.explained():
+        records = bad_day(federation, folder / "run", rounds, outage, deadline)
+        log, keeper = federation.log("keeper"), federation.log("keeper").splitlines()
+    problems = [f"round {r['round']} has no arrivals" for r in records if not r["arrived"]]
+    if [r["round"] for r in records] != list(range(1, rounds + 1)):
+        problems.append(f"rounds are not 1 to {rounds}: {[r['round'] for r in records]}")
+    return {
+        "rounds": len(records),
+        "seconds": round(time.monotonic() - begin),
+        "arrived": sum(len(r["arrived"]) for r in records),
+        "missing": sum(len(r["missing"]) for r in records),
+        "resumed": [r["round"] for r in records if r["resumed"]],
+        "did not count": log.count("does not count"),
+        "waited": log.count("waiting for "),
+        "keeper": [line for line in keeper if "starting again" in line or "is submitted" in line],
+        "nodes": sorted({(client, node) for r in records for client, node in r["nodes"].items()}),
+        "problems": problems,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=200)
@@ -551,13 +579,20 @@ def main() -> None:
     parser.add_argument("--hostile", type=float, default=0.3, help="the share of replies that are hostile")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds after which the soak is aborted")
+    parser.add_argument("--outage", type=float, help="real processes, and all nodes away for so many seconds")
+    parser.add_argument("--deadline", type=float, default=30.0, help="seconds of a round, with --outage")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    options = {k: v for k, v in vars(arguments).items() if k != "out"}
+    real = ("rounds", "outage", "deadline")
+    options = {
+        k: v for k, v in vars(arguments).items()
+        if (k in real if arguments.outage is not None else k not in ("outage", "deadline", "out"))
+    }  # fmt: skip
     about = {name: version(name) for name in ("flwr", "torch", "numpy")}
     about |= {"python": platform.python_version(), "cores": os.cpu_count(), "load before": os.getloadavg()}
     with tempfile.TemporaryDirectory() as place:
-        found = {"about": about, "options": options, **soak(Path(place), **options)}
+        work = soak if arguments.outage is None else outages
+        found = {"about": about, "options": options, **work(Path(place), **options)}
         if found["problems"]:
             for log in sorted(Path(place).glob("*.log")):
                 print(f"--- {log.name}\n{log.read_text(errors='replace')[-2000:]}", file=sys.stderr)

@@ -36,6 +36,8 @@ LEVELS = (
         "seeds",
         "stats",
         "errors",
+        "keep",
+        "processes",
         "version",
     ),
 )

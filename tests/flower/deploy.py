@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,9 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from processes import free_ports, wait_until
-from safari.lab.processes import family
 from safari.net.certificates import make_certificates
+from safari.processes import family
+from safari.runs import read_lines
 
 BIN = Path(sys.executable).parent
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-safari"
@@ -45,6 +46,83 @@ def seconds_to_import(clients: int) -> float:
         for process in processes:
             process.kill()
     return time.monotonic() - begin
+
+
+def run_config(**values: Any) -> str:
+    """Values of a run config as `flwr run` takes them."""
+    return " ".join(f"{name.replace('_', '-')}={json.dumps(value)}" for name, value in values.items())
+
+
+def command_of(pid: int) -> bytes:
+    """The command line of a process; empty where it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+def bad_day(
+    federation: Federation, run: Path, rounds: int, outage: float, deadline: float
+) -> list[dict[str, Any]]:
+    """All nodes away twice, the server killed twice, a device with another key; returns the records.
+
+    Nobody does anything but start nodes again that have ended, as systemd does on a device. Each event comes once
+    something was recorded after the one before; a run that is over by then fails.
+    """
+    everybody, patience = range(federation.count), 20 * deadline + 240
+
+    def lines() -> list[dict[str, Any]]:
+        return list(read_lines(run / "trials/safari/seed-0/rounds.jsonl"))
+
+    def trains(what: str, when: Callable[[dict[str, Any]], bool] = lambda line: True) -> None:
+        """Wait for a record that was not there before."""
+        before = len(lines())
+
+        def look() -> bool:
+            federation.look_after_nodes()
+            return any(when(line) for line in lines()[before:])
+
+        wait_until(what, look, patience)
+        assert len(lines()) < rounds, f"the run was over before: {what}"
+
+    def leave() -> None:
+        for i in everybody:
+            federation.kill(f"node-{i}")
+        time.sleep(outage)
+        for i in everybody:
+            federation.start_node(i)
+
+    federation.start_gate()
+    federation.start_keeper(run, clients=federation.count, num_server_rounds=rounds, deadline=deadline,
+                            success=1.0, model="mlp")  # fmt: skip
+    federation.register()
+    for i in everybody:
+        federation.start_node(i)
+    trains("all arrive", lambda line: line["arrived"] == [*everybody])
+    leave()
+    trains("a round after the first outage")
+    federation.kill_server(whole=True)
+    trains("a round after the SuperLink was killed", lambda line: line["resumed"])
+    leave()
+    trains("a round after the second outage")
+    federation.kill_server(whole=False)
+    trains("a round after the ServerApp was killed", lambda line: line["resumed"])
+    last = federation.count - 1
+    before = lines()[-1]["nodes"].get(str(last))
+    federation.kill(f"node-{last}")
+    federation.renew_key(last)
+    federation.start_node(last)
+    trains(
+        "the device with another key",
+        lambda line: last in line["arrived"] and line["nodes"][str(last)] != before,
+    )
+
+    def done() -> bool:
+        federation.look_after_nodes()
+        return federation.processes["keeper"].poll() is not None
+
+    wait_until("the run is complete", done, rounds * (deadline + 30) + patience)
+    assert federation.processes["keeper"].poll() == 0
+    return lines()
 
 
 class Federation:
@@ -101,8 +179,12 @@ class Federation:
 
     def start_superlink(self) -> None:
         """A SuperLink that accepts registered nodes only, with a state that outlives it."""
-        self._start(
-            "superlink",
+        self._start("superlink", *self._superlink)
+        wait_until("SuperLink listens", lambda: self._listens(self.control_port), 90)
+
+    @property
+    def _superlink(self) -> list[object]:
+        return [
             "flower-superlink",
             *("--ssl-ca-certfile", self.folder / "ca.crt"),
             *("--ssl-certfile", self.folder / "server.crt"),
@@ -110,8 +192,29 @@ class Federation:
             *("--database", self.folder / "superlink.db"),
             *("--host", "127.0.0.1", "--port", self.control_port),
             *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
+        ]
+
+    def start_keeper(self, run: Path, **config: Any) -> None:
+        """`safari flower keep` with such a SuperLink and the example."""
+        self._start(
+            "keeper",
+            *("safari", "flower", "keep", EXAMPLE, "here", "--run", run),
+            *("--run-config", run_config(run=str(run), **config), "--"),
+            *self._superlink,
         )
-        wait_until("SuperLink listens", lambda: self._listens(self.control_port), 90)
+        wait_until("SuperLink listens", lambda: self._listens(self.control_port), 120)
+
+    def kill_server(self, whole: bool) -> None:
+        """kill -9 below the keeper: the SuperLink with all of its processes, or the ServerApp alone."""
+        pids = [
+            pid
+            for pid in family(self.processes["keeper"].pid)[1:]
+            if whole or b"serverapp" in command_of(pid)
+        ]
+        assert pids
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def start_gate(self) -> None:
         """What nodes reach of the SuperLink; it may be there before, and outlive it. Nodes wait for it."""
@@ -128,6 +231,10 @@ class Federation:
         """Make every node a key and tell the SuperLink."""
         with ThreadPoolExecutor(self.count) as pool:
             list(pool.map(self._register, range(self.count)))
+
+    def renew_key(self, i: int) -> None:
+        """Another key for a node, as of a device that took the place of another."""
+        self._register(i)
 
     def _register(self, i: int) -> None:
         private = ec.generate_private_key(ec.SECP384R1())
@@ -189,10 +296,11 @@ class Federation:
 
     def submit(self, **config: Any) -> int:
         """`flwr run` the example with these values of its run config; returns the run's id."""
-        text = " ".join(f"{name.replace('_', '-')}={json.dumps(value)}" for name, value in config.items())
         size = f"num-supernodes={self.count} client-resources-num-cpus=1 init-args-num-cpus=2"
         simulated = ("--federation-config", size) if "RAY_TMPDIR" in self.environment else ()
-        told = self.flwr("run", EXAMPLE, "here", "--run-config", text, "--format", "json", *simulated)
+        told = self.flwr(
+            "run", EXAMPLE, "here", "--run-config", run_config(**config), "--format", "json", *simulated
+        )
         return int(json.loads(told)["run-id"])
 
     def stop(self, run: int) -> None:

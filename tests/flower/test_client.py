@@ -76,6 +76,55 @@ def test_decorator_and_mod_come_to_the_same_bits(pruner, tmp_path):
     assert lines[0]["density"] == kept / one.layout.prunable_count
 
 
+def assigned(model, loss, optimizer):
+    for parameter, gradient in zip(
+        model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
+    ):
+        parameter.grad = gradient
+    optimizer.step()
+
+
+def differentiable(model, loss, optimizer):
+    gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        parameter.grad = gradient
+    optimizer.step()
+
+
+def by_hand(model, loss, optimizer):
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    with torch.no_grad():
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter -= 0.01 * gradient
+
+
+@pytest.mark.parametrize("move", [assigned, differentiable, by_hand])
+def test_any_loop_stays_in_the_mask(move, tmp_path):
+    momenta = []
+
+    def train(model, message, context):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        cut = (model.one.weight == 0).clone()
+        x, y = batch(message, context)
+        for _ in range(3):
+            move(model, torch.nn.functional.cross_entropy(model(x), y), optimizer)
+        if optimizer.state:
+            momenta.append(optimizer.state[model.one.weight]["momentum_buffer"][cut])
+            assert bool((model.one.weight[cut] == 0).all())
+        return {"num-examples": 8}
+
+    app = ClientApp()
+    app.train()(sparse(Net, batch=batch)(train))
+    _, lines = play(app, tmp_path)
+    assert [line["arrived"] for line in lines] == [[0, 1]] * 3
+    # A pruned weight has no momentum either.
+    assert all(not rest.any() for rest in momenta)
+    assert len(momenta) == (0 if move is by_hand else 6)
+    # Nothing is left of it for optimisers that come later.
+    layer = torch.nn.Linear(2, 2)
+    torch.optim.SGD(layer.parameters(), lr=1.0).step()
+
+
 def test_a_loop_that_leaves_the_mask_is_refused(tmp_path):
     _, lines = play(with_mod(wrap=False), tmp_path)
     assert (

@@ -152,6 +152,8 @@ def test_every_rules_state_grows_and_forgets(rule):
         if tensor.ndim and tensor.shape[0] == 3:
             assert torch.equal(empty.state[name][1].nan_to_num(-9), tensor[1].nan_to_num(-9)), name
             assert torch.equal(empty.state[name][0].reshape(-1)[:1], small.state[name][0].reshape(-1)[:1])
+    # What is usual of a client, as the update filter knows it, is not the next one's.
+    assert empty.gate_state["norms"].isnan().any(1).tolist() == [False, True, False]
     assert vacated(small, []) is small
 
 

@@ -27,7 +27,7 @@ from safari.errors import ConfigError, RunError, SafariError
 from safari.flower import SafariStrategy, local_training, sparse
 from safari.flower.arrays import frame_of, frame_record, with_beside
 from safari.flower.protocol import DOWNLINK_LOST, UPLINK_LOST
-from safari.flower.rule_state import grown_half, vacated_half
+from safari.flower.rule_state import grown_half, vacated
 from safari.models import Layout
 from safari.rounds.beside import wire_layout
 from safari.rounds.half import half_step
@@ -529,7 +529,7 @@ def test_a_new_client_in_a_seat_starts_without_the_old_ones_variate(tmp_path):
     server = Server.start(torch.zeros(layout.size), 3, "drop", parameters=layout.parameters,
                           algorithm=half_step(half, 3, layout.parameters))  # fmt: skip
     server = replace(server, algorithm_state={"variate": torch.ones(3, layout.parameters)})
-    found = vacated_half(server, half, [1]).algorithm_state["variate"]
+    found = vacated(server, [1], half).algorithm_state["variate"]
     assert found.sum(1).tolist() == [layout.parameters, 0, layout.parameters]
     wide = grown_half({"algorithm.variate": found, "model": server.model}, half, 5, layout.parameters)
     assert wide["algorithm.variate"].sum(1).tolist() == [layout.parameters, 0, layout.parameters, 0, 0]

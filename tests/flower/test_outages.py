@@ -6,11 +6,13 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'safari-fl[flower]'")
 
+import inspect
 import re
 
 import torch
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
+from flwr.serverapp.strategy import FedAvg
 
 from flower.kit import NODES, Loopback, good_app, lines_of, net
 from safari.errors import ConfigError, SafariError
@@ -128,6 +130,14 @@ def test_a_run_that_goes_on_begins_with_those_that_are_there(tmp_path):
     again = SafariStrategy(net(), 3, run=tmp_path, min_nodes=3, wait=0.0)
     again.start(Leaving([NODES[:2], []] + [NODES[:2]] * 3), num_rounds=2, timeout=0.05)
     assert [line["arrived"] for line in lines_of(tmp_path)] == [[0, 1, 2], [0, 2]]
+
+
+def test_fedavgs_arguments_name_what_takes_their_place():
+    for name in inspect.signature(FedAvg.__init__).parameters.keys() - {"self"}:
+        with pytest.raises(ConfigError, match=rf"{name} is an argument of FedAvg; here: \w"):
+            SafariStrategy(net(), 3, **{name: 0.5})
+    with pytest.raises(ConfigError, match="there is no argument nonsense"):
+        SafariStrategy(net(), 3, nonsense=1)
 
 
 def test_a_quorum_lies_within_the_clients():

@@ -24,7 +24,7 @@ from safari.engine.sample import next_upload
 from safari.flower import SafariStrategy
 from safari.lab.app import check, world_of
 from safari.lab.launch import Lab
-from safari.lab.processes import family
+from safari.processes import family
 from safari.runs import RunFolder
 
 WORKER = "import subprocess, sys, time; {more}; time.sleep(300)"
@@ -32,7 +32,7 @@ CHILD = WORKER.format(
     more="subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'], start_new_session=True)"
 )
 PARENT = WORKER.format(
-    more="from safari.lab.processes import supervised as s; subprocess.Popen(s([sys.executable, '-c', sys.argv[1]]))"
+    more="from safari.processes import supervised as s; subprocess.Popen(s([sys.executable, '-c', sys.argv[1]]))"
 )
 
 

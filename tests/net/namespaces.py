@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from safari.lab.processes import family
+from safari.processes import family
 
 SERVER, RELAY = "10.77.0.1", "10.77.0.2"
 SOURCE = Path(__file__).parents[2] / "src"

@@ -20,6 +20,7 @@ from safari.aliases import AliasWarning
 from safari.cli.compare import compare
 from safari.cli.completion import completion
 from safari.cli.export import export
+from safari.cli.flower import flower
 from safari.cli.init import init
 from safari.cli.list import list_
 from safari.cli.net import net
@@ -97,6 +98,7 @@ for command in (
     init,
     wire,
     net,
+    flower,
     completion,
 ):
     cli.add_command(command)

@@ -9,8 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from safari.errors import SafariError
+
+# Parameters, and where they are pruned.
+_Cut = list[tuple[nn.Parameter, Tensor]]
 
 
 def masked(
@@ -32,43 +36,51 @@ def masked(
     tensor([[0., 0.]])
     """
     cut = _cut(module, masks)
-
-    def before(*_: Any) -> None:
-        for parameter, pruned in cut:
-            if parameter.grad is not None:
-                parameter.grad.masked_fill_(pruned, 0.0)
-
-    def after(*_: Any) -> None:
-        with torch.no_grad():
-            for parameter, pruned in cut:
-                parameter.masked_fill_(pruned, 0.0)
-
-    after()
-    optimizer.register_step_pre_hook(before)
-    optimizer.register_step_post_hook(after)
+    _cut_weights(cut)
+    optimizer.register_step_pre_hook(partial(_cut_gradients, cut))
+    optimizer.register_step_post_hook(partial(_cut_weights, cut))
     return optimizer
 
 
 @contextmanager
 def inside(module: nn.Module, masks: Mapping[str, Tensor]) -> Iterator[nn.Module]:
-    """The module with the gradients of pruned weights zeroed, so that any optimiser leaves them at 0."""
+    """The module with its pruned weights kept at 0, whatever loop trains it.
 
-    def fill(pruned: Tensor, parameter: Tensor) -> None:
-        if parameter.grad is not None:
-            parameter.grad.masked_fill_(pruned, 0.0)
-
+    Their gradients are zeroed as they are accumulated and again before a step of any optimiser, for a loop that
+    assigns `.grad` itself; after the step the weights are, and at the end once more, for a loop without an optimiser.
+    """
+    cut = _cut(module, masks)
     handles = [
-        parameter.register_post_accumulate_grad_hook(partial(fill, pruned))
-        for parameter, pruned in _cut(module, masks)
+        *(
+            parameter.register_post_accumulate_grad_hook(partial(_cut_gradients, [(parameter, pruned)]))
+            for parameter, pruned in cut
+        ),
+        # Of every optimiser in this process: the function makes its own, and they touch no other module's weights.
+        register_optimizer_step_pre_hook(partial(_cut_gradients, cut)),
+        register_optimizer_step_post_hook(partial(_cut_weights, cut)),
     ]
     try:
         yield module
+        _cut_weights(cut)
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _cut(module: nn.Module, masks: Mapping[str, Tensor]) -> list[tuple[nn.Parameter, Tensor]]:
+def _cut_gradients(cut: _Cut, *_: Any) -> None:
+    for parameter, pruned in cut:
+        if parameter.grad is not None:
+            # A gradient that a loop assigned may be shared with others, or need a gradient itself.
+            parameter.grad = parameter.grad.masked_fill(pruned, 0.0)
+
+
+def _cut_weights(cut: _Cut, *_: Any) -> None:
+    with torch.no_grad():
+        for parameter, pruned in cut:
+            parameter.masked_fill_(pruned, 0.0)
+
+
+def _cut(module: nn.Module, masks: Mapping[str, Tensor]) -> _Cut:
     """Parameters with the complement of their masks; parameters of which nothing is pruned are left out."""
     parameters = dict(module.named_parameters())
     found = []

@@ -7,6 +7,7 @@ more: the axes that grow are those. So this works with any rule, also a user's o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import gt
@@ -37,20 +38,6 @@ def grown_half(
     }
 
 
-def vacated_half(server: Server, half: ServerHalf | None, seats: Iterable[int]) -> Server:
-    """The server without what the server half of a client algorithm holds of the clients that had these seats."""
-    rows = sorted(set(seats))
-    if half is None or not rows:
-        return server
-    clients, device = len(server.weights), server.model.device
-    first = half.init(clients, server.parameters, device)
-    here, more = half.init(clients, 1, device), half.init(clients + 1, 1, device)
-    state = dict(server.algorithm_state)
-    for name, axes in _changed_axes(here, more).items():
-        state[name] = _cleared(state[name], first[name], axes, rows)
-    return replace(server, algorithm_state=state)
-
-
 def grown(server: Server, clients: int) -> Server:
     """The server with `clients` clients, at least as many as before: new ones are as at the first round.
 
@@ -60,33 +47,43 @@ def grown(server: Server, clients: int) -> Server:
     return replace(server, state={name: inside(name, old, first) for name, old in server.state.items()})
 
 
-def vacated(server: Server, seats: Iterable[int]) -> Server:
-    """The server without what its rule has learnt of the clients that had these seats.
+def vacated(server: Server, seats: Iterable[int], half: ServerHalf | None = None) -> Server:
+    """The server without what its rule, its update filter and `half`, the server's side of the client algorithm, have
+    learnt of the clients that had these seats.
 
     >>> import torch
     >>> server = Server.start(torch.zeros(2), clients=2, rule="safari")
     >>> server, _ = server.step({0: torch.ones(2), 1: torch.ones(2)})
-    >>> server.state["similarity"]
-    tensor([[-0., -0.],
-            [-0., -0.]])
-    >>> vacated(server, [1]).state["similarity"]
-    tensor([[-0., nan],
-            [nan, nan]])
+    >>> server.state["similarity"], server.gate_state["norms"][:, 0]
+    (tensor([[-0., -0.],
+            [-0., -0.]]), tensor([1.4142, 1.4142], dtype=torch.float64))
+    >>> server = vacated(server, [1])
+    >>> server.state["similarity"], server.gate_state["norms"][:, 0]
+    (tensor([[-0., nan],
+            [nan, nan]]), tensor([1.4142,    nan], dtype=torch.float64))
     """
     rows = sorted(set(seats))
     if not rows:
         return server
-    clients = len(server.weights)
-    first, axes = _first_state(server, clients), _client_axes(server, clients)
-    state: State = {}
-    for name, old in server.state.items():
-        known = name in first and first[name].shape == old.shape
-        state[name] = _cleared(old, first[name], axes.get(name, ()), rows) if known else old
-    return replace(server, state=state)
+    clients, size = len(server.weights), len(server.model)
+    gate = vacated_rows(server.gate.init, server.gate_state, clients, size, rows)
+    # Norms of vectors that come beside the models, which a first state does not know.
+    for name in gate.keys() - server.gate.init(clients, 1, server.model.device).keys():
+        if gate[name].shape == (clients,) and gate[name].is_floating_point():
+            gate[name] = gate[name].index_fill(0, torch.tensor(rows), math.nan)
+    state = server.algorithm_state
+    return replace(
+        server,
+        state=vacated_rows(server.rule.init, server.state, clients, size, rows),
+        gate_state=gate,
+        algorithm_state=state
+        if half is None
+        else vacated_rows(half.init, state, clients, server.parameters, rows),
+    )
 
 
 def vacated_rows(
-    init: Callable[[int, int, torch.device], State],
+    init: Callable[[int, int, torch.device], Mapping[str, Tensor]],
     state: State,
     clients: int,
     parameters: int,
@@ -97,10 +94,9 @@ def vacated_rows(
     if not rows or not state:
         return state
     device = torch.device("cpu")
-    first, axes = (
-        init(clients, parameters, device),
-        _changed_axes(init(clients, 1, device), init(clients + 1, 1, device)),
-    )
+    first = init(clients, parameters, device)
+    # One number is enough to see the axes; a whole model would be allocated for nothing.
+    axes = _changed_axes(init(clients, 1, device), init(clients + 1, 1, device))
     return {
         name: _cleared(old, first[name], axes[name], rows)
         if name in axes and first[name].shape == old.shape
@@ -132,13 +128,6 @@ def inside(name: str, old: Tensor, first: Mapping[str, Tensor], what: str = "rul
 
 def _first_state(server: Server, clients: int) -> State:
     return server.rule.init(clients, len(server.model), server.model.device)
-
-
-def _client_axes(server: Server, clients: int) -> dict[str, list[int]]:
-    """The axes of each tensor of the state that run over the clients."""
-    # One number is enough to see them; a whole model would be allocated for nothing.
-    here, more = (server.rule.init(n, 1, server.model.device) for n in (clients, clients + 1))
-    return _changed_axes(here, more)
 
 
 def _changed_axes(here: Mapping[str, Tensor], more: Mapping[str, Tensor]) -> dict[str, list[int]]:

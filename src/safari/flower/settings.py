@@ -30,6 +30,20 @@ _INSTEAD = {
     "wire.adapt": f"for the simulator: {_NO_LOSS}",
 }
 
+# FedAvg's arguments, and what takes their place.
+FEDAVG = {
+    "fraction_train": 'config={"cohort": N} draws N clients a round; all are asked by default',
+    "fraction_evaluate": "evaluate=True asks those who have just replied",
+    "min_train_nodes": "quorum: how many connected nodes a round waits for",
+    "min_evaluate_nodes": "evaluate=True asks those who have just replied",
+    "min_available_nodes": "min_nodes for the first round, quorum for later ones",
+    "weighted_by_key": 'config={"aggregation": {"weights": "samples"}} weighs by num-examples',
+    "arrayrecord_key": 'leave it out: the record is called "arrays"',
+    "configrecord_key": 'leave it out: the record is called "config"',
+    "train_metrics_aggr_fn": "leave it out: metrics are means weighted by num-examples",
+    "evaluate_metrics_aggr_fn": "leave it out: metrics are means weighted by num-examples",
+}
+
 # The modes of the wire format that lose nothing, and the default, which chooses among them.
 EXACT = tuple(mode.value for mode in ValueMode if mode.exact)
 # Exact, for clients without our side, or lossy: the modes of the wire format that are.
@@ -46,9 +60,15 @@ def check_arguments(
     wait: float,
     quorum: int,
     give_up: int | None,
+    others: Mapping[str, Any] | None = None,
 ) -> None:
-    """ConfigError lists those of a strategy's plain arguments that cannot be."""
-    problems = []
+    """ConfigError lists those of a strategy's plain arguments that cannot be; `others`: those that it does not have."""
+    problems = [
+        f"{name} is an argument of FedAvg; here: {FEDAVG[name]}"
+        if name in FEDAVG
+        else f"there is no argument {name}"
+        for name in others or {}
+    ]
     for name, value, allowed in (
         ("identify", identify, ("name", "node")),
         ("download", download, DOWNLOADS),

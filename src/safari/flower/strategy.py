@@ -37,7 +37,7 @@ from safari.flower.protocol import PACKETS
 from safari.flower.reply import mean_metrics
 from safari.flower.residual import NEVER
 from safari.flower.roster import Roster
-from safari.flower.rule_state import vacated, vacated_half, vacated_rows
+from safari.flower.rule_state import vacated, vacated_rows
 from safari.flower.run_log import Progress, RunLog, round_record, with_scores
 from safari.flower.selection import Selection, select, select_drawn
 from safari.flower.settings import check_arguments, settings
@@ -116,8 +116,11 @@ class SafariStrategy(Strategy):
         give_up: int | None = 10,
         datagrams: Datagrams | None = None,
         batch: Batch | None = None,
+        **others: Any,
     ):
-        check_arguments(clients, identify, patience, download, upload, min_nodes, wait, quorum, give_up)
+        check_arguments(
+            clients, identify, patience, download, upload, min_nodes, wait, quorum, give_up, others
+        )
         self.config = settings(module, clients, rule, config, download, upload)
         check_datagrams(datagrams, download, upload)
         self._methods = Methods.of(self.config, Layout.of(module))
@@ -300,7 +303,7 @@ class SafariStrategy(Strategy):
             expected = torch.from_numpy(sent.shared.predicted_mask)
             collected = replace(collected, replies=complete_masks(collected.replies, expected))
         changed = collected.roster.changed_seats(self.roster)
-        server = vacated_half(vacated(self.server, changed), self._methods.client.server, changed)
+        server = vacated(self.server, changed, self._methods.client.server)
         self._sampled = vacated_rows(
             self._sampling.init, self._sampled, self.config.clients, self.layout.parameters, changed
         )

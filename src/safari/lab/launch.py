@@ -27,9 +27,9 @@ from flwr.cli.build import build_fab_from_disk
 from safari.errors import RunError, SafariError
 from safari.lab.gate import ask_to_join
 from safari.lab.invitations import Invitations, app_digest, open_invitations, own_key, write_private
-from safari.lab.processes import end_family, supervised
 from safari.net.certificates import Certificates, fetch_authority, fingerprint, make_certificates
 from safari.net.udp import bound
+from safari.processes import end_family, supervised
 from safari.runs import RoundRecord, RunFolder
 from safari.runs.folder import FAILURE
 from safari.text import visible

@@ -32,11 +32,13 @@ if TYPE_CHECKING:
     from safari.pruning import MaskPolicy, Masks, Pruner, prune
     from safari.report import Run, load
     from safari.rounds.beside import wire_layout
+    from safari.sweep import Comparison, compare, load_sweep
     from safari.tasks import Task
     from safari.training import ClientAlgorithm, ServerHalf
 
 __all__ = [
     "ClientAlgorithm",
+    "Comparison",
     "Compensation",
     "Config",
     "ConfigError",
@@ -58,7 +60,9 @@ __all__ = [
     "Watcher",
     "__version__",
     "combine",
+    "compare",
     "load",
+    "load_sweep",
     "parse",
     "prune",
     "resume",
@@ -88,6 +92,7 @@ _HOMES = {
     "pruning": ("MaskPolicy", "Masks", "Pruner", "prune"),
     "report": ("Run", "load"),
     "rounds.beside": ("wire_layout",),
+    "sweep": ("Comparison", "compare", "load_sweep"),
     "tasks": ("Task",),
     "training": ("ClientAlgorithm", "ServerHalf"),
 }

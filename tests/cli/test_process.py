@@ -214,7 +214,7 @@ def complete(cwd: Path, *words: str) -> list[str]:
 
 
 def test_a_shell_is_offered_commands_options_keys_and_names(tmp_path):
-    commands = ["compare", "completion", "init", "list", "net", "reproduce", "resume", "run", "show", "sweep",
+    commands = ["compare", "completion", "export", "init", "list", "net", "reproduce", "resume", "run", "show", "sweep",
                 "validate", "view", "wire"]  # fmt: skip
     assert complete(tmp_path, "") == commands
     assert complete(tmp_path, "re") == ["reproduce", "resume"]

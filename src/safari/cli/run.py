@@ -8,7 +8,8 @@ import click
 
 from safari.cli.approval import approved_config, trust_option
 from safari.cli.options import json_option, quiet_option, read_config, set_option
-from safari.errors import RunError
+from safari.config import Config
+from safari.errors import ConfigError, RunError
 
 
 @click.command(short_help="Run an experiment: every arm and seed, then a report.")
@@ -28,6 +29,13 @@ from safari.errors import RunError
     type=click.Path(path_type=Path),
     help="The run's folder, new or empty.  [default: runs/NAME-DATE-TIME]",
 )
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Processes, each with a seed at a time, which share the cores and the GPU.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace the run that the folder holds.")
 @trust_option
 @json_option
@@ -38,6 +46,7 @@ def run(
     settings: tuple[str, ...],
     seeds: int | None,
     out: Path | None,
+    jobs: int,
     overwrite: bool,
     trust: bool,
     as_json: bool,
@@ -70,5 +79,33 @@ def run(
                 "or replace it with --overwrite"
             )
         with stoppable(folder):
-            engine.run(wanted, folder, watchers(wanted, quiet), overwrite=overwrite)
+            if jobs == 1:
+                engine.run(wanted, folder, watchers(wanted, quiet), overwrite=overwrite)
+            else:
+                _in_processes(wanted, folder, jobs, overwrite, quiet)
     finish(folder, as_json=as_json, quiet=quiet)
+
+
+def _in_processes(config: Config, folder: Path, jobs: int, overwrite: bool, quiet: bool) -> None:
+    """The seeds, and where these are too few the arms, in processes of their own."""
+    from safari.cli.board import Board
+    from safari.cli.working import refuse_failed, warn_of_crowd
+    from safari.engine import check_and_note
+    from safari.report import watchers_for
+    from safari.runs import RunFolder
+    from safari.sweep import split_for
+    from safari.sweep.work import units_of_run, work_off
+
+    if watchers_for(config):
+        raise ConfigError(f"--jobs must be 1 where a tracker follows the run (track), got {jobs}")
+    problems, notes = check_and_note(config)
+    if problems:
+        raise ConfigError(problems)
+    run = RunFolder.create(folder, config, overwrite=overwrite)
+    units = split_for(units_of_run(run), jobs)
+    if not quiet:
+        for note in notes:
+            click.echo(f"note: {note}", err=True)
+        warn_of_crowd(jobs, min(jobs, len(units)))
+    with Board(units, quiet) as board:
+        refuse_failed(work_off(units, [run], board, jobs=jobs))

@@ -165,7 +165,7 @@ def work(sweeps: Sequence[S], asked: Asked, report: Report[S]) -> None:
     todo = [] if asked.report_only else _todo(units, jobs)
     if todo and not asked.mix_versions:
         _refuse_versions(sweeps, out, results)
-    if todo and not quiet and device == "cpu":
+    if todo and not quiet:
         warn_of_crowd(jobs, min(jobs, len(todo)))
     if todo and not quiet:
         _warn_of_schedules(selected)
@@ -428,10 +428,10 @@ def _has_numbers(out: Path, sweeps: Sequence[Sweep]) -> bool:
 
 
 def warn_of_crowd(jobs: int, processes: int) -> None:
-    """Say so where there are more processes than cores."""
+    """Say so where there are more processes than cores, and no GPU."""
     from safari.sweep import cores
 
-    if processes > cores():
+    if processes > cores() and _device() == "cpu":
         click.echo(
             f"--jobs {jobs}: {processes} processes are more than the cores ({cores()}), and there is no GPU",
             err=True,

@@ -1,7 +1,8 @@
 """Sweeps: a config in many variants, worked off by several processes, stopped and gone on with, compared by tests."""
 
+from safari.sweep.comparison import Comparison, Difference, compare
 from safari.sweep.plan import Case, Sweep, SweepFile, read, read_as
-from safari.sweep.results import Results, trials_by_version
+from safari.sweep.results import Results, load_sweep, trials_by_version
 from safari.sweep.schedules import partial_tests
 from safari.sweep.work import (
     Observer,
@@ -17,14 +18,18 @@ from safari.sweep.work import (
 
 __all__ = [
     "Case",
+    "Comparison",
+    "Difference",
     "Observer",
     "Outcome",
     "Results",
     "Sweep",
     "SweepFile",
     "Unit",
+    "compare",
     "cores",
     "execute",
+    "load_sweep",
     "partial_tests",
     "read",
     "read_as",

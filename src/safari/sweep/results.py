@@ -10,10 +10,10 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safari.config import Arm
-from safari.errors import RunError
+from safari.errors import MissingExtraError, RunError
 from safari.runs import seeds_of, spread
 from safari.runs.files import is_there, making, read_object, remove, temporaries, write_atomically
 from safari.sweep.numbers import (
@@ -27,6 +27,9 @@ from safari.sweep.numbers import (
 )
 from safari.sweep.plan import Case, Sweep
 from safari.text import visible
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 FILE = "results.json"
 # What is said of trials from before a record named its code.
@@ -89,6 +92,22 @@ class Results:
     def arms(self, case: Case) -> dict[str, dict[int, Numbers]]:
         """The finished seeds of every arm of a case."""
         return {arm.name: self.arm(case, arm) for arm in case.config.arms}
+
+    def frame(self) -> DataFrame:
+        """A row for each finished trial: sweep, case, arm, seed, and its final numbers; needs the extra `pandas`."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise MissingExtraError("pandas", "pandas", "data frames") from error
+        rows = [
+            {"sweep": name, "case": case, "arm": arm, "seed": int(seed)}
+            | {key: value for key, value in numbers.items() if not isinstance(value, dict | list)}
+            for name, about in self.entries.items()
+            for case, entry in about["cases"].items()
+            for arm, made in entry["arms"].items()
+            for seed, numbers in made["seeds"].items()
+        ]
+        return pandas.DataFrame(rows)
 
     def progress(self, sweeps: Sequence[Sweep]) -> tuple[int, int]:
         """How many trials are finished and how many are asked for; one that several ask for counts once."""
@@ -173,6 +192,13 @@ class Results:
     def _case(self, case: Case) -> Mapping[str, Any]:
         entry: Mapping[str, Any] = self.entries.get(case.sweep, {}).get("cases", {}).get(case.name, {})
         return entry if entry.get("setting") == case.setting else {}
+
+
+def load_sweep(path: str | Path) -> Results:
+    """The numbers of a sweep's folder, as `safari sweep --out` has it; RunError where it holds none."""
+    if not is_there(Path(path) / FILE):
+        raise RunError(f"{path} holds no {FILE}")
+    return Results.open(Path(path))
 
 
 def versions(trials: Mapping[int, Numbers]) -> set[str]:

@@ -246,7 +246,7 @@ def test_the_configuration_page_leaves_nothing_out(make_docs):
     page = make_docs.configuration_page()
     for name, value in Config().to_dict().items():
         assert f"## `[{name}]`" in page if isinstance(value, dict) else f"| `{name}` |" in page
-    for kind, (builtin, _) in make_docs.KINDS.items():
+    for kind, builtin in make_docs.KINDS.items():
         part = page.partition(f"### Plug-in: {kind}\n")[2].partition("\n### ")[0]
         for name, thing in builtin.items():
             about = part.partition(f"**`{name}`**: ")[2].partition("**`")[0]

@@ -27,6 +27,7 @@ LEVELS = (
         "modes",
         "text",
         "toml",
+        "contracts",
         "hosting",
         "kinds",
         "presets",

@@ -74,7 +74,7 @@ def names_file() -> str:
             name: [] if dataclasses.is_dataclass(thing) else [option.name for option in options_of(thing)]
             for name, thing in builtin.items()
         }
-        for kind, (builtin, _) in KINDS.items()
+        for kind, builtin in KINDS.items()
     }
     return json.dumps(table, indent=1) + "\n"
 
@@ -108,7 +108,7 @@ def _fields() -> Iterator[str]:
     for f in dataclasses.fields(Config):
         section = getattr(config, f.name)
         if isinstance(section, Plug):
-            kind = next(kind for kind, (_, where) in KINDS.items() if f"{f.name}.name" in where)
+            kind = next(kind for kind, of in KINDS.items() if f.name in of.tables)
             options = ", ".join(f"`{key} = {_toml(value)}`" for key, value in section.options.items())
             default = f"`{_toml(section.name)}`" + (f" with {options}" if options else "")
             doc = f.metadata["doc"]
@@ -124,9 +124,9 @@ def _fields() -> Iterator[str]:
 
 
 def _plug_ins() -> Iterator[str]:
-    for kind, (builtin, where) in KINDS.items():
+    for kind, builtin in KINDS.items():
         yield f"### Plug-in: {kind}\n"
-        yield "Named in " + " and ".join(f"`{field}`" for field in where.split(", ")) + ".\n"
+        yield "Named in " + " and ".join(f"`{field}`" for field in builtin.field.split(", ")) + ".\n"
         for described in {type(thing) for thing in builtin.values() if dataclasses.is_dataclass(thing)}:
             yield f"{inspect.getdoc(described)}\n"
         for name, thing in builtin.items():

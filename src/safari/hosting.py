@@ -1,16 +1,14 @@
-"""Code that is not ours: plug-ins are built, called, and their errors turned into one line with field and name."""
+"""Code that is not ours: its errors become one line, with the field that named it and its place."""
 
 from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from safari.errors import ConfigError, DataError, SafariError, brief
-from safari.plugins import check_call, check_options, resolve
+from safari.errors import ConfigError, DataError, SafariError
 
 T = TypeVar("T")
 
@@ -44,58 +42,6 @@ def named(field: str, make: Callable[[], T]) -> T:
 def hosted(where: str, call: Callable[[], T]) -> T:
     """Both: run a user's code, and let every problem in it begin with the same words."""
     return sheltered(where, lambda: named(where, call))
-
-
-def name_field(kind: str, field: str) -> str:
-    """Where a config names the plug-in of a table.
-
-    An arm's `name` is its own, what it plugs in is the rule; a step or a gate may be a bare name.
-    """
-    return field if kind in ("rule", "step", "gate") else f"{field}.name"
-
-
-def factory_of(
-    kind: str,
-    field: str,
-    name: str,
-    options: Mapping[str, Any],
-    builtin: Mapping[str, Any],
-    positional: Sequence[str] = (),
-) -> Callable[..., Any]:
-    """The function behind a name in a config, when it takes these options and these arguments by position."""
-    where = f"{name_field(kind, field)}: {name}"
-    factory: Callable[..., Any] = resolve(kind, name_field(kind, field), name, builtin)
-    if not callable(factory):
-        raise ConfigError(f"{where} is not a function, got {brief(factory)}")
-    problems = hosted(where, partial(check_options, field, factory, options, positional))
-    if problems:
-        raise ConfigError(problems)
-    check_call(where, factory, positional, options)
-    return factory
-
-
-def made(kind: str, field: str, name: str, builtin: Mapping[str, Any], make: Callable[[], T]) -> T:
-    """Run a plug-in's code, and say what went wrong in which table. A mistake in our own keeps its frames."""
-    if name in builtin:
-        return named(field, make)
-    return hosted(f"{name_field(kind, field)}: {name}", make)
-
-
-def build(
-    kind: str,
-    field: str,
-    name: str,
-    options: Mapping[str, Any],
-    builtin: Mapping[str, Any],
-    expected: type[T],
-) -> T:
-    """The part that a name and its options in a config stand for."""
-    factory = factory_of(kind, field, name, options, builtin)
-    found = made(kind, field, name, builtin, lambda: factory(**dict(options)))
-    if not isinstance(found, expected):
-        kind_of = expected.__name__
-        raise ConfigError(f"{name_field(kind, field)}: {name} must return a {kind_of}, got {brief(found)}")
-    return found
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -165,7 +165,7 @@ def test_run_refuses_a_folder_that_is_taken(here, finished):
         ("aggregation.average=high", "aggregation.average must be a number, got 'high'"),
         ("uplink.p=2", "uplink: p must lie between 0 and 1, got 2.0"),
         ("uplink.q=2", "uplink.q is not an option (allowed: p)"),
-        ("data.name=mnist", "data.name must be one of cifar10, dialogue, digits, hf, leaf; got 'mnist'; "
+        ("data.name=mnist", "data.name must be one of cifar10, dialogue, digits, hf, leaf, text; got 'mnist'; "
          "your own goes in as file.py:name or package.module:name, "
          "a data set of the Hugging Face hub, or a table in a file, as hf:mnist"),
         ("local.steps=1000000000", "local.steps must be at most 31250000 for batches of 32, got 1000000000"),
@@ -323,8 +323,8 @@ def test_show_names_what_is_no_run_before_it_writes(here, finished):
 
 def test_list_has_a_line_for_everything():
     shown = output("list")
-    for kind, (builtin, field) in KINDS.items():
-        assert f"{kind}  ({field})" in shown
+    for kind, builtin in KINDS.items():
+        assert f"{kind}  ({builtin.field})" in shown
         for name in builtin:
             (line,) = [line for line in shown.splitlines() if line.split()[:1] == [name] or line == name][:1]
             assert len(line.split()) > 2, f"{name} has no explanation"

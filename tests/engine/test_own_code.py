@@ -250,16 +250,16 @@ DELIVERED = (
 )
 ARRAYS = ": the state that init returns must hold numpy arrays of numbers by name"
 LINKS = {
-    "short": f"{DELIVERED}; got ndarray of bool and shape [3]",
-    "halves": f"{DELIVERED}; got ndarray of float64 and shape [5]",
-    "listed": f"{DELIVERED}; got list",
-    "alone": f"{DELIVERED}; got ndarray of bool and shape [5], not a pair",
+    "short": f"{DELIVERED}; got an array of bool and shape [3]",
+    "halves": f"{DELIVERED}; got an array of float64 and shape [5]",
+    "listed": f"{DELIVERED}; got a list",
+    "alone": f"{DELIVERED}; got an array of bool and shape [5], not a pair",
     "nothing": f"{DELIVERED}; got None, not a pair",
     "stateless": ": the state that apply returns must be a dict, got None",
     "raises": f" raised KeyError: 'nix' {at('nix')}",
-    "first_state": ": the state that init returns must be a dict, got list",
-    "scalar_state": f"{ARRAYS}, got float as 'n'",
-    "word_state": f"{ARRAYS}, got ndarray of <U1 and shape [1] as 'n'",
+    "first_state": ": the state that init returns must be a dict, got a list",
+    "scalar_state": f"{ARRAYS}, got a float as 'n'",
+    "word_state": f"{ARRAYS}, got an array of <U1 and shape [1] as 'n'",
     "positional": " must take no arguments by position, and options by name alone, "
     "as in def positional(*, p); missing a required argument: 'p'",
     "at_once": f" raised ValueError: on two lines {at('two lines')}",
@@ -287,14 +287,14 @@ CLIENTS = {
     "client_alone": ": direction must return (direction, state), got a tensor of shape [1, 610]",
     "client_raises": f" raised ZeroDivisionError: division by zero {at('2 / 0')}",
     "client_begin": ": begin must return a tensor of shape [1, 610], got None",
-    "client_loss": ": loss must return a tensor of shape [1, 8], got int 3",
+    "client_loss": ": loss must return a tensor of shape [1, 8], got an int",
     "client_finish": ": finish must return (state, up), got None",
     "client_up": ": what finish sends up must have a row of numbers for each client that it is called for, 1 here, "
     "got a tensor of shape [1] as 'v'",
     "client_send": ": send must return a tensor of shape [1, 610], got a tensor of shape [610]",
     "client_sends": ": sends must declare the vectors that finish sends up, {'v': 2}, got none",
     "client_sizes": ": sends must return the sizes of vectors by name, got ['v']",
-    "client_scaled": ": scaled must return a Scaled, got float 1.0",
+    "client_scaled": ": scaled must return a Scaled, got a float",
     "client_init": ": the state that init returns must have a row for each client that it is called for, 1 here, "
     "got a tensor of shape [610] as 'c'",
     "client_forgets": " must give back the state 'c' of shape [1, 610], a row for each client, left it out",
@@ -311,7 +311,6 @@ TASKS = {
     "task_measure": ": measure must return a dict of sums over the batch, got a tensor of shape [2]",
     "task_measure_row": ": measure must return one number a name, the sum over the batch, "
     "got a tensor of shape [2] as 'top1'",
-    "task_score": ": a test must find the score top1, got {'top5': 0.5}",
     "task_metric": ": metric sure must be a tensor with a number a sample, shape [2], or their sum; "
     "got shape [2, 10]",
     "task_metric_list": ": metric sure must be a tensor with a number a sample, shape [2], or their sum; "
@@ -372,6 +371,11 @@ def test_a_wrong_task(bad, name):
     told({**bad, "task": {"name": f"bad.py:{name}"}}, f"task.name: bad.py:{name}{TASKS[name]}")
 
 
+def test_a_task_whose_tests_do_not_find_its_score(bad):
+    message = "task.name: classification: a test must find the score top1, got {'top5': 0.5}"
+    told({**bad, "task": {"name": "bad.py:task_score"}}, message)
+
+
 def test_a_task_may_measure_plain_numbers(bad):
     world = world_of({**bad, "task": {"name": "bad.py:task_plain_numbers"}, "evaluation": {"batch": 360}})
     assert world.scores(world.start, 0) == {"top1": 1 / 360, "loss": 2 / 360}
@@ -402,7 +406,7 @@ def test_functions_of_other_arguments(bad):
         ),
         (
             {"downlink": {"name": "bad.py:late_halves"}},
-            f"downlink.name: bad.py:late_halves{DELIVERED}; got ndarray of float64 and shape [5]",
+            f"downlink.name: bad.py:late_halves{DELIVERED}; got an array of float64 and shape [5]",
         ),
         (
             {"arms": ["bad.py:rule_late"]},

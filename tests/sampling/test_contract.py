@@ -225,7 +225,7 @@ def test_a_sampling_of_ones_own(own: None) -> None:
             r"shares must be above 0, one for each of its 2 clients, and sum to 1, got \[0\.9, 0\.3\]",
         ),
         ("few", r"shares must be above 0, one for each of its 2 clients"),
-        ("text", r"apply must return \(Draw, state\), got str"),
+        ("text", r"apply must return \(Draw, state\), got a str"),
         ("raise", r"raised KeyError: 'oh' \(mine.py, line \d+\)"),
     ],
 )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from safari.aggregation.compensation import BlockWeights, Compensation, Decision, Round, State
+from safari.contracts import describe, pair, tensors
 from safari.errors import ConfigError, SafariError
 
 
@@ -22,10 +23,8 @@ def first_state(rule: Compensation, clients: int, size: int, device: torch.devic
 
 def decide(rule: Compensation, state: State, round: Round) -> tuple[Decision, State]:
     """A rule's decision, of which every part has the shape that `combine` needs, and its next state."""
-    found: Any = rule.apply(state, round)
-    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Decision):
-        raise ConfigError(f"{rule.name}: apply must return (Decision, state), got {describe(found)}")
-    decision, following = found
+    form = "(Decision, state)"
+    decision, following = pair(f"{rule.name}: apply", form, rule.apply(state, round), Decision)
     _decision(rule.name, decision, round)
     decision = replace(decision, stand_ins=_plain_ids(rule.name, decision.stand_ins))
     return decision, check_state(rule.name, "apply", following)
@@ -53,15 +52,7 @@ def _table(name: str, field: str, found: Any, shape: tuple[int, ...]) -> None:
 
 def check_state(name: str, function: str, state: Any) -> State:
     """The state that a function of a part returned, as a dict of tensors that a checkpoint can hold."""
-    if not isinstance(state, Mapping):
-        raise ConfigError(f"{name}: the state that {function} returns must be a dict, got {describe(state)}")
-    for key, value in state.items():
-        if not isinstance(key, str) or not isinstance(value, Tensor):
-            raise ConfigError(
-                f"{name}: the state that {function} returns must hold tensors by name, "
-                f"got {describe(value)} as {key!r}"
-            )
-    return dict(state)
+    return tensors(f"{name}: the state that {function} returns", state)
 
 
 def whole(field: str, value: Any) -> int:
@@ -82,22 +73,6 @@ def whole_ids(field: str, values: Any) -> list[int]:
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise SafariError(f"{field} must hold client ids, whole numbers; got {describe(values)}")
     return [whole(f"a client id in {field}", value) for value in values]
-
-
-def describe(thing: Any) -> str:
-    """What something is, in few words: shapes rather than a page of numbers.
-
-    >>> describe((torch.zeros(2), None))
-    'a tuple of a tensor of shape [2] and None'
-    """
-    if isinstance(thing, Tensor):
-        return f"a tensor of shape {[*thing.shape]}"
-    if thing is None:
-        return "None"
-    if isinstance(thing, tuple) and 0 < len(thing) < 4:
-        return f"a tuple of {' and '.join(describe(part) for part in thing)}"
-    kind = type(thing).__name__
-    return f"{'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}"
 
 
 def _decision(name: str, decision: Decision, round: Round) -> None:

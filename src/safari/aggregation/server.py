@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from safari.aggregation.blocks import aggregate
-from safari.aggregation.checks import check_state, describe, first_state, whole, whole_ids
+from safari.aggregation.checks import check_state, first_state, whole, whole_ids
 from safari.aggregation.compensation import (
     Compensation,
     Decision,
@@ -30,6 +30,7 @@ from safari.aggregation.gates import GATES, Gate, admitted, judge, without
 from safari.aggregation.registry import RULES
 from safari.aggregation.steps import STEPS, UNCHANGED, ServerStep, advance, chain
 from safari.aggregation.steps.average import AVERAGE
+from safari.contracts import describe
 from safari.errors import SafariError, one_of
 
 Vector = Tensor | np.ndarray

@@ -47,8 +47,7 @@ def catalogue(kind: str) -> dict[str, Any]:
     from safari.engine import KINDS
     from safari.plugins import first_line, options_of, spell
 
-    builtin, field = KINDS[kind]
-    things = dict(builtin) | {point.name: point.load() for point in entry_points(group=f"safari.{kind}")}
+    things = dict(KINDS[kind]) | {point.name: point.load() for point in entry_points(group=f"safari.{kind}")}
     names = {}
     for name, thing in things.items():
         options = options_of(thing) if inspect.isfunction(thing) else []
@@ -62,4 +61,4 @@ def catalogue(kind: str) -> dict[str, Any]:
                 for o in options
             },
         }
-    return {"field": field, "names": names}
+    return {"field": KINDS[kind].field, "names": names}

@@ -38,18 +38,30 @@ from safari.data.partitions import (
     shards,
 )
 from safari.data.text_file import text
+from safari.kinds import Kind
 
-DATASETS: dict[str, Callable[..., Data]] = {
-    "digits": digits,
-    "cifar10": cifar10,
-    "dialogue": dialogue,
-    "hf": hf,
-    "leaf": leaf,
-    "text": text,
-}
+DATASETS: Kind[Callable[..., Data]] = Kind(
+    "data",
+    object,
+    {
+        "digits": digits,
+        "cifar10": cifar10,
+        "dialogue": dialogue,
+        "hf": hf,
+        "leaf": leaf,
+        "text": text,
+    },
+    tables=("data",),
+)
 """Data sets by name; the keyword-only parameters of each are its options."""
 
-PARTITIONS: dict[str, Callable[..., Parts]] = OWN_PARTITIONS | FLWR_PARTITIONS
+PARTITIONS: Kind[Callable[..., Parts]] = Kind(
+    "partition",
+    object,
+    OWN_PARTITIONS | FLWR_PARTITIONS,
+    tables=("partition",),
+    arguments=("labels", "clients", "rng"),
+)
 """Partitions by name; the keyword-only parameters of each are its options."""
 
 __all__ = [

@@ -9,9 +9,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from safari.aggregation import RULES
+from safari.aggregation import GATES, RULES, STEPS
 from safari.config import Arm, Config, Plug, Pruning
-from safari.data import AUGMENTATIONS, Data, divide, hold_out, hold_out_of_each, label_counts
+from safari.data import (
+    AUGMENTATIONS,
+    DATASETS,
+    PARTITIONS,
+    Data,
+    divide,
+    hold_out,
+    hold_out_of_each,
+    label_counts,
+)
 from safari.engine.checks import (
     check_augmentation,
     check_draws,
@@ -25,20 +34,20 @@ from safari.engine.checks import (
 )
 from safari.engine.device import device_of, placed
 from safari.engine.packets import check_packets
-from safari.engine.parts import Parts, Problems, call_own, is_own, parts_of
+from safari.engine.parts import Parts, Problems, parts_of
 from safari.engine.rehearsal import rehearse, rehearse_client, rehearse_task
 from safari.engine.world import World
 from safari.errors import ConfigError, SafariError, brief
 from safari.hosting import named
-from safari.links import Setting, check_arrays, check_length
-from safari.models import Layout
+from safari.links import LINKS, Setting, check_length
+from safari.models import MODELS, Layout
 from safari.plugins import named_arguments
 from safari.pruning import budget_for
 from safari.rounds.masks import refuse_dead_layers
 from safari.runs.metrics import RunMetrics
 from safari.seeds import derive, generator
-from safari.tasks import Units
-from safari.training import Known
+from safari.tasks import TASKS, Units
+from safari.training import CLIENTS, Known
 
 
 def assemble(config: Config, seed: int, data: Data, parts: Parts | None = None) -> World:
@@ -88,8 +97,8 @@ def assemble(config: Config, seed: int, data: Data, parts: Parts | None = None) 
     problems.attempt(lambda: _start_client(world))
     for arm in config.arms:
         problems.attempt(partial(_start_rule, arm, world))
-    own_steps = any(is_own("step", plug.name) for plug in config.aggregation.steps)
-    if own_steps or is_own("gate", config.aggregation.gate.name):
+    own_steps = any(plug.name not in STEPS for plug in config.aggregation.steps)
+    if own_steps or config.aggregation.gate.name not in GATES:
         problems.attempt(lambda: rehearse(world, RULES["drop"]()))
     problems.raise_if_any()
     return world
@@ -113,7 +122,7 @@ def notes_of(world: World) -> list[str]:
     Labels that begin at 1, classes that only the test set has, samples with several owners, tests that see only part of
     a link's period.
     """
-    own, config = is_own("data", world.config.data.name), world.config
+    own, config = world.config.data.name not in DATASETS, world.config
     found = [
         labels_from_1(world.data) if own else "",
         unseen_classes(world.data) if own else "",
@@ -204,7 +213,7 @@ def _check_budgets(config: Config, module: nn.Module) -> None:
 
 
 def _start_task(world: World) -> None:
-    if is_own("task", world.config.task.name):
+    if world.config.task.name not in TASKS:
         rehearse_task(world)
 
 
@@ -220,7 +229,7 @@ def _start_link(built: Parts, direction: str, seed: int, counts: np.ndarray) -> 
     plug, link = getattr(built.config, direction), getattr(built, direction)
     setting = Setting(len(counts), counts, generator(seed, direction))
     try:
-        state = call_own("link", direction, plug, lambda: link.init(setting))
+        state = link.init(setting)
     except ConfigError as error:
         if plug != getattr(Config(), direction):
             raise
@@ -233,37 +242,32 @@ def _start_link(built: Parts, direction: str, seed: int, counts: np.ndarray) -> 
             ]
         ) from error
     check_length(direction, link, state, built.config.rounds)
-    if is_own("link", plug.name):
-        check_arrays(f"{direction}.name: {plug.name}", "init", state)
+    if plug.name not in LINKS:
         link.apply(state, 0, generator(seed, direction, 0))
 
 
 def _start_sampling(world: World) -> None:
     """Draw the first cohort, so that what would go wrong with it is told before the run."""
-    start = partial(world.sampling.init, len(world.parts), world.layout.parameters, world.device)
-    world.sample(named("sampling", start), 0)
+    world.sample(world.sampling.init(len(world.parts), world.layout.parameters, world.device), 0)
 
 
 def _start_client(world: World) -> None:
-    if is_own("client", world.config.client.name):
+    if world.config.client.name not in CLIENTS:
         rehearse_client(world)
 
 
 def _start_rule(arm: Arm, world: World) -> None:
     rule = world.rules[arm.name]
     rule.init(len(world.parts), world.layout.size, world.device)
-    if is_own("rule", arm.rule.name):
+    if arm.rule.name not in RULES:
         rehearse(world, rule)
 
 
 def _divide(built: Parts, seed: int, data: Data) -> list[np.ndarray]:
     config = built.config
     rng, options = generator(seed, "partition"), dict(config.partition.options)
-    shares = call_own(
-        "partition",
-        "partition",
-        config.partition,
-        lambda: divide(built.partition, data, config.clients, rng, options),
+    shares = PARTITIONS.call(
+        config.partition.name, lambda: divide(built.partition, data, config.clients, rng, options)
     )
     check_parts(shares, config.clients, len(data.train_y))
     return [np.asarray(share, dtype=np.int64) for share in shares]
@@ -274,11 +278,8 @@ def _module(built: Parts, seed: int, data: Data) -> nn.Module:
     with torch.random.fork_rng([]):
         torch.manual_seed(derive(seed, "model") >> 1)
         extra = named_arguments(built.model, tokens=data.tokens, labels=data.label_kind)
-        module = call_own(
-            "model",
-            "model",
-            plug,
-            lambda: built.model(data.input_shape, data.classes, **extra, **dict(plug.options)),
+        module = MODELS.call(
+            plug.name, lambda: built.model(data.input_shape, data.classes, **extra, **plug.options)
         )
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model.name: {plug.name} must return a torch.nn.Module, got {brief(module)}")

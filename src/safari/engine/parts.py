@@ -15,36 +15,34 @@ from safari.config import Config, Plug
 from safari.data import DATASETS, PARTITIONS, Data, as_data
 from safari.engine.device import device_of
 from safari.errors import ConfigError, PruneError, SafariError, brief
-from safari.hosting import build, factory_of, made
-from safari.links import LINKS, PACKET_LINKS, Link, PacketLink, link_of
+from safari.kinds import Kind
+from safari.links import LINKS, PACKET_LINKS, Link, PacketLink, link_contract
 from safari.models import MODELS
-from safari.plugins import check_options, resolve
+from safari.plugins import check_options
 from safari.pruning import POLICIES, PRUNERS, MaskPolicy, Pruner, as_pruner, for_task
 from safari.rounds.half import running_average_of
-from safari.sampling import SAMPLINGS, Sampling, sampling_of
-from safari.tasks import TASKS, Task, checked_task
-from safari.training import CLIENTS, ClientAlgorithm, client_of
+from safari.sampling import SAMPLINGS, Sampling
+from safari.tasks import TASKS, Task
+from safari.training import CLIENTS, ClientAlgorithm
 
 T = TypeVar("T")
 
-# kind -> (built-ins, where a config names one)
-KINDS: dict[str, tuple[Mapping[str, Any], str]] = {
-    "data": (DATASETS, "data.name"),
-    "partition": (PARTITIONS, "partition.name"),
-    "model": (MODELS, "model.name"),
-    "task": (TASKS, "task.name"),
-    "pruner": (PRUNERS, "pruning.pruner"),
-    "policy": (POLICIES, "policy.name"),
-    "client": (CLIENTS, "client.name"),
-    "sampling": (SAMPLINGS, "sampling.name"),
-    "link": (LINKS, "uplink.name, downlink.name"),
-    "packets": (PACKET_LINKS, "packets.name"),
-    "rule": (RULES, "arms"),
-    "step": (STEPS, "aggregation.steps"),
-    "gate": (GATES, "aggregation.gate"),
-}
-# What a factory is given by position; all else are its options.
-POSITIONAL = {"partition": ("labels", "clients", "rng"), "model": ("shape", "classes")}
+_ALL: tuple[Kind[Any], ...] = (
+    DATASETS,
+    PARTITIONS,
+    MODELS,
+    TASKS,
+    PRUNERS,
+    POLICIES,
+    CLIENTS,
+    SAMPLINGS,
+    LINKS,
+    PACKET_LINKS,
+    RULES,
+    STEPS,
+    GATES,
+)
+KINDS: dict[str, Kind[Any]] = {kind.name: kind for kind in _ALL}
 
 
 @dataclass(frozen=True)
@@ -95,21 +93,19 @@ def parts_of(config: Config) -> Parts:
     problems = Problems()
     attempt = problems.attempt
     found: dict[str, Any] = {
-        kind: attempt(partial(_factory, kind, getattr(config, kind)))
-        for kind in ("data", "partition", "model")
+        "data": attempt(partial(DATASETS.factory, config.data.name, config.data.options)),
+        "partition": attempt(partial(PARTITIONS.factory, config.partition.name, config.partition.options)),
+        "model": attempt(partial(_model, config.model)),
     }
-    task = attempt(partial(_task, config.task))
-    found |= {
-        "task": task,
-        "pruner": attempt(partial(_pruner, config, task)),
-        "policy": attempt(partial(_built, "policy", config.policy, MaskPolicy)),
-        "client": attempt(partial(client_of, config.client.name, config.client.options)),
-        "sampling": attempt(partial(sampling_of, config.sampling.name, config.sampling.options)),
-        "packets": attempt(partial(_built, "packets", config.packets, PacketLink)),
-    }
-    for direction in ("uplink", "downlink"):
-        plug: Plug = getattr(config, direction)
-        found[direction] = attempt(partial(link_of, direction, plug.name, plug.options, config.clients))
+    for kind in (TASKS, POLICIES, CLIENTS, SAMPLINGS, PACKET_LINKS):
+        plug: Plug = getattr(config, kind.name)
+        found[kind.name] = attempt(partial(kind.build, plug.name, plug.options))
+    task = found["task"]
+    found["pruner"] = attempt(partial(_pruner, config, task))
+    for table in LINKS.tables:
+        plug = getattr(config, table)
+        contract = link_contract(config.clients)
+        found[table] = attempt(partial(LINKS.build, plug.name, plug.options, table, contract))
     rules = {arm.name: attempt(partial(rule_of, arm.rule, f"arms: {arm.name}")) for arm in config.arms}
     plugs = [(plug.name, plug.options) for plug in config.aggregation.steps]
     average = running_average_of(found["client"] or ClientAlgorithm(), config.aggregation.average)
@@ -152,46 +148,25 @@ def rule_of(plug: Plug, where: str = "arms") -> Compensation:
 
 def load_data(config: Config, parts: Parts | None = None) -> Data:
     """The data set that a config names, on the CPU."""
-    factory = _factory("data", config.data) if parts is None else parts.data
-    options = dict(config.data.options)
-    return as_data(
-        made("data", "data", config.data.name, DATASETS, lambda: factory(**options)), config.data.name
-    )
+    name, options = config.data.name, dict(config.data.options)
+    factory = DATASETS.factory(name, options) if parts is None else parts.data
+    return as_data(DATASETS.call(name, lambda: factory(**options)), name)
 
 
-def is_own(kind: str, name: str) -> bool:
-    """Is it a user's part? Its mistakes become one line; a mistake in ours keeps its frames."""
-    return name not in KINDS[kind][0]
-
-
-def call_own(kind: str, field: str, plug: Plug, make: Callable[[], T]) -> T:
-    """Run a part's code, and say what went wrong in which table."""
-    return made(kind, field, plug.name, KINDS[kind][0], make)
-
-
-def _factory(kind: str, plug: Plug) -> Callable[..., Any]:
-    found = factory_of(kind, kind, plug.name, plug.options, KINDS[kind][0], POSITIONAL.get(kind, ()))
+def _model(plug: Plug) -> Callable[..., nn.Module]:
+    found = MODELS.factory(plug.name, plug.options)
     if isinstance(found, nn.Module):
         # A module can be called as well, but with a batch: every seed needs a model of its own, built for the data.
         raise ConfigError(
-            f"{kind}.name: {plug.name} must be a function or a class that builds a module, as in "
+            f"model.name: {plug.name} must be a function or a class that builds a module, as in "
             f"def model(shape, classes), got a module itself: {brief(found)}"
         )
     return found
 
 
-def _built(kind: str, plug: Plug, expected: type[T]) -> T:
-    return build(kind, kind, plug.name, plug.options, KINDS[kind][0], expected)
-
-
-def _task(plug: Plug) -> Task:
-    found = _built("task", plug, Task)
-    return checked_task(found, f"task.name: {plug.name}") if is_own("task", plug.name) else found
-
-
 def _pruner(config: Config, task: Task | None) -> Pruner:
     name = config.pruning.pruner
-    found = resolve("pruner", "pruning.pruner", name, PRUNERS)
+    found = PRUNERS.find(name)
     try:
         pruner = as_pruner(found)
     except PruneError as error:
@@ -200,7 +175,7 @@ def _pruner(config: Config, task: Task | None) -> Pruner:
     if name in PRUNERS and options:
         raise ConfigError(f"pruning.options: {name} has none, got {', '.join(options)}")
     if name not in PRUNERS:
-        problems = check_options("pruning.options", pruner.score, options)
+        problems = check_options("pruning.options", pruner.score, options, ("module", "batch", "generator"))
         if problems:
             raise ConfigError(problems)
         pruner = replace(pruner, score=partial(pruner.score, **options)) if options else pruner

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from safari.aggregation import Compensation, Gate, Server, ServerStep
 from safari.config import Config
 from safari.data import Augmentation, Data
-from safari.hosting import hosted
 from safari.links import Link, PacketLink, Setting
 from safari.models import Layout
 from safari.pruning import (
@@ -29,7 +28,7 @@ from safari.pruning import (
 )
 from safari.pruning.policy import State as PolicyState
 from safari.rounds.half import algorithm_step, vectors_along
-from safari.rounds.masks import budget_of, mask_and_votes, masked_gradient, policy_masks, sparsity_of
+from safari.rounds.masks import budget_of, mask_and_votes, masked_gradient, sparsity_of
 from safari.rounds.rate import learning_rate
 from safari.sampling import Draw, Sampling, SamplingRound
 from safari.sampling import State as SamplingState
@@ -98,7 +97,7 @@ class World:
         score = None if self.pruner.needs_data else partial(self.score_mask, x, t)
         rng = generator(self.seed, "policy", t)
         view = MaskRound(t, self.config.rounds, x, self.layout, self.budget(t), rng, score)
-        return policy_masks(self.policy, self.config.policy.name, policy, view)
+        return self.policy.apply(policy, view)
 
     def first_masks(self, x: Tensor, t: int) -> Masks:
         """The masks of round t on a model, by a policy that has no past."""
@@ -147,7 +146,7 @@ class World:
         )
         name = self.config.pruning.pruner
         own = pruner is self.pruner and name not in PRUNERS
-        return hosted(f"pruning.pruner: {name}", make) if own else make()
+        return PRUNERS.call(name, make) if own else make()
 
     def client_mask(self, masks: Masks, x: Tensor, client: int, t: int) -> tuple[Tensor, Tensor | None]:
         """A client's mask in round t, and what it reports to the policy (None: nothing)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +12,8 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from safari.errors import SafariError
 from safari.flower.protocol import DOWNLINK_LOST, PARTITION_ID, UPLINK_LOST
-from safari.links import LINKS, Link, Setting, checked_link
-from safari.plugins import check_options, resolve
+from safari.kinds import guarded
+from safari.links import LINKS, Link, Setting, link_contract
 from safari.seeds import generator
 
 Options = Mapping[str, Any]
@@ -42,7 +42,7 @@ class LinkSchedule:
     def delivered(self, round: int) -> np.ndarray:
         """One bool per client. A link with a state is replayed from the last round that was asked about, or from
         the first where this one is earlier, so that every process computes the same in whatever order it asks."""
-        link = checked_link(self.link, self.direction, self.clients)
+        link = guarded(self.link, link_contract(self.clients), self.direction)
         last = self._last[:]
         if last and last[0][0] <= round:
             done, found, state = last[0]
@@ -105,13 +105,9 @@ def lossy(
 def _link(field: str, link: str | Link, options: Options, label_counts: np.ndarray | None) -> Link:
     if isinstance(link, Link):
         return link
-    factory: Callable[..., Link] = resolve("link", field, link, LINKS)
-    problems = check_options(field, factory, options)
-    if problems:
-        raise SafariError("\n".join(problems))
     if link == "labels" and label_counts is None:
         raise SafariError(f"{field}: the link labels needs label_counts")
-    return factory(**options)
+    return LINKS.build(link, options, field)
 
 
 def _place(context: Context) -> tuple[int, int]:

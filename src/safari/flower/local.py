@@ -19,7 +19,6 @@ from safari.flower.broadcast import ARRAYS
 from safari.flower.client import METRICS, BatchOf, Build, Job, is_training, make_module, open_job, reply_with
 from safari.flower.datagram_client import carry
 from safari.flower.protocol import Instructions
-from safari.hosting import build as build_part
 from safari.pruning import Batch, Pruner, Score, as_pruner
 from safari.rounds.beside import decode_vector
 from safari.seeds import derive
@@ -112,7 +111,7 @@ def _algorithm(own: ClientAlgorithm | None, instructions: Instructions, task: Ta
             one_of("client", name, CLIENTS) + "; your own goes into local_training(..., algorithm=)"
         )
     if own is None:
-        own = build_part("client", "client", name, instructions.client_options(), CLIENTS, ClientAlgorithm)
+        own = CLIENTS.build(name, instructions.client_options())
     own.check(task)
     return own
 

@@ -17,7 +17,6 @@ from safari.aggregation import Server
 from safari.config import Config
 from safari.errors import ConfigError
 from safari.flower.protocol import OWN, SCORED, SHARED, WORKED_OUT
-from safari.hosting import build
 from safari.models import Layout
 from safari.pruning import (
     POLICIES,
@@ -31,11 +30,11 @@ from safari.pruning import (
 )
 from safari.pruning.policies.regrow import GradientVotes, OwnMask, Steepest
 from safari.rounds.half import vectors_along
-from safari.rounds.masks import as_received, budget_of, policy_masks, sparsity_of
+from safari.rounds.masks import as_received, budget_of, sparsity_of
 from safari.rounds.rate import learning_rate
 from safari.runs.elsewhere import decided, undecided
 from safari.seeds import generator, torch_generator
-from safari.training import ClientAlgorithm, client_of
+from safari.training import CLIENTS, ClientAlgorithm
 
 STATIC, PLAIN = "static", "fedavg"
 # Built-in policies to which clients report nothing beside their model.
@@ -112,12 +111,12 @@ class Methods:
     def of(cls, config: Config, layout: Layout) -> Methods:
         """The parts that a config names; ConfigError where one does not exist or cannot be had."""
         policy, client = config.policy, config.client
-        chosen = client_of(client.name, client.options)
+        chosen = CLIENTS.build(client.name, client.options)
         up = dict(chosen.sends(layout.parameters))
         return cls(
             config,
             layout,
-            build("policy", "policy", policy.name, policy.options, POLICIES, MaskPolicy),
+            POLICIES.build(policy.name, policy.options),
             chosen,
             up,
         )
@@ -193,7 +192,7 @@ class Methods:
             rng=generator(config.seed, "policy", t),
             by_score=None if pruner.needs_data else by_score,
         )
-        masks, after = policy_masks(self.policy, config.policy.name, dict(state), view)
+        masks, after = self.policy.apply(dict(state), view)
         return replace(plan, masks=self._told(masks, x), policy=after)
 
     def _down(self, server: Server) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:

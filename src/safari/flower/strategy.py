@@ -48,7 +48,7 @@ from safari.rounds.arrivals import Arrived, Uploads, learned, noted
 from safari.rounds.half import algorithm_step, running_average_of
 from safari.rounds.rate import learning_rate
 from safari.runs.record import RoundRecord
-from safari.sampling import Draw, SamplingRound, sampling_of
+from safari.sampling import SAMPLINGS, Draw, SamplingRound
 from safari.seeds import generator
 from safari.wire import ValueMode
 
@@ -149,7 +149,7 @@ class SafariStrategy(Strategy):
         self._policy = self._methods.start()
         self._mask: Tensor | None = None
         plug = self.config.sampling
-        self._sampling = sampling_of(plug.name, plug.options)
+        self._sampling = SAMPLINGS.build(plug.name, plug.options)
         self._sampled = self._sampling.init(clients, self.layout.parameters, torch.device("cpu"))
         self._handed_in: Tensor | None = None
         self._downloads = Downloads(download) if download in tuple(ValueMode) else None

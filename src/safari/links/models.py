@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from safari.bounds import at_least
 from safari.errors import ConfigError, brief
-from safari.links.fedawe import fedawe
 from safari.links.link import Bools, Floats, Link, Setting, State, from_probability, probabilities, spread
-from safari.links.trace import trace
 
 
 def perfect() -> Link:
@@ -186,22 +184,6 @@ def come_and_go(*, p: float | Sequence[float] = 0.6, stay: float = 50.0, away: f
         return here & (draws[:, 1] < state["p"]), {"p": state["p"], "here": here}
 
     return Link(init, apply)
-
-
-LINKS: dict[str, Callable[..., Link]] = {
-    "perfect": perfect,
-    "lost": lost,
-    "bernoulli": bernoulli,
-    "staircase": staircase,
-    "sine": sine,
-    "interleaved": interleaved,
-    "labels": labels,
-    "gilbert-elliott": gilbert_elliott,
-    "silence": silence,
-    "come-and-go": come_and_go,
-    "fedawe": fedawe,
-    "trace": trace,
-}
 
 
 def _wave(phase: float | Floats, depth: float) -> Floats:

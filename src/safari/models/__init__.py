@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from torch import nn
 
+from safari.kinds import Kind
 from safari.models.huggingface import transformers
 from safari.models.layout import Entry, Layout, frozen_tensors, prunable_parameters
 from safari.models.lora import LoRALinear, add_lora, load_weights, lora
@@ -18,19 +19,25 @@ from safari.models.resnet import resnet18, resnet20
 from safari.models.text import gru, lstm, transformer
 from safari.models.zoo import cnn, fedawe_cnn, mlp, pfl_cnn
 
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    "cnn": cnn,
-    "fedawe_cnn": fedawe_cnn,
-    "mlp": mlp,
-    "pfl_cnn": pfl_cnn,
-    "resnet20": resnet20,
-    "resnet18": resnet18,
-    "gru": gru,
-    "lstm": lstm,
-    "transformer": transformer,
-    "transformers": transformers,
-    "lora": lora,
-}
+MODELS: Kind[Callable[..., nn.Module]] = Kind(
+    "model",
+    nn.Module,
+    {
+        "cnn": cnn,
+        "fedawe_cnn": fedawe_cnn,
+        "mlp": mlp,
+        "pfl_cnn": pfl_cnn,
+        "resnet20": resnet20,
+        "resnet18": resnet18,
+        "gru": gru,
+        "lstm": lstm,
+        "transformer": transformer,
+        "transformers": transformers,
+        "lora": lora,
+    },
+    tables=("model",),
+    arguments=("shape", "classes"),
+)
 """Models by name; the keyword-only parameters of each are its options."""
 
 __all__ = [

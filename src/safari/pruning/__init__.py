@@ -1,6 +1,7 @@
 """Which weights stay: scores (one function a pruner), scopes, schedules, and masks (exact top-k)."""
 
 from safari.pruning.budget import Budget, kept_count, select, top_k
+from safari.pruning.kinds import POLICIES
 from safari.pruning.masks import (
     PRUNERS,
     Pruner,
@@ -11,7 +12,6 @@ from safari.pruning.masks import (
     prune,
     settled_mask,
 )
-from safari.pruning.policies import POLICIES
 from safari.pruning.policy import Arrivals, MaskPolicy, MaskRound, Masks
 from safari.pruning.schedule import SCHEDULES, sparsity_at
 from safari.pruning.scope import SCOPES, budget_for, weight_entries

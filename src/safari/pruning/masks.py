@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from safari.errors import PruneError, one_of
+from safari.kinds import Kind
 from safari.models import Layout
 from safari.pruning import scores as s
 from safari.pruning.budget import Budget, select
@@ -40,13 +41,19 @@ class Pruner:
             raise PruneError(f"iterations must be at least 1, got {self.iterations}")
 
 
-PRUNERS: dict[str, Pruner] = {
-    "rand": Pruner(s.rand, needs_data=False),
-    "mag": Pruner(s.mag, needs_data=False),
-    "snip": Pruner(s.snip),
-    "grasp": Pruner(s.grasp),
-    "synflow": Pruner(s.synflow, needs_data=False, iterations=100),
-}
+PRUNERS: Kind[Pruner] = Kind(
+    "pruner",
+    Pruner,
+    {
+        "rand": Pruner(s.rand, needs_data=False),
+        "mag": Pruner(s.mag, needs_data=False),
+        "snip": Pruner(s.snip),
+        "grasp": Pruner(s.grasp),
+        "synflow": Pruner(s.synflow, needs_data=False, iterations=100),
+    },
+    tables=("pruning",),
+    key="pruner",
+)
 
 
 def for_task(pruner: Pruner, task: Task) -> Pruner:

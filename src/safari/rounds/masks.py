@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from safari.config import Pruning
 from safari.errors import ConfigError
-from safari.hosting import hosted
 from safari.models import Layout, prunable_parameters
-from safari.pruning import (
-    POLICIES,
-    Batch,
-    Budget,
-    MaskPolicy,
-    MaskRound,
-    Masks,
-    budget_for,
-    sparsity_at,
-    weight_entries,
-)
-from safari.pruning.policy import State
+from safari.pruning import Batch, Budget, Masks, budget_for, sparsity_at, weight_entries
 from safari.tasks import Task
 
 
@@ -48,38 +35,6 @@ def refuse_dead_layers(mask: Tensor, layout: Layout, pruning: Pruning, whose: st
             'layer with pruning.least = 0.02, or divide the cut between layers with pruning.scope = "erk" '
             "(pruning.allow_dead_layers = true runs it as it is)"
         )
-
-
-def policy_masks(policy: MaskPolicy, name: str, state: State, view: MaskRound) -> tuple[Masks, State]:
-    """The policy's answer and its next state; what a user's own (`name` is no built-in's) answers is checked."""
-    if name in POLICIES:
-        return policy.apply(state, view)
-    return hosted(f"policy.name: {name}", lambda: checked_masks(policy, state, view))
-
-
-def checked_masks(policy: MaskPolicy, state: State, view: MaskRound) -> tuple[Masks, State]:
-    """The answer of a user's policy, when engines and checkpoints can use it."""
-    found: Any = policy.apply(state, view)
-    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Masks):
-        raise ConfigError(f"apply must return (Masks, state), got {type(found).__name__}")
-    masks, after = found
-    for name in ("shared", "support"):
-        mask = getattr(masks, name)
-        if mask is not None and (mask.dtype != torch.bool or mask.shape != view.model.shape):
-            raise ConfigError(
-                f"{name} must be a bool vector of {len(view.model)} numbers, got {mask.dtype} of shape "
-                f"{[*mask.shape]}"
-            )
-    if masks.shared is not None:
-        kept, most = int((masks.shared & view.prunable).sum()), view.budget.total
-        if kept > most:
-            raise ConfigError(f"a mask must keep at most {most} weights in round {view.number}, got {kept}")
-        if not bool((masks.shared | view.prunable).all()):
-            raise ConfigError("a mask must keep everything that cannot be pruned: biases, norms, buffers")
-    for name, value in after.items():
-        if not isinstance(name, str) or not isinstance(value, torch.Tensor):
-            raise ConfigError(f"the state must hold tensors by name, got {type(value).__name__} as {name!r}")
-    return masks, after
 
 
 def as_received(x: Tensor, masks: Masks) -> Tensor:

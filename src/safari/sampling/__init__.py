@@ -1,7 +1,7 @@
 """Which clients are asked in a round: samplings by name, each a pair of pure functions run by the server."""
 
 from safari.sampling.clustered import clustered_similarity, clustered_size
-from safari.sampling.registry import SAMPLINGS, sampling_of
+from safari.sampling.registry import SAMPLINGS
 from safari.sampling.sampling import Draw, Sampling, SamplingRound, State
 from safari.sampling.simple import multinomial, uniform
 
@@ -14,6 +14,5 @@ __all__ = [
     "clustered_similarity",
     "clustered_size",
     "multinomial",
-    "sampling_of",
     "uniform",
 ]

@@ -34,7 +34,7 @@ from typing import Any, TypeVar, cast
 from safari.config import Arm, Config, Plug, examine, override
 from safari.engine import KINDS, Problems, check_names, rule_of
 from safari.errors import ConfigError, brief, did_you_mean, few, one_of
-from safari.plugins import fits, options_of, resolve
+from safari.plugins import fits, options_of
 from safari.sweep.fields import fitting, known, misfits
 from safari.text import visible
 from safari.toml import read_toml
@@ -365,7 +365,7 @@ def _sweep(
     found = finish(sweep, fields, arms if right else {}, own)
     if right and not own:
         # What is not ranked may also be a rule that only --set brings in.
-        everywhere = {*KINDS["rule"][0], *(arm for there in arms.values() for arm in there)}
+        everywhere = {*KINDS["rule"], *(arm for there in arms.values() for arm in there)}
         wrong_arms = (
             one_of("unranked", arm, everywhere) for arm in fields.get("unranked", ()) if arm not in everywhere
         )
@@ -442,14 +442,14 @@ def _in_proportion(
 def _options(table: Mapping[str, Any], key: str) -> set[str] | None:
     """The options of this case's plug-in, where a setting is one of a plug-in; None: it is meant for every case."""
     head, _, option = key.partition(".")
-    kind = next((kind for kind, (_, where) in KINDS.items() if f"{head}.name" in where.split(", ")), None)
+    kind = next((kind for kind in KINDS.values() if head in kind.tables and kind.key == "name"), None)
     default = getattr(Config(), head, None)
     if kind is None or option in ("", "name") or not isinstance(default, Plug):
         return None
     section = table.get(head, {})
     name = section.get("name", default.name) if isinstance(section, Mapping) else default.name
     try:
-        return {o.name for o in options_of(resolve(kind, head, name, KINDS[kind][0]))}
+        return {o.name for o in options_of(kind.find(name, head))}
     except ConfigError:
         return None  # what is wrong with the name is told where the case is checked
 

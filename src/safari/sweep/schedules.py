@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from safari.engine.checks import unseen_phases
-from safari.links import link_of
+from safari.links import LINKS
 from safari.sweep.plan import Sweep
 
 
@@ -15,7 +15,7 @@ def partial_tests(sweep: Sweep) -> dict[str, list[str]]:
     for case in sweep.cases:
         config = case.config
         for direction, part in (("uplink", config.uplink), ("downlink", config.downlink)):
-            period = link_of(direction, part.name, part.options, config.clients).period
+            period = LINKS.build(part.name, part.options, direction).period
             note = unseen_phases(direction, period, config.evaluation, config.rounds)
             if note:
                 found[note].append(case.name)

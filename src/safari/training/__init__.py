@@ -9,8 +9,7 @@ from safari.training.algorithm import (
     needs_classes,
     per_sample,
 )
-from safari.training.algorithms import CLIENTS
-from safari.training.checked import client_of
+from safari.training.kinds import CLIENTS
 from safari.training.local import OPTIMISERS, ClientSide, Trained, draw_batches, evaluate, train_local
 from safari.training.norms import batch_norms, gather_norms
 from safari.training.schedule import LR_SCHEDULES, lr_at
@@ -27,7 +26,6 @@ __all__ = [
     "ServerHalf",
     "Trained",
     "batch_norms",
-    "client_of",
     "draw_batches",
     "evaluate",
     "gather_norms",

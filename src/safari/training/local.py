@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from safari.errors import ConfigError, brief
 from safari.models import Entry, Layout
 from safari.pruning import Batch
 from safari.tasks import Task, classification
@@ -261,4 +262,9 @@ def evaluate(
         for name, value in task.measure(module(part), labels).items():
             totals[name] = totals[name] + value.double() if name in totals else value.double()
     sums = torch.stack(list(totals.values())).tolist()
-    return dict(task.finish({name: value / len(y) for name, value in zip(totals, sums, strict=True)}))
+    scores = task.finish({name: value / len(y) for name, value in zip(totals, sums, strict=True)})
+    if task.score not in scores:
+        raise ConfigError(
+            f"task.name: {task.name}: a test must find the score {task.score}, got {brief(dict(scores))}"
+        )
+    return dict(scores)

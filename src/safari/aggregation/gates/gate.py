@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from safari.aggregation.checks import check_state, describe
+from safari.aggregation.checks import check_state
 from safari.aggregation.compensation import HostIds, Round, State, on_device
+from safari.contracts import describe, pair
 from safari.errors import ConfigError, one_of
 
 
@@ -45,10 +45,7 @@ class Gate:
 
 def judge(gate: Gate, state: State, round: Round) -> tuple[Ruling, State]:
     """A gate's ruling, of which every part has the form that the server needs, and its next state."""
-    found: Any = gate.apply(state, round)
-    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Ruling):
-        raise ConfigError(f"{gate.name}: apply must return (Ruling, state), got {describe(found)}")
-    ruling, following = found
+    ruling, following = pair(f"{gate.name}: apply", "(Ruling, state)", gate.apply(state, round), Ruling)
     if ruling.models is not None:
         _check_like(gate, "models", ruling.models, round.models)
     for name, rows in ruling.up.items():

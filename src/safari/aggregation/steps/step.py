@@ -19,13 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from safari.aggregation.checks import check_state, describe
+from safari.aggregation.checks import check_state
 from safari.aggregation.compensation import NotFiniteError, Round, State
+from safari.contracts import describe, pair
 from safari.errors import ConfigError
 
 
@@ -125,10 +125,7 @@ def _observed(
 
 
 def _checked_apply(link: ServerStep, state: State, step: Tensor, round: Round) -> tuple[Tensor, State]:
-    found: Any = link.apply(state, step, round)
-    if not isinstance(found, tuple) or len(found) != 2:
-        raise ConfigError(f"{link.name}: apply must return (step, state), got {describe(found)}")
-    stepped = found[0]
+    stepped, following = pair(f"{link.name}: apply", "(step, state)", link.apply(state, step, round))
     fits = isinstance(stepped, Tensor) and stepped.shape == step.shape
     if not fits or stepped.dtype != step.dtype or stepped.device != step.device:
         got = describe(stepped)
@@ -138,7 +135,7 @@ def _checked_apply(link: ServerStep, state: State, step: Tensor, round: Round) -
             f"{link.name}: the step must be a tensor of shape {[*step.shape]}, {step.dtype} on "
             f"{step.device}, got {got}"
         )
-    return stepped, check_state(link.name, "apply", found[1])
+    return stepped, check_state(link.name, "apply", following)
 
 
 def _check_finite(links: Sequence[ServerStep], model: Tensor, round: Round) -> None:

@@ -1,8 +1,5 @@
-"""Client algorithms, one file a paper, by the name that a config gives them."""
+"""Client algorithms, one file a paper."""
 
-from collections.abc import Callable
-
-from safari.training.algorithm import ClientAlgorithm
 from safari.training.algorithms.bvr_l_sgd import bvr_l_sgd
 from safari.training.algorithms.dane import dane
 from safari.training.algorithms.fedavg import fedavg
@@ -16,23 +13,7 @@ from safari.training.algorithms.heterofl import masked_loss
 from safari.training.algorithms.mime import mime
 from safari.training.algorithms.scaffold import scaffold
 
-CLIENTS: dict[str, Callable[..., ClientAlgorithm]] = {
-    "fedavg": fedavg,
-    "calibrated": calibrated,
-    "masked-loss": masked_loss,
-    "fedprox": fedprox,
-    "scaffold": scaffold,
-    "mime": mime,
-    "feddyn": feddyn,
-    "fednova": fednova,
-    "dane": dane,
-    "bvr-l-sgd": bvr_l_sgd,
-    "fedpbc": fedpbc,
-    "fedawe": fedawe,
-}
-
 __all__ = [
-    "CLIENTS",
     "bvr_l_sgd",
     "calibrated",
     "dane",

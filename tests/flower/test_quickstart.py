@@ -16,7 +16,7 @@ from flwr.app import Context, RecordDict
 
 from flower.kit import Loopback
 
-PAGE = Path(__file__).parents[2] / "docs" / "flower.md"
+PAGE = Path(__file__).parents[2] / "docs" / "coming-from-flower.md"
 
 # An app for FedAvg: three files, the optimiser made in task.py, as in most of Flower's examples.
 APP = {
@@ -28,7 +28,7 @@ from torch import nn
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.one = nn.Linear(6, 16)
+        self.one = nn.Linear(24, 16)
         self.two = nn.Linear(16, 3)
 
     def forward(self, x):
@@ -37,7 +37,7 @@ class Net(nn.Module):
 
 def load_data(partition_id):
     g = torch.Generator().manual_seed(partition_id)
-    x = torch.randn(64, 6, generator=g)
+    x = torch.randn(64, 24, generator=g)
     return [(x, x[:, :3].argmax(1))]
 
 

@@ -178,7 +178,7 @@ def test_run_refuses_a_folder_that_is_taken(here, finished):
     ],
 )  # fmt: skip
 def test_bad_settings_are_reported_and_make_no_folder(here, setting, message):
-    assert problem("run", "--set", setting, "--out", "mine") == message
+    assert problem("run", "--set", setting, "--out", "mine").startswith(message)
     assert list(here.iterdir()) == []
 
 
@@ -208,7 +208,7 @@ def test_incomplete_data_is_reported_and_leaves_no_folder(here, what):
         (place / "data_batch_1.bin").unlink()
     text = problem("run", "--set", "data.name=cifar10", "--set", "model.name=resnet20", "--out", "mine")
     assert {
-        "missing": "cifar10: expected data/cifar-10-batches-bin or data/cifar-10-batches-py, found neither",
+        "missing": "cifar10: expected data/cifar-10-batches-bin, found none",
         "incomplete": "data/cifar-10-batches-bin/data_batch_1.bin: expected a file of CIFAR-10, found none",
         "truncated": "data/cifar-10-batches-bin/data_batch_1.bin: expected 30730000 bytes",
     }[what] in text

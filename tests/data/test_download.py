@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from safari.data.cifar10 import BINARY, fetch_cifar10
+from safari.data.cifar10 import FOLDER, fetch_cifar10
 from safari.data.download import fetch_folder
 from safari.errors import DataError
 
-FOLDER = "cifar-10-batches-bin"
 
 
 def archive(members: dict[str, bytes], links: dict[str, str] | None = None) -> bytes:
@@ -94,10 +93,6 @@ def test_a_good_archive_lands_in_place(server, tmp_path, name):
     assert received == sorted(received)
     assert len(received) > 1
     assert seen[-1] == (len(GOOD), len(GOOD) if name == "good" else None)
-
-
-def test_the_folder_is_the_one_that_the_reader_looks_for():
-    assert BINARY.folder == FOLDER
 
 
 def test_what_is_there_stays_untouched(server, tmp_path):

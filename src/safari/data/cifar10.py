@@ -1,13 +1,12 @@
-"""CIFAR-10 from either of its official layouts, with the download for those who have a network."""
+"""CIFAR-10 from the binary version of its official archive, with the download for those who have a network."""
 
 from __future__ import annotations
 
 import stat
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,6 @@ from torch import Tensor
 from safari.bounds import path_of
 from safari.data.dataset import Data, Scaling, from_tensors
 from safari.data.download import Progress, fetch_folder
-from safari.data.pickles import load_arrays
 from safari.errors import DataError
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
@@ -27,8 +25,8 @@ STD = (0.2470, 0.2435, 0.2616)
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 RECORDS = 10_000
 PIXELS = 3 * 32 * 32
-# What a file of the Python version may have beside twice its pixels: labels and names of images.
-PICKLE_BYTES = 1 << 20
+FOLDER, OTHER_FOLDER = "cifar-10-batches-bin", "cifar-10-batches-py"
+TRAIN_FILES, TEST_FILE = [f"data_batch_{number}.bin" for number in range(1, 6)], "test_batch.bin"
 
 Batch: TypeAlias = "tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]"
 
@@ -36,63 +34,41 @@ Batch: TypeAlias = "tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]"
 def cifar10(*, root: str = "data", download: bool = False) -> Data:
     """60,000 colour photographs of 32x32 pixels in 10 classes, from `root` or downloaded (170 MB).
 
-    `root` holds (or is) `cifar-10-batches-bin` or `cifar-10-batches-py`, as the official archives unpack.
+    `root` holds (or is) `cifar-10-batches-bin`, as the official binary archive unpacks.
     Channels are normalised with the usual means and standard deviations. Source: A. Krizhevsky, Learning
     Multiple Layers of Features from Tiny Images (2009), https://www.cs.toronto.edu/~kriz/cifar.html.
     """
     place = path_of("root", root)
-    if download and find_format(place) is None:
+    if download and find_folder(place) is None:
         fetch_cifar10(place, progress=_show_progress if sys.stderr.isatty() else None)
-    found = find_format(place)
-    if found is None:
+    folder = find_folder(place)
+    if folder is None:
+        other = (
+            f" ({OTHER_FOLDER} holds pickles, which are not read)" if (place / OTHER_FOLDER).is_dir() else ""
+        )
         raise DataError(
-            f"cifar10: expected {place / BINARY.folder} or {place / PYTHON.folder}, found neither. "
+            f"cifar10: expected {place / FOLDER}, found none{other}. "
             f"Fetch {URL} (binary version, md5 {MD5}) and unpack it in {place}, "
             "point data.root to where the folder is, or let it be downloaded: data.download = true"
         )
-    return read_format(*found)
+    return read_folder(folder)
 
 
 def fetch_cifar10(root: Path, *, url: str = URL, md5: str = MD5, progress: Progress | None = None) -> None:
     """Downloads, verifies and unpacks the official binary archive into `root`."""
-    fetch_folder(url, md5, root / BINARY.folder, progress=progress)
+    fetch_folder(url, md5, root / FOLDER, progress=progress)
 
 
-class DiskFormat(NamedTuple):
-    """One official way to lay CIFAR-10 out on disk: a folder's name, its files, and how to read one."""
-
-    folder: str
-    suffix: str
-    read: Callable[[Path, int], Batch]
-
-    @property
-    def train_files(self) -> list[str]:
-        """The five files of the training split, in order."""
-        return [f"data_batch_{number}{self.suffix}" for number in range(1, 6)]
-
-    @property
-    def test_file(self) -> str:
-        """The file of the test split."""
-        return f"test_batch{self.suffix}"
+def find_folder(root: Path) -> Path | None:
+    """The folder of the binary version: in `root`, or `root` itself; None where there is neither."""
+    places = [root / FOLDER, *([root] if (root / TRAIN_FILES[0]).is_file() else [])]
+    return next((place for place in places if place.is_dir()), None)
 
 
-def find_format(root: Path) -> tuple[DiskFormat, Path] | None:
-    """Which version lies in `root`, and where; a complete one wins over one with files missing."""
-    places = [(kind, root / kind.folder) for kind in (BINARY, PYTHON)]
-    places += [(kind, root) for kind in (BINARY, PYTHON) if (root / kind.train_files[0]).is_file()]
-    present = [(kind, folder) for kind, folder in places if folder.is_dir()]
-    complete = [
-        (kind, folder)
-        for kind, folder in present
-        if all((folder / name).is_file() for name in [*kind.train_files, kind.test_file])
-    ]
-    return next(iter(complete + present), None)
-
-
-def read_format(kind: DiskFormat, folder: Path, records: int = RECORDS) -> Data:
+def read_folder(folder: Path, records: int = RECORDS) -> Data:
     """Reads all six files, each with `records` images."""
-    images, labels = zip(*(kind.read(folder / name, records) for name in kind.train_files), strict=True)
-    test_images, test_labels = kind.read(folder / kind.test_file, records)
+    images, labels = zip(*(read_binary(folder / name, records) for name in TRAIN_FILES), strict=True)
+    test_images, test_labels = read_binary(folder / TEST_FILE, records)
     data = from_tensors(
         "cifar10",
         train=(_normalised(np.concatenate(images)), np.concatenate(labels).astype(np.int64)),
@@ -111,31 +87,7 @@ def read_binary(path: Path, records: int = RECORDS) -> Batch:
             f"{path}: expected {expected} bytes ({records} records of {1 + PIXELS}), found {size}"
         )
     table = np.frombuffer(raw, np.uint8).reshape(records, 1 + PIXELS)
-    return _checked(path, table[:, 1:], table[:, 0])
-
-
-def read_python(path: Path, records: int = RECORDS) -> Batch:
-    """Images uint8[n, 3, 32, 32] and labels of one file of the Python version, read without trusting it."""
-    most = PICKLE_BYTES + 2 * records * PIXELS
-    raw, size = _bytes(path, most)
-    if size > most:
-        raise DataError(f"{path}: expected at most {most} bytes, found {size}")
-    batch = load_arrays(raw, str(path))
-    data, labels = batch.get("data"), batch.get("labels")
-    if not isinstance(data, np.ndarray) or data.shape != (records, PIXELS):
-        raise DataError(f"{path}: expected 'data' of uint8 [{records}, {PIXELS}], found {_shown(data)}")
-    if not isinstance(labels, list) or len(labels) != records:
-        raise DataError(f"{path}: expected 'labels' with {records} integers, found {_shown(labels)}")
-    if not all(type(label) is int and 0 <= label <= 255 for label in labels):
-        raise DataError(f"{path}: expected 'labels' to be integers in 0..9, found others")
-    return _checked(path, data, np.array(labels, np.uint8))
-
-
-BINARY = DiskFormat("cifar-10-batches-bin", ".bin", read_binary)
-PYTHON = DiskFormat("cifar-10-batches-py", "", read_python)
-
-
-def _checked(path: Path, pixels: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8]) -> Batch:
+    pixels, labels = table[:, 1:], table[:, 0]
     if labels.max() > 9:
         record = int(np.argmax(labels > 9))
         raise DataError(f"{path}: expected labels in 0..9, found {labels[record]} in record {record}")
@@ -158,12 +110,6 @@ def _bytes(path: Path, most: int) -> tuple[bytes, int]:
         ) from None
     except OSError as error:
         raise DataError(f"{path}: could not be read: {error.strerror or error}") from error
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, np.ndarray):
-        return f"{value.dtype} {[*value.shape]}"
-    return f"a list of {len(value)}" if isinstance(value, list) else type(value).__name__
 
 
 def _normalised(images: npt.NDArray[np.uint8]) -> Tensor:

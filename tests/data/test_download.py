@@ -16,7 +16,6 @@ from safari.data.download import fetch_folder
 from safari.errors import DataError
 
 
-
 def archive(members: dict[str, bytes], links: dict[str, str] | None = None) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from safari.aggregation import RULES, Compensation, Decision, Gate, Ruling, Server
 from safari.aggregation.blocks import arrange
-from safari.aggregation.checks import decide
-from safari.aggregation.compensation import BlockWeights, Round, combine
+from safari.aggregation.compensation import Round, Weights, combine
 from safari.aggregation.memory import LARGEST
+from safari.aggregation.rule import respond
+from safari.aggregation.rule import rule as make_rule
 from safari.aggregation.similarity import common_cosines, common_distances, cosines, distances
 from safari.errors import ConfigError, SafariError
 
@@ -82,10 +83,7 @@ def plain_loop(server: Server, models: Tensor, masks: Tensor, came: Tensor) -> T
     weights = server.weights / server.weights.sum()
     whole = Round(0, x, cohort, rows, filled[rows], (masks & came)[rows], weights, PARAMETERS, came[rows])
     rule = server.rule
-    state = (
-        server.state if rule.learn is None else rule.learn(server.state, replace(whole, number=server.round))
-    )
-    rule = replace(rule, apply=rule.respond or rule.apply)
+    state = rule.phases.learn(server.state, replace(whole, number=server.round))
     out = torch.empty_like(x)
     for k in range(SIZE):
         here = came[:, k].nonzero().flatten()
@@ -101,8 +99,7 @@ def plain_loop(server: Server, models: Tensor, masks: Tensor, came: Tensor) -> T
             int(k < PARAMETERS),
         )
         sliced = {name: t[:, one] if name in rule.columns else t for name, t in state.items()}
-        decision, _ = decide(rule, sliced, view)
-        out[one] = combine(view, decision)
+        out[one] = combine(view, respond(rule.phases, sliced, view))
     return out
 
 
@@ -126,7 +123,7 @@ def test_blocks_are_what_a_plain_loop_over_coordinates_gives(rule, seed):
 def fast_rules() -> dict[str, Compensation]:
     """Rules that weigh all blocks at once; safari+ with each of its options, and never waiting."""
     rules = {name: RULES[name](**OPTIONS.get(name, {})) for name in RULES if name != "safari+"}
-    found = {name: rule for name, rule in rules.items() if rule.weigh is not None}
+    found = {name: rule for name, rule in rules.items() if rule.phases.weigh is not None}
     options = [{}, {"friends": False}, {"memory": False}, {"fade": False}, {"stay": True}, {"calm": 1.0}]
     return (
         found
@@ -136,6 +133,16 @@ def fast_rules() -> dict[str, Compensation]:
 
 
 FAST = fast_rules()
+
+
+def one_by_one(rule: Compensation) -> Compensation:
+    """The rule, which weighs each block as a round of its own."""
+    weigh = rule.phases.weigh
+
+    def each(state: Any, round: Round, sets: Tensor) -> Weights | None:
+        return weigh(state, round, sets) if round.came is None else None
+
+    return replace(rule, phases=replace(rule.phases, weigh=each))
 
 
 def many_clients(t: int, clients: int, size: int, parameters: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -162,7 +169,7 @@ def test_all_blocks_at_once_are_what_one_by_one_gives(rule, pieces, monkeypatch)
     if pieces == "many pieces":
         monkeypatch.setattr("safari.aggregation.blocks._AT_ONCE", 5 * clients**2)
         monkeypatch.setattr("safari.aggregation.plus._AT_ONCE", 7 * clients**2)
-    slow = replace(FAST[rule], weigh=None)
+    slow = one_by_one(FAST[rule])
     x = torch.randn(size, generator=torch.Generator().manual_seed(5)) / 4
     weights = [1.0 + i for i in range(clients)]
     server = Server.start(x, clients, FAST[rule], parameters=parameters, weights=weights)
@@ -188,15 +195,17 @@ def test_all_blocks_at_once_are_what_one_by_one_gives(rule, pieces, monkeypatch)
 def test_weights_of_all_blocks_are_asked_for_once_and_again_where_a_rule_cannot_say():
     asked: list[int] = []
     safari = RULES["safari"]()
-
-    def respond(state, round):
-        asked.append(len(round.arrived))
-        return safari.respond(state, round)
-
     models, masks, came = many_clients(0, 9, 1200, 1000)
-    for weigh, expected in ((safari.weigh, 1), (lambda state, round, sets: None, len(arrange(came)[1]) + 1)):
+    # Once for the blocks, and once for the decision about the round.
+    for rule, expected in ((safari, 2), (one_by_one(safari), len(arrange(came)[1]) + 2)):
         asked.clear()
-        rule = replace(safari, respond=respond, weigh=weigh)
+        weigh = rule.phases.weigh
+
+        def counted(state: Any, round: Round, sets: Tensor, weigh: Any = weigh) -> Weights | None:
+            asked.append(len(sets))
+            return weigh(state, round, sets)
+
+        rule = replace(rule, phases=replace(rule.phases, weigh=counted))
         Server.start(torch.zeros(1200), 9, rule).step_stacked(list(range(9)), models, None, masks, came)
         assert len(asked) == expected
 
@@ -204,31 +213,31 @@ def test_weights_of_all_blocks_are_asked_for_once_and_again_where_a_rule_cannot_
 @pytest.mark.parametrize(
     ("weights", "problem"),
     [
-        ("none", r"weigh must return BlockWeights or None, got a str"),
+        ("none", r"weigh must return Weights or None, got a str"),
         (
-            BlockWeights(torch.zeros(2)),
+            Weights(torch.zeros(2)),
             r"a must be a tensor of shape \[2, 2\] on cpu, got a tensor of shape \[2\]",
         ),
         (
-            BlockWeights(torch.zeros(2, 2), torch.zeros(2, 1), torch.zeros(1, 3)),
+            Weights(torch.zeros(2, 2), torch.zeros(2, 1), torch.zeros(1, 3)),
             r"recalled must be a matrix with a model of 2 numbers in each row, .* got shape \[1, 3\]",
         ),
         (
-            BlockWeights(torch.zeros(2, 2), torch.zeros(2, 3), torch.zeros(1, 2)),
+            Weights(torch.zeros(2, 2), torch.zeros(2, 3), torch.zeros(1, 2)),
             r"b must be a tensor of shape \[2, 1\] on cpu, got a tensor of shape \[2, 3\]",
         ),
         (
-            BlockWeights(torch.zeros(2, 2), stand_ins=torch.zeros(2, 2)),
+            Weights(torch.zeros(2, 2), stand_ins=torch.zeros(2, 2)),
             r"stand_ins must be a tensor of shape \[2, 2, 2\] on cpu, got a tensor of shape \[2, 2\]",
         ),
         (
-            BlockWeights(torch.full((2, 2), torch.nan)),
+            Weights(torch.full((2, 2), torch.nan)),
             r"weights a must be finite, got 4 numbers NaN or infinite in round 0",
         ),
     ],
 )
 def test_wrong_weights_of_a_plug_in_are_named(weights, problem):
-    rule = replace(RULES["drop"](), name="rule own", weigh=lambda state, round, sets: weights)
+    rule = replace(make_rule(lambda state, round, sets: weights), name="rule own")
     server = Server.start(torch.ones(2), 2, rule)
     half = torch.tensor([True, False])
     with pytest.raises(ConfigError, match=f"rule own: {problem}"):
@@ -239,18 +248,18 @@ def test_negative_weights_move_parameters_and_leave_buffers_a_mean():
 
     def weigh(state, round, sets):
         both = sets.all(1, keepdim=True)
-        return BlockWeights(torch.where(both, torch.tensor([2.0, -1.0]), sets * 1.5).double())
+        return Weights(torch.where(both, torch.tensor([2.0, -1.0]), sets * 1.5).double())
 
-    def apply(state, round):
-        sets = torch.isin(torch.arange(2), round.arrived)[None]
-        return Decision(weigh(state, round, sets).a[0][sets[0]]), state
+    def each(state, round, sets):
+        members = torch.isin(torch.arange(2), round.arrived)[None]
+        return Weights(weigh(state, round, members).a[:, members[0]]) if round.came is None else None
 
-    rule = Compensation(lambda clients, size, device: {}, apply, weigh=weigh)
+    rule = make_rule(weigh)
     sent = {0: torch.full((4,), 4.0), 1: torch.ones(4)}
     came = {0: torch.tensor([True, False, True, False])}
     fast, slow = (
         Server.start(torch.full((4,), 8.0), 2, r, parameters=2).step(sent, came=came)[0].model.tolist()
-        for r in (rule, replace(rule, weigh=None))
+        for r in (rule, make_rule(each))
     )
     # Both came: 2·4 - 1; the second alone: 1.5·1 - 0.5·8. Buffers: 4, and 1.
     assert fast == slow == [7.0, -2.5, 4.0, 1.0]
@@ -261,7 +270,7 @@ def test_negative_weights_move_parameters_and_leave_buffers_a_mean():
 def test_a_weight_that_came_back_is_unchanged_where_a_block_is_missing(rule, weigh):
     """One mask for all, without the last number and then with it: the missing have it too, as in a whole round."""
     made = RULES[rule](**OPTIONS.get(rule, {}))
-    server = Server.start(torch.full((4,), 8.0), 2, made if weigh == "at once" else replace(made, weigh=None))
+    server = Server.start(torch.full((4,), 8.0), 2, made if weigh == "at once" else one_by_one(made))
     cut = torch.tensor([[True, True, True, False]])
     server, _ = server.step_stacked([0, 1], torch.full((2, 4), 8.0) * cut, None, cut, same_mask=True)
     assert server.model.tolist() == [8.0, 8.0, 8.0, 0.0]

@@ -106,6 +106,20 @@ def same(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
     )
 
 
+PEOPLE = st.integers(1, 7)
+
+
+@st.composite
+def plays(draw: st.DrawFn) -> tuple[int, int, list[tuple[list[int], list[int]]]]:
+    """How many clients, a seed for their numbers, and for each round a cohort and who of it arrived."""
+    clients = draw(PEOPLE)
+    rounds = []
+    for _ in range(draw(st.integers(1, 5))):
+        cohort = sorted(draw(st.sets(st.integers(0, clients - 1), min_size=1)))
+        rounds.append((cohort, sorted(draw(st.sets(st.sampled_from(cohort))))))
+    return clients, draw(st.integers(0, 10**6)), rounds
+
+
 def test_the_table_has_every_rule() -> None:
     assert OPTIONS.keys() == RULES.keys()
 
@@ -147,6 +161,34 @@ def test_apply_is_pure(rule: Compensation) -> None:
     second, after_again = rule.apply(state, view)
     assert torch.equal(model, combine(view, second))
     assert same(after, after_again)
+
+
+@pytest.mark.parametrize("name", RULES)
+@settings(max_examples=30)
+@given(play=plays(), huge=st.booleans(), parts=st.booleans())
+def test_a_memory_in_place_is_that_of_a_step_that_copies(
+    name: str, play: Any, huge: bool, parts: bool
+) -> None:
+    """Also where a sum that is not finite is made again without those who caused it."""
+    clients, seed, rounds = play
+    one = two = Server.start(torch.zeros(6), clients, RULES[name](**OPTIONS[name]), parameters=4, gate="off")
+    two = dataclasses.replace(two, state={k: v.clone() for k, v in two.state.items()})
+    generator = torch.Generator().manual_seed(seed)
+    for number, (cohort, arrived) in enumerate(rounds):
+        models = torch.randn(len(arrived), 6, generator=generator)
+        if huge and number == 1:
+            models[:1] = torch.finfo(torch.float32).max
+        came = torch.rand(len(arrived), 6, generator=generator) < 0.7 if parts else None
+        before = snapshot(one.state)
+        after, outcome = one.step_stacked(arrived, models, cohort, came=came)
+        assert same(snapshot(one.state), before)
+        columns = {k: two.state[k].data_ptr() for k in two.rule.columns}
+        two, found = two.step_stacked(arrived, models, cohort, came=came, in_place=True)
+        assert {k: two.state[k].data_ptr() for k in two.rule.columns} == columns
+        assert found == outcome
+        assert torch.equal(after.model, two.model)
+        assert same(snapshot(after.state), snapshot(two.state))
+        one = after
 
 
 def test_no_arrivals_leave_the_model(rule: Compensation) -> None:
@@ -198,19 +240,6 @@ def test_one_client_alone(name: str) -> None:
 
 
 # --- properties over whole histories
-
-PEOPLE = st.integers(1, 7)
-
-
-@st.composite
-def plays(draw: st.DrawFn) -> tuple[int, int, list[tuple[list[int], list[int]]]]:
-    """How many clients, a seed for their numbers, and for each round a cohort and who of it arrived."""
-    clients = draw(PEOPLE)
-    rounds = []
-    for _ in range(draw(st.integers(1, 5))):
-        cohort = sorted(draw(st.sets(st.integers(0, clients - 1), min_size=1)))
-        rounds.append((cohort, sorted(draw(st.sets(st.sampled_from(cohort))))))
-    return clients, draw(st.integers(0, 10**6)), rounds
 
 
 @pytest.mark.parametrize("name", AVERAGING)

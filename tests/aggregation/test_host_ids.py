@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from safari.aggregation import RULES, Round, Server
-from safari.aggregation.compensation import HostIds
+from safari.aggregation.compensation import OnHost
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "launches.py"
 
@@ -41,11 +41,14 @@ def view(arrived: Sequence[int], cohort: Sequence[int] = (1, 3, 4, 7)) -> Round:
     )
 
 
+def on_host(round: Round, arrived: list[int]) -> OnHost:
+    return OnHost((round.cohort, round.arrived, round.weights), [1, 3, 4, 7], arrived, round.weights)
+
+
 @pytest.mark.parametrize("arrived", [[], [3], [1, 7], [1, 3, 4, 7]])
 def test_ids_of_the_host_give_what_the_tensors_give(arrived: list[int]) -> None:
     plain = view(arrived)
-    ids = HostIds((plain.cohort, plain.arrived), [1, 3, 4, 7], arrived)
-    known = replace(plain, host_ids=ids)
+    known = replace(plain, on_host=on_host(plain, arrived))
     assert known.arrived_ids == plain.arrived_ids == arrived
     assert known.cohort_ids == plain.cohort_ids == [1, 3, 4, 7]
     assert known.missing_ids == plain.missing_ids == plain.missing.tolist()
@@ -57,11 +60,13 @@ def test_ids_of_the_host_give_what_the_tensors_give(arrived: list[int]) -> None:
 
 def test_a_round_made_from_another_does_not_trust_its_ids() -> None:
     plain = view([1, 7])
-    known = replace(plain, host_ids=HostIds((plain.cohort, plain.arrived), [1, 3, 4, 7], [1, 7]))
+    known = replace(plain, on_host=on_host(plain, [1, 7]))
     other = replace(known, arrived=torch.tensor([3, 4]))
     assert other.arrived_ids == [3, 4]
     assert other.missing_ids == [1, 7]
     assert other.own.tolist() == [0.2, 0.3]
+    even = replace(known, weights=torch.full((4,), 0.25, dtype=torch.float64))
+    assert even.weights_on_host.tolist() == [0.25] * 4
 
 
 @pytest.mark.parametrize(("rule", "most"), [("perfect", 3), ("drop", 3), ("safari", 4), ("safari+", 7)])

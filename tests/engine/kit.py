@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,15 @@ def world_of(config: dict[str, Any], seed: int = 0) -> World:
 
 
 def play(config: dict[str, Any], seed: int = 0) -> Iterator[tuple[State, State, RoundRecord]]:
-    """Every round of the first arm: the state before, the state after, the record."""
+    """Every round of the first arm: the state before, the state after, the record.
+
+    A round writes into the memory of the state that it is given, so each state has one of its own.
+    """
     world = world_of(config, seed)
     engine = engine_of(world.config)(world)
     state = initial(world, rule_of(world.config.arms[0].rule))
     for _ in range(world.config.rounds):
-        following, record, _ = engine(state)
+        following, record, _ = engine(deepcopy(state))
         yield state, following, record
         state = following
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -105,12 +106,15 @@ def both(config: dict[str, Any], seed: int) -> tuple[list[World], list[RoundFunc
 
 
 def differences(config: dict[str, Any], seed: int) -> Iterator[str]:
-    """What differs after a round of each engine from the same state; the reference's state goes on."""
+    """What differs after a round of each engine from the same state; the reference's state goes on.
+
+    Each has a state of its own: a rule's memory is written in place.
+    """
     (world, _), engines, state = both(config, seed)
     trial = Trial(world.config.arms[0].name, seed, Path())
     entries = {e.name: slice(e.offset, e.end) for e in world.layout.entries}
     for t in range(config["rounds"]):
-        (expected, record, _), (found, other, _) = (engine(state) for engine in engines)
+        (expected, record, _), (found, other, _) = (engine(deepcopy(state)) for engine in engines)
         for name in ("arrived", "trained", "stand_ins"):
             one, another = (_in_order(r[name]) for r in (record, other))
             if one != another:

@@ -8,7 +8,7 @@ missing:
     x_next[k] = x[k] + Σ_{i in S_k} a_i(S_k) (x_i - x)[k] + Σ_j b_j(S_k) (z_j - x)[k]
 
 So stand-ins are chosen block by block, and a model that is lost as a whole is the special case in which nothing of
-it came. What the rule learns about clients, it learns once, from all that came: see `Compensation.learn`.
+it came. What the rule learns about clients, it learns once, from all that came: see `Phases`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from safari.aggregation.checks import check_weights, decide
+from safari.aggregation.checks import check_state, check_weights, decide
 from safari.aggregation.compensation import Compensation, Decision, Round, State, combine, combine_blocks
+from safari.aggregation.rule import own_columns, respond
 from safari.errors import ConfigError
 
 Ints = NDArray[np.int64]
@@ -49,21 +50,20 @@ class Block:
 
 
 def aggregate(rule: Compensation, state: State, round: Round) -> tuple[Decision, Tensor, State]:
-    """What the rule decides, the next model, and the rule's next state.
+    """What the rule decides, the next model, and the rule's state, in which it does not yet remember the round.
 
     Where models arrived in part the decision is the one about clients from which nothing arrived at all, with the
     stand-ins of all blocks.
     """
+    whole = _filled(round)
+    learned = state if rule.phases is None else rule.phases.learn(state, whole)
     if round.came is None:
-        decision, following = decide(rule, state, round)
+        decision, following = _decide(rule, learned, round)
         return decision, combine(round, decision, rule.name), following
-    filled = torch.where(round.came, round.models, round.global_model)
-    whole = replace(round, models=filled, masks=round.masks & round.came)
-    learned = rule.learn(state, whole) if rule.learn is not None else state
     columns = _checked_columns(rule, learned)
     found = _at_once(rule, learned, columns, whole)
     model, spoke = _one_by_one(rule, learned, columns, round, round.came) if found is None else found
-    decision, following = decide(replace(rule, apply=rule.respond or rule.apply), learned, whole)
+    decision, following = _decide(rule, learned, whole if rule.phases is None else replace(whole, came=None))
     names = {
         client: tuple(i for i, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
         for client, counts in sorted(spoke.items())
@@ -71,18 +71,40 @@ def aggregate(rule: Compensation, state: State, round: Round) -> tuple[Decision,
     return replace(decision, stand_ins=names), model, following
 
 
+def remembered(rule: Compensation, state: State, round: Round, in_place: bool) -> State:
+    """The rule's next state, after what `aggregate` gave; `in_place`: it takes the memory over without a copy."""
+    if rule.phases is None:
+        return state
+    state = state if in_place else own_columns(state, rule.columns)
+    return check_state(rule.name, "remember", rule.phases.remember(state, _filled(round)))
+
+
+def _filled(round: Round) -> Round:
+    """The round as rules see it: of what did not come, the global model's numbers, and no mask."""
+    if round.came is None:
+        return round
+    models = torch.where(round.came, round.models, round.global_model)
+    return replace(round, models=models, masks=round.masks & round.came)
+
+
+def _decide(rule: Compensation, state: State, round: Round) -> tuple[Decision, State]:
+    if rule.phases is None:
+        return decide(rule, state, round)
+    return respond(rule.phases, state, round, rule.name), state
+
+
 def _at_once(
     rule: Compensation, state: State, columns: State, round: Round
 ) -> tuple[Tensor, StandIns] | None:
     """The next model and who stood in for whom, with all blocks' weights at once; None where the rule cannot."""
-    if rule.weigh is None or round.came is None:
+    if rule.phases is None or rule.phases.weigh is None or round.came is None:
         return None
     model = torch.empty_like(round.global_model)
     cohort, arrived = round.cohort_ids, round.arrived_ids
     spoke = torch.zeros(len(cohort), len(arrived), dtype=torch.int64)
     for piece in pieces(round.came, len(cohort)):
         part = _part(round, round.came, piece.part)
-        weights = rule.weigh(
+        weights = rule.phases.weigh(
             state | {name: t[..., piece.part] for name, t in columns.items()}, part, piece.sets
         )
         if weights is None:
@@ -95,7 +117,8 @@ def _at_once(
         if weights.stand_ins is not None:
             sizes = torch.zeros(len(piece.sets), dtype=torch.int64)
             sizes.index_add_(0, torch.from_numpy(piece.set_of), torch.from_numpy(piece.lengths))
-            spoke += (weights.stand_ins * sizes[:, None, None]).sum(0)
+            clients = slice(None) if weights.clients is None else weights.clients
+            spoke[clients] += ((weights.stand_ins > 0) * sizes[:, None, None]).sum(0)
     counts = {
         client: {other: count for other, count in zip(arrived, row, strict=True) if count}
         for client, row in zip(cohort, spoke.tolist(), strict=True)
@@ -108,14 +131,13 @@ def _one_by_one(
     rule: Compensation, state: State, columns: State, round: Round, came: Tensor
 ) -> tuple[Tensor, StandIns]:
     """The same for any rule, which is asked for each block."""
-    respond = replace(rule, apply=rule.respond or rule.apply)
     order, blocks = arrange(came)
     arranged = _Arranged.of(round, columns, order)
     model = torch.empty_like(round.global_model)
     spoke: dict[int, Counter[int]] = {}
     for block in blocks:
         part = arranged.round(block)
-        decision, _ = decide(respond, state | arranged.state(block), part)
+        decision, _ = _decide(rule, state | arranged.state(block), part)
         at = order[block.part]
         model[at] = combine(part, decision, rule.name)
         for client, others in decision.stand_ins.items():

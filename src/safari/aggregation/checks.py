@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from safari.aggregation.compensation import BlockWeights, Compensation, Decision, Round, State
+from safari.aggregation.compensation import Compensation, Decision, Round, State, Weights
 from safari.contracts import describe, pair, tensors
 from safari.errors import ConfigError, SafariError
 
@@ -32,12 +32,13 @@ def decide(rule: Compensation, state: State, round: Round) -> tuple[Decision, St
 
 def check_weights(name: str, found: Any, round: Round, sets: Tensor) -> None:
     """ConfigError unless a rule's `weigh` returned what `combine_blocks` needs."""
-    if not isinstance(found, BlockWeights):
-        raise ConfigError(f"{name}: weigh must return BlockWeights or None, got {describe(found)}")
+    if not isinstance(found, Weights):
+        raise ConfigError(f"{name}: weigh must return Weights or None, got {describe(found)}")
     count, cohort = sets.shape[1], len(round.cohort)
     _table(name, "a", found.a, (len(sets), count))
     if found.stand_ins is not None:
-        _table(name, "stand_ins", found.stand_ins, (len(sets), cohort, count))
+        clients = cohort if found.clients is None else len(found.clients)
+        _table(name, "stand_ins", found.stand_ins, (len(sets), clients, count))
     if found.b is not None or found.recalled is not None:
         recalled = _recalled(name, found.b, found.recalled, round)
         _table(name, "b", found.b, (len(sets), len(recalled)))

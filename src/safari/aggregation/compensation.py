@@ -38,18 +38,20 @@ def on_device(numbers: Sequence[int], device: torch.device) -> Tensor:
 
 
 @dataclass(frozen=True)
-class HostIds:
-    """The ids of a round as the host holds them, so that nobody has to ask the device.
+class OnHost:
+    """Small tensors of a round as the host has them, so that nobody has to ask the device.
 
     Args:
-        of: The tensors `cohort` and `arrived` that these are the numbers of. They say nothing about other tensors.
+        of: The tensors `cohort`, `arrived` and `weights` that these are. They say nothing about other tensors.
         cohort: The ids of the cohort.
         arrived: The ids of the arrivals.
+        weights: The weights of the cohort.
     """
 
-    of: tuple[Tensor, Tensor]
+    of: tuple[Tensor, Tensor, Tensor]
     cohort: list[int]
     arrived: list[int]
+    weights: Tensor
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,9 @@ class Round:
     algorithms find 0 and the mask that the client sent. `heard` says of which numbers anything came, and
     `where_heard` leaves the others alone.
 
-    `host_ids` are the ids as the host holds them, where it does; a rule asks for `cohort_ids`, `arrived_ids` and
-    `missing_ids`, which are lists of whole numbers and on a GPU cheaper than `arrived.tolist()`.
+    `on_host` has ids and weights on the host, where they are known there; a rule asks for `cohort_ids`, `arrived_ids`
+    and `missing_ids`, which are lists of whole numbers and on a GPU cheaper than `arrived.tolist()`, and for
+    `weights_on_host`.
     """
 
     number: int
@@ -88,7 +91,7 @@ class Round:
     up: Mapping[str, Tensor] = field(default_factory=dict)
     lr: float = 0.0
     stand_ins: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    host_ids: HostIds | None = field(default=None, repr=False)
+    on_host: OnHost | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.came is not None and not len(self.came):
@@ -102,10 +105,16 @@ class Round:
         return both[: len(self.cohort)], both[len(self.cohort) :]
 
     @property
-    def _on_host(self) -> HostIds | None:
-        """The host's ids, unless they belong to other tensors: a round may have been made from another one."""
-        ids = self.host_ids
-        return ids if ids is not None and ids.of[0] is self.cohort and ids.of[1] is self.arrived else None
+    def _on_host(self) -> OnHost | None:
+        """The host's copies, unless they are of other tensors: a round may have been made from another one."""
+        there = self.on_host
+        mine = self.cohort, self.arrived, self.weights
+        return there if there and all(a is b for a, b in zip(there.of, mine, strict=True)) else None
+
+    @cached_property
+    def weights_on_host(self) -> Tensor:
+        """`weights` on the host."""
+        return self.weights.cpu() if self._on_host is None else self._on_host.weights
 
     @property
     def cohort_ids(self) -> list[int]:
@@ -203,74 +212,92 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class BlockWeights:
-    """A rule's answers for several sets of arrivals at once, a row for each set. See `Compensation.weigh`.
+class Weights:
+    """Weights for several sets of arrivals at once, a row for each set.
 
     Args:
         a: The weights of the arrivals, `float64[sets, arrivals]` on the host; 0 for those outside the set.
         b: The weights of the models that are recalled, `float64[sets, recalled]` on the host.
         recalled: Those models, on the device of the round.
-        stand_ins: `bool[sets, cohort, arrivals]` on the host: does this arrival speak for that client?
+        stand_ins: `[sets, clients, arrivals]` on the host: the share of this client's weight that is given to this
+            arrival; 0: none.
+        clients: The rows of the cohort that `stand_ins` is about, ascending; None: all of them.
     """
 
     a: Tensor
     b: Tensor | None = None
     recalled: Tensor | None = None
     stand_ins: Tensor | None = None
+    clients: Tensor | None = None
+
+    def clients_of(self, round: Round) -> list[int]:
+        """The ids of the clients that `stand_ins` has a row for."""
+        cohort = round.cohort_ids
+        return cohort if self.clients is None else [cohort[row] for row in self.clients.tolist()]
+
+
+Init = Callable[[int, int, torch.device], State]
+Weigh = Callable[[State, Round, Tensor], Weights | None]
+Update = Callable[[State, Round], State]
+
+
+def nothing(clients: int, size: int, device: torch.device) -> State:
+    """The state of a rule that keeps none."""
+    return {}
+
+
+def unchanged(state: State, round: Round) -> State:
+    """The state as it is."""
+    return state
+
+
+@dataclass(frozen=True)
+class Phases:
+    """The three things that a rule does in a round, in this order: learn, weigh, remember.
+
+    Args:
+        weigh: `weigh(state, round, sets) -> Weights`, the weights for many sets of arrivals at once; `sets` is
+            `bool[sets, arrivals]` on the host, True for those of the round's arrivals that are in the set. Where
+            models arrive whole there is one set, of all of them. Where they arrive in part, `round` is a range of the
+            coordinates, with these columns of the state, and its `came` says of which set each coordinate is; then
+            None says that each block has to be weighed as a round of its own. A weight depends on the set, not on
+            the coordinates.
+        learn: What the arrivals teach about clients, once in a round; pure.
+        remember: What later rounds need of this one. Comes last, when the next model is known to be finite, and may
+            write rows into the tensors that `Compensation.columns` names.
+        estimate: `estimate(state, round) -> model` in place of `weigh`, for a rule that is no weighted sum.
+    """
+
+    weigh: Weigh | None = None
+    learn: Update = unchanged
+    remember: Update = unchanged
+    estimate: Callable[[State, Round], Tensor] | None = None
 
 
 @dataclass(frozen=True)
 class Compensation:
-    """`init(clients, size, device) -> state`; `apply(state, round) -> (decision, state)`.
+    """`init(clients, size, device) -> state`; `apply(state, round) -> (decision, state)`, which is pure.
 
     `overrides_network` marks reference arms in which nothing is ever lost; with `needs_arrival`, nothing but
     the rounds in which the network would deliver no update at all. `name` is what messages about the rule begin
-    with.
+    with. `columns` names the tensors of the state with a number for each of the model's in their last dimension:
+    where parts of models arrive, a rule decides for each block of coordinates, and sees these columns of the state.
 
-    The rest matters where parts of models arrive, so that a rule decides for each set of clients of whom a
-    block came. `columns` names the tensors of the state with a number for each of the model's in their last
-    dimension. A rule that learns about clients from what arrives has its two halves in `learn(state, round)
-    -> state` and `respond(state, round) -> (decision, state)`: it learns once from all that came and responds
-    for each block; `apply` is one after the other. See `blocks`.
-
-    `weigh(state, round, sets)` makes that fast: the weights that `respond` would give for many sets of arrivals
-    at once, `sets` being `bool[sets, arrivals]` on the host, True for those of the round's arrivals that are in
-    the set. A weight may depend on the set, not on the coordinates; `round` is the whole round, or a range of
-    its coordinates with these columns of the state, and its `came` says of which set each coordinate is. None:
-    this round has to be answered block by block.
+    `phases` has one by one what `apply` does at once, for rules that are made from it by `rule`: all blocks are
+    weighed in one call, and a memory of clients can be written in place.
 
     `added` names tensors of the state that the rule did not have at first: a checkpoint without them can be resumed,
     and they begin as `init` gives them.
     """
 
-    init: Callable[[int, int, torch.device], State]
+    init: Init
     apply: Callable[[State, Round], tuple[Decision, State]]
     overrides_network: bool = False
     name: str = "the rule"
     columns: tuple[str, ...] = ()
-    learn: Callable[[State, Round], State] | None = None
-    respond: Callable[[State, Round], tuple[Decision, State]] | None = None
     needs_arrival: bool = False
-    weigh: Callable[[State, Round, Tensor], BlockWeights | None] | None = None
+    phases: Phases | None = None
     added: tuple[str, ...] = ()
-
-
-def learning(
-    init: Callable[[int, int, torch.device], State],
-    learn: Callable[[State, Round], State],
-    respond: Callable[[State, Round], tuple[Decision, State]],
-    columns: tuple[str, ...] = (),
-    weigh: Callable[[State, Round, Tensor], BlockWeights | None] | None = None,
-) -> Compensation:
-    """A rule from its two halves: what a round teaches about clients, and what to do in it.
-
-    `columns` and `weigh` are those of `Compensation`.
-    """
-
-    def apply(state: State, round: Round) -> tuple[Decision, State]:
-        return respond(learn(state, round), round)
-
-    return Compensation(init, apply, columns=columns, learn=learn, respond=respond, weigh=weigh)
 
 
 def _any_row(rows: Tensor) -> Tensor:
@@ -320,7 +347,7 @@ def combine(round: Round, decision: Decision, name: str = "the rule") -> Tensor:
     return _finite(torch.cat([out[: round.parameters], buffers]), round, decision, name)
 
 
-def combine_blocks(round: Round, weights: BlockWeights, block: Tensor, name: str = "the rule") -> Tensor:
+def combine_blocks(round: Round, weights: Weights, block: Tensor, name: str = "the rule") -> Tensor:
     """What `combine` gives for each block, for all coordinates at once. `block[k]`: the set of coordinate k.
 
     The weights are on the host, so that the device is asked once: whether the model is finite.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from safari.aggregation.compensation import Compensation, Decision, Round, State, learning
-from safari.aggregation.rules import share
+from safari.aggregation.compensation import Compensation, Round, State
+from safari.aggregation.rule import rule, share
 from safari.bounds import above
 
 # Shares sum to 1: a vote below this is rounding error, and counts as a tie.
@@ -43,24 +43,17 @@ def majority_vote(*, lr: float = 1.0, relative: bool = True) -> Compensation:
         eta = _median_magnitude(round) * lr if relative else torch.full_like(state["step"], lr)
         return {"step": eta}
 
-    def respond(state: State, round: Round) -> tuple[Decision, State]:
-        weights = share(round)
-        if not len(weights):
-            return Decision(weights), state
-        x, part = round.global_model, slice(round.parameters)
+    def estimate(state: State, round: Round) -> Tensor:
+        weights, x, part = share(round), round.global_model, slice(round.parameters)
         signs = (round.models[:, part] - x[part]).sign().masked_fill(~round.masks[:, part], 0.0)
         vote = weights @ signs.double()
         moved = x[part] + state["step"].to(x.dtype) * torch.where(vote.abs() > _TIE, vote.sign(), 0.0).to(
             x.dtype
         )
-        moved = torch.where(round.kept[part], moved, 0.0)
         buffers = weights.to(x.dtype) @ round.models[:, round.parameters :]
-        # One model that is recalled, with all the weight.
-        nothing = torch.zeros_like(weights)
-        found = torch.cat([moved, buffers])[None]
-        return Decision(nothing, nothing.new_ones(1), found, shares=weights), state
+        return torch.cat([torch.where(round.kept[part], moved, 0.0), buffers])
 
-    return learning(init, learn, respond)
+    return rule(init=init, learn=learn, estimate=estimate)
 
 
 def _median_magnitude(round: Round) -> Tensor:

@@ -12,6 +12,8 @@ from safari.errors import ConfigError
 COLUMNS = ("updates", "kept")
 # Five bytes a number of every client: 10 GB.
 MOST_REMEMBERED = 2_000_000_000
+# Numbers of arrivals that are turned into updates at once: 64 MB.
+_AT_ONCE = 16_000_000
 # Differences and sums of finite numbers may be infinite; what is remembered stays finite.
 LARGEST = torch.finfo(torch.float32).max
 
@@ -31,7 +33,7 @@ def blank(clients: int, size: int, device: torch.device) -> State:
 
 
 def remember(state: State, round: Round) -> State:
-    """The memory after a round: arrivals replace their rows, the others age.
+    """The memory after a round: arrivals replace their rows, in place; the others age.
 
     An update is taken inside the client's own mask, x_i - x where x_i is kept: on dense models this is the
     published rule, and it adds nothing to a weight that its client cut. Of buffers the value is stored, not
@@ -40,23 +42,23 @@ def remember(state: State, round: Round) -> State:
     Of a number that did not come with the rest of a client's model the older update stays; where there is
     none, the client is taken to have changed nothing.
     """
-    ids, parameters = round.arrived, round.parameters
-    kept = round.masks
-    fresh = round.models.clone()
-    fresh[:, :parameters] -= round.global_model[:parameters]
+    x = round.global_model.clone()
+    x[round.parameters :] = 0
+    at_once = max(1, _AT_ONCE // max(1, len(x)))
+    for rows in (slice(start, start + at_once) for start in range(0, len(round.arrived), at_once)):
+        ids, kept = round.arrived[rows], round.masks[rows]
+        updates = ((round.models[rows] - x) * kept).clamp_(-LARGEST, LARGEST)
+        if round.came is not None:
+            came, heard = round.came[rows], (state["age"][ids] >= 0)[:, None]
+            # Of buffers the model's own value.
+            updates = torch.where(
+                came, updates, torch.where(heard, state["updates"][ids], round.global_model - x)
+            )
+            kept = torch.where(came, kept, state["kept"][ids] | ~heard)
+        state["updates"].index_copy_(0, ids, updates)
+        state["kept"].index_copy_(0, ids, kept)
     age = torch.where(state["age"] >= 0, state["age"] + 1, state["age"])
-    updates = (fresh * kept).clamp_(-LARGEST, LARGEST)
-    if round.came is not None:
-        x = round.global_model
-        nothing = torch.cat([torch.zeros_like(x[:parameters]), x[parameters:]])
-        heard = (state["age"][ids] >= 0)[:, None]
-        updates = torch.where(round.came, updates, torch.where(heard, state["updates"][ids], nothing))
-        kept = torch.where(round.came, kept, state["kept"][ids] | ~heard)
-    return {
-        "updates": state["updates"].index_copy(0, ids, updates),
-        "kept": state["kept"].index_copy(0, ids, kept),
-        "age": age.index_fill(0, ids, 0),
-    }
+    return state | {"age": age.index_fill(0, round.arrived, 0)}
 
 
 def recall(state: State, round: Round, clients: Tensor) -> Tensor:
@@ -70,11 +72,9 @@ def recall(state: State, round: Round, clients: Tensor) -> Tensor:
     base = x.clone()
     base[round.parameters :] = 0
     alive = round.kept
+    recalled = state["updates"][clients].add_(base)
     # Where all have one mask, the missing have it too: what came back since they were heard is unchanged.
-    inside = alive if round.same_mask else state["kept"][clients] & alive
-    recalled = (base + state["updates"][clients]) * inside
+    recalled *= alive if round.same_mask else state["kept"][clients] & alive
     recalled.clamp_(-LARGEST, LARGEST)
-    never = (state["age"][clients] < 0)[:, None]
-    if not bool(never.any()):
-        return recalled
-    return torch.where(never, x * alive, recalled)
+    never = (state["age"][clients] < 0).nonzero()[:, 0]
+    return recalled.index_copy_(0, never, (x * alive).expand(len(never), -1)) if len(never) else recalled

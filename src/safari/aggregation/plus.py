@@ -34,18 +34,18 @@ The rule uses no link probabilities, groups or labels.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from safari.aggregation.blend import blend
 from safari.aggregation.checks import whole
-from safari.aggregation.compensation import BlockWeights, Compensation, Decision, Round, State, learning
+from safari.aggregation.compensation import Compensation, Round, State, Weights
 from safari.aggregation.memory import COLUMNS, blank, recall, remember
-from safari.aggregation.rules import check_pairs, names_of, share
+from safari.aggregation.rule import rule
+from safari.aggregation.rules import check_pairs
 from safari.aggregation.similarity import common_cosines
-from safari.aggregation.waiting import OVER, hold_back
+from safari.aggregation.waiting import OVER, hold_back, waits
 from safari.bounds import at_least, positive_share, within
 
 # Ages are binned by powers of two: 1, 2-3, 4-7, ... rounds.
@@ -128,19 +128,20 @@ def safari_plus(
             known = _learn(known, _cosines(state, round), ids, state["age"].cpu(), options)
         return state | known
 
-    def respond(state: State, round: Round) -> tuple[Decision, State]:
-        held = {name: state[name] for name in ("updates", "kept", "age")}
-        known = {name: state[name] for name in _nothing_known(0)}
-        if not len(round.arrived):
-            return Decision(share(round)), remember(held, round) | known | {"wait": state["wait"]}
-        decision, left = _decide(held, known, held["age"].cpu(), round, options), int(state["wait"])
-        held = remember(held, round)
-        if left != OVER:
-            decision, left = hold_back(decision, held, round, left)
-        return decision, held | known | {"wait": torch.tensor([left])}
+    def weigh(state: State, round: Round, sets: Tensor) -> Weights | None:
+        left = int(state["wait"])
+        if left == OVER or round.same_mask:
+            return _weigh(state, round, sets, options)
+        # Whether cuts are held back depends on the masks in each block.
+        return (
+            None if round.came is not None else hold_back(_weigh(state, round, sets, options), state, round)
+        )
 
-    rule = learning(init, learn, respond, COLUMNS, partial(_weigh, options=options))
-    return replace(rule, added=("shift",))
+    def remember_all(state: State, round: Round) -> State:
+        return remember(state, round) | {"wait": torch.tensor([waits(state, round)])}
+
+    made = rule(weigh, init, learn=learn, remember=remember_all, columns=COLUMNS)
+    return replace(made, added=("shift",))
 
 
 def _nothing_known(clients: int) -> State:
@@ -227,52 +228,31 @@ def _learn(known: State, cosines: Tensor, ids: Tensor, age: Tensor, options: Opt
     }
 
 
-def _decide(held: State, known: State, age: Tensor, round: Round, options: Options) -> Decision:
-    cohort, arrived, missing = (
-        torch.tensor(ids, dtype=torch.int64)
-        for ids in (round.cohort_ids, round.arrived_ids, round.missing_ids)
-    )
-    present = torch.isin(cohort, arrived)
-    old = torch.where(age >= 0, age + 1, -1).index_fill(0, arrived, 0)
-    mixture = _mixture(known, old[None], missing, options)
-    weights = round.weights.cpu()
-    shares = weights[~present] @ mixture
-    device = round.weights.device
-    a = (weights[present] + shares[arrived]).to(device, non_blocking=True)
-    names = names_of(round, mixture[:, arrived])
-    recalled = (shares.index_fill(0, arrived, 0.0) > 0).nonzero()[:, 0]
-    if not len(recalled):
-        return Decision(a, stand_ins=names)
-    b = shares[recalled].to(device, non_blocking=True)
-    return Decision(a, b, recall(held, round, recalled.to(device, non_blocking=True)), names)
-
-
-def _weigh(state: State, round: Round, sets: Tensor, options: Options) -> BlockWeights | None:
-    """The same for many sets of arrivals at once."""
-    if int(state["wait"]) != OVER and not round.same_mask:
-        # Whether cuts are held back depends on the masks in each block.
-        return None
+def _weigh(state: State, round: Round, sets: Tensor, options: Options) -> Weights:
     known = {name: state[name] for name in _nothing_known(0)}
-    age, weights = state["age"].cpu(), round.weights.cpu()
+    age, weights = state["age"].cpu(), round.weights_on_host
     arrived, cohort = (torch.tensor(ids, dtype=torch.int64) for ids in (round.arrived_ids, round.cohort_ids))
     came = torch.zeros(len(sets), len(age), dtype=torch.bool).index_copy(1, arrived, sets)
     old = torch.where(came, 0, torch.where(age >= 0, age + 1, -1))
     # An empty set is a round without arrivals: there are no stand-ins.
-    of, missing = (~came[:, cohort] & sets.any(1, keepdim=True)).nonzero().unbind(1)
+    absent = ~came[:, cohort] & sets.any(1, keepdim=True)
+    clients = absent.any(0).nonzero()[:, 0]
+    of, missing = absent[:, clients].nonzero().unbind(1)
     shares = torch.zeros(came.shape, dtype=torch.float64)
-    stand_ins = torch.zeros(len(sets), len(cohort), len(arrived), dtype=torch.bool)
+    stand_ins = torch.zeros(len(sets), len(clients), len(arrived), dtype=torch.float64)
     at_once = max(1, _AT_ONCE // max(len(age), min(len(age), _MOST_FRIENDS) ** 2))
     for rows in (slice(i, i + at_once) for i in range(0, len(of), at_once)):
-        mixture = _mixture(known, old, cohort[missing[rows]], options, of[rows])
-        shares.index_add_(0, of[rows], weights[missing[rows], None] * mixture)
-        stand_ins[of[rows], missing[rows]] = sets[of[rows]] & (mixture[:, arrived] > 0)
+        row = clients[missing[rows]]
+        mixture = _mixture(known, old, cohort[row], options, of[rows])
+        shares.index_add_(0, of[rows], weights[row, None] * mixture)
+        stand_ins[of[rows], missing[rows]] = sets[of[rows]] * mixture[:, arrived]
     a = sets * (weights[torch.isin(cohort, arrived)] + shares[:, arrived])
     shares = shares.masked_fill(came, 0.0)
     recalled = (shares > 0).any(0).nonzero()[:, 0]
     if not len(recalled):
-        return BlockWeights(a, stand_ins=stand_ins)
+        return Weights(a, stand_ins=stand_ins, clients=clients)
     models = recall(state, round, recalled.to(round.cohort))
-    return BlockWeights(a, shares[:, recalled], models, stand_ins)
+    return Weights(a, shares[:, recalled], models, stand_ins, clients)
 
 
 def _mixture(

@@ -5,23 +5,16 @@ Buffers are a mean where a formula is not: see `compensation`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from safari.aggregation.compensation import BlockWeights, Compensation, Decision, Round, State, learning
+from safari.aggregation.compensation import Compensation, Round, State, Weights
 from safari.aggregation.memory import COLUMNS, blank, recall, remember
-from safari.aggregation.rules import (
-    check_pairs,
-    members,
-    most_similar,
-    own,
-    share,
-    shares,
-    stand_in,
-    stand_ins,
-)
+from safari.aggregation.rule import members, own, rule, shares
+from safari.aggregation.rules import check_pairs, stand_ins
 from safari.aggregation.similarity import common_cosines, cosines, tally
 from safari.bounds import at_least, positive_share, within
 from safari.errors import ConfigError, brief
@@ -40,34 +33,23 @@ def stale() -> Compensation:
         memory = blank(clients, size, device)
         return {"models": memory["updates"], "age": memory["age"]}
 
-    def apply(state: State, round: Round) -> tuple[Decision, State]:
-        heard = state["age"][round.cohort] >= 0
-        present = round.present
-        recalled = heard & ~present
-        shared = round.weights[~present & ~heard].sum()
-        a = round.own + shared * share(round)
-        b = round.weights[recalled]
-        age = torch.where(state["age"] >= 0, state["age"] + 1, state["age"])
+    def weigh(state: State, round: Round, sets: Tensor) -> Weights:
+        heard, missing = (state["age"][round.cohort] >= 0).cpu(), _missing(round, sets)
+        shared = (round.weights_on_host * (missing & ~heard)).sum(1, keepdim=True)
+        a, b = own(round, sets) + shared * shares(round, sets), missing & heard
+        return _recalling(round, a, b, lambda clients: state["models"][clients])
+
+    def remember(state: State, round: Round) -> State:
         models = round.models
         if round.came is not None:
-            before = torch.where(
-                (state["age"][round.arrived] >= 0)[:, None], state["models"][round.arrived], models
-            )
+            heard = (state["age"][round.arrived] >= 0)[:, None]
+            before = torch.where(heard, state["models"][round.arrived], models)
             models = torch.where(round.came, models, before)
-        after = {
-            "models": state["models"].index_copy(0, round.arrived, models),
-            "age": age.index_fill(0, round.arrived, 0),
-        }
-        return _if_any(round, Decision(a, b, state["models"][round.cohort[recalled]])), after
+        state["models"].index_copy_(0, round.arrived, models)
+        age = torch.where(state["age"] >= 0, state["age"] + 1, state["age"])
+        return state | {"age": age.index_fill(0, round.arrived, 0)}
 
-    def weigh(state: State, round: Round, sets: Tensor) -> BlockWeights:
-        heard, weights = (state["age"][round.cohort] >= 0).cpu(), round.weights.cpu()
-        missing = _missing(round, sets)
-        shared = (weights * (missing & ~heard)).sum(1, keepdim=True)
-        a = own(round, sets) + shared * shares(round, sets)
-        return BlockWeights(a, weights * (missing & heard), state["models"][round.cohort])
-
-    return Compensation(init, apply, columns=("models",), weigh=weigh)
+    return rule(weigh, init, remember=remember, columns=("models",))
 
 
 def fdms() -> Compensation:
@@ -90,18 +72,11 @@ def fdms() -> Compensation:
         sums, counts = tally(state["similarity"], state["met"], round.arrived, 0.5 * (1 + found))
         return {"similarity": sums, "met": counts}
 
-    def respond(state: State, round: Round) -> tuple[Decision, State]:
-        if not len(round.arrived):
-            return Decision(share(round)), state
-        return stand_in(round, most_similar(means(state)[round.missing][:, round.arrived])), state
+    def weigh(state: State, round: Round, sets: Tensor) -> Weights:
+        means = torch.where(state["met"] > 0, state["similarity"] / state["met"], torch.nan)
+        return stand_ins(round, sets, means)
 
-    def weigh(state: State, round: Round, sets: Tensor) -> BlockWeights:
-        return stand_ins(round, sets, means(state))
-
-    def means(state: State) -> Tensor:
-        return torch.where(state["met"] > 0, state["similarity"] / state["met"], torch.nan)
-
-    return learning(init, learn, respond, weigh=weigh)
+    return rule(weigh, init, learn=learn)
 
 
 def mifa(*, idle: bool = False) -> Compensation:
@@ -112,28 +87,20 @@ def mifa(*, idle: bool = False) -> Compensation:
     with every other rule.
     """
 
-    def apply(state: State, round: Round) -> tuple[Decision, State]:
-        decision = Decision(round.own, round.others, recall(state, round, round.missing))
-        return decision if idle else _if_any(round, decision), remember(state, round)
-
-    def weigh(state: State, round: Round, sets: Tensor) -> BlockWeights:
+    def weigh(state: State, round: Round, sets: Tensor) -> Weights:
         missing = ~members(round, sets) if idle else _missing(round, sets)
-        recalled = recall(state, round, round.cohort)
-        return BlockWeights(own(round, sets), round.weights.cpu() * missing, recalled)
+        return _recalling(round, own(round, sets), missing, lambda clients: recall(state, round, clients))
 
-    return Compensation(blank, apply, columns=COLUMNS, weigh=weigh)
+    return rule(weigh, blank, remember=remember, columns=COLUMNS)
 
 
 def fedvarp() -> Compensation:
     """FedVARP (2022): x + Σ_{i arrived} w̃_i (Δ_i - y_i) + Σ_j w_j y_j; w̃ sums to 1 over the arrivals."""
 
-    def apply(state: State, round: Round) -> tuple[Decision, State]:
-        return _varp(round, recall(state, round, round.cohort)), remember(state, round)
+    def weigh(state: State, round: Round, sets: Tensor) -> Weights:
+        return _varp(round, sets, recall(state, round, round.cohort))
 
-    def weigh(state: State, round: Round, sets: Tensor) -> BlockWeights:
-        return _varp_blocks(round, sets, recall(state, round, round.cohort))
-
-    return Compensation(blank, apply, columns=COLUMNS, weigh=weigh)
+    return rule(weigh, blank, remember=remember, columns=COLUMNS)
 
 
 def cluster_fedvarp(*, clusters: int = 2) -> Compensation:
@@ -151,10 +118,11 @@ def cluster_fedvarp(*, clusters: int = 2) -> Compensation:
         # Within the memory's rows, whatever a checkpoint says.
         return state["cluster"].clamp(0, clusters - 1)
 
-    def apply(state: State, round: Round) -> tuple[Decision, State]:
-        cluster = rows_of(state)
-        decision = _varp(round, recall(state, round, cluster[round.cohort]))
-        mine = cluster[round.arrived]
+    def weigh(state: State, round: Round, sets: Tensor) -> Weights:
+        return _varp(round, sets, recall(state, round, rows_of(state)[round.cohort]))
+
+    def remember_means(state: State, round: Round) -> State:
+        mine = rows_of(state)[round.arrived]
         heard = mine.unique()
         member = (mine == heard[:, None]).to(round.models.dtype)
         if round.came is None:
@@ -175,13 +143,9 @@ def cluster_fedvarp(*, clusters: int = 2) -> Compensation:
             parameters=round.parameters,
             came=came,
         )
-        memory = {name: state[name] for name in ("updates", "kept", "age")}
-        return decision, remember(memory, view) | {"cluster": state["cluster"]}
+        return remember(state, view)
 
-    def weigh(state: State, round: Round, sets: Tensor) -> BlockWeights:
-        return _varp_blocks(round, sets, recall(state, round, rows_of(state)[round.cohort]))
-
-    return Compensation(init, apply, columns=COLUMNS, weigh=weigh)
+    return rule(weigh, init, remember=remember_means, columns=COLUMNS)
 
 
 def fedau(*, cutoff: int = 50) -> Compensation:
@@ -195,24 +159,22 @@ def fedau(*, cutoff: int = 50) -> Compensation:
         zeros = torch.zeros(clients, dtype=torch.int64, device=device)
         return {"omega": torch.ones(clients, dtype=torch.float64, device=device), "gaps": zeros, "gap": zeros}
 
-    def apply(state: State, round: Round) -> tuple[Decision, State]:
+    def weigh(state: State, round: Round, sets: Tensor) -> Weights:
+        return Weights(own(round, sets) * state["omega"][round.arrived].cpu())
+
+    def remember(state: State, round: Round) -> State:
         omega, gaps = state["omega"], state["gaps"]
-        decision = Decision(round.own * omega[round.arrived])
         asked = torch.zeros_like(gaps).index_fill(0, round.cohort, 1)
         gap = state["gap"] + asked
         ends = (gap >= cutoff) | torch.zeros_like(gaps, dtype=torch.bool).index_fill(0, round.arrived, True)
         mean = torch.where(gaps == 0, gap.double(), (gaps * omega + gap) / (gaps + 1))
-        after = {
+        return {
             "omega": torch.where(ends, mean, omega),
             "gaps": gaps + ends,
             "gap": torch.where(ends, 0, gap),
         }
-        return decision, after
 
-    def weigh(state: State, round: Round, sets: Tensor) -> BlockWeights:
-        return BlockWeights(own(round, sets) * state["omega"][round.arrived].cpu())
-
-    return Compensation(init, apply, weigh=weigh)
+    return rule(weigh, init, remember=remember)
 
 
 def known_p(*, p: float | Sequence[float] = 0.3) -> Compensation:
@@ -232,13 +194,10 @@ def known_p(*, p: float | Sequence[float] = 0.3) -> Compensation:
         whole = torch.tensor(values, dtype=torch.float64, device=device)
         return {"p": whole.repeat(clients // len(values))}
 
-    def apply(state: State, round: Round) -> tuple[Decision, State]:
-        return Decision(round.own / state["p"][round.arrived]), state
+    def weigh(state: State, round: Round, sets: Tensor) -> Weights:
+        return Weights(own(round, sets) / state["p"][round.arrived].cpu())
 
-    def weigh(state: State, round: Round, sets: Tensor) -> BlockWeights:
-        return BlockWeights(own(round, sets) / state["p"][round.arrived].cpu())
-
-    return Compensation(init, apply, weigh=weigh)
+    return rule(weigh, init)
 
 
 def few(*, heard: int = 2, clusters: int = 2) -> Compensation:
@@ -250,21 +209,21 @@ def few(*, heard: int = 2, clusters: int = 2) -> Compensation:
     within("heard", heard, 1, _MOST)
     at_least("clusters", clusters, 1)
 
-    def apply(state: State, round: Round) -> tuple[Decision, State]:
-        mine = state["cluster"][round.arrived]
-        member = mine[:, None] == mine[None, :]
-        size = member.sum(1)
-        rank = member.tril(-1).sum(1)
-        a = round.own
-        chosen = a * ((rank - round.number * heard) % size < heard)
-        # The clients that are heard share the weight of their cluster.
-        whole, part = member.to(a.dtype) @ a, member.to(a.dtype) @ chosen
-        return Decision(chosen * whole / part), state
-
     def init(clients: int, size: int, device: torch.device) -> State:
         return {"cluster": _blocks(clients, clusters, device)}
 
-    return Compensation(init, apply, overrides_network=True)
+    def weigh(state: State, round: Round, sets: Tensor) -> Weights:
+        mine = state["cluster"][round.arrived].cpu()
+        member = mine[:, None] == mine[None, :]
+        present = sets[:, None, :] & member
+        size, rank = present.sum(2), present.tril(-1).sum(2)
+        a = own(round, sets)
+        chosen = a * ((rank - round.number * heard) % size.clamp(min=1) < heard)
+        # The clients that are heard share the weight of their cluster.
+        whole, part = a @ member.to(a.dtype), chosen @ member.to(a.dtype)
+        return Weights(torch.where(sets, chosen * whole / part, 0.0))
+
+    return dataclasses.replace(rule(weigh, init), overrides_network=True)
 
 
 def _blocks(clients: int, clusters: int, device: torch.device) -> Tensor:
@@ -281,27 +240,24 @@ def _unions(masks: Tensor, cluster: Tensor, heard: Tensor) -> Tensor:
     return found
 
 
-def _varp(round: Round, recalled: Tensor) -> Decision:
-    """The variance-reduced form over the cohort: recalled has a row for each of it."""
-    a = share(round)
-    b = round.weights.clone()
-    b[round.present] -= a
-    return _if_any(round, Decision(a, b, recalled))
-
-
-def _varp_blocks(round: Round, sets: Tensor, recalled: Tensor) -> BlockWeights:
-    """The same for many sets of arrivals at once."""
+def _varp(round: Round, sets: Tensor, recalled: Tensor) -> Weights:
+    """The variance-reduced form; `recalled` has a row for each of the cohort."""
     a = shares(round, sets)
-    b = round.weights.cpu() * sets.any(1, keepdim=True)
-    b[:, round.present.cpu()] -= a
-    return BlockWeights(a, b, recalled)
+    b = round.weights_on_host * sets.any(1, keepdim=True)
+    b[:, members(round, sets.new_ones(1, sets.shape[1]))[0]] -= a
+    return Weights(a, b, recalled)
+
+
+def _recalling(round: Round, a: Tensor, needed: Tensor, recall: Callable[[Tensor], Tensor]) -> Weights:
+    """Weights with which clients of the cohort count by what is recalled of them; `needed` has a row for each set."""
+    rows = needed.any(0).nonzero()[:, 0]
+    if not len(rows):
+        return Weights(a)
+    recalled = recall(round.cohort[rows.to(round.cohort.device, non_blocking=True)])
+    return Weights(a, (round.weights_on_host * needed)[:, rows], recalled)
 
 
 def _missing(round: Round, sets: Tensor) -> Tensor:
-    """Who is to be recalled for each set of arrivals: nobody where the set is empty, as in `_if_any`."""
+    """Who is missing from each set of arrivals: nobody where it is empty, because then the round is lost, and the
+    model stays even with a memory."""
     return ~members(round, sets) & sets.any(1, keepdim=True)
-
-
-def _if_any(round: Round, decision: Decision) -> Decision:
-    """The decision; but when nobody arrived the round is lost, and the model stays even with a memory."""
-    return decision if len(round.arrived) else Decision(share(round))

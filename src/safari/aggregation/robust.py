@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from safari.aggregation.checks import whole
-from safari.aggregation.compensation import BlockWeights, Compensation, Decision, Round, State, learning
-from safari.aggregation.rules import share, shares
+from safari.aggregation.compensation import Compensation, Round, State, Weights
+from safari.aggregation.rule import rule, share, shares
 from safari.bounds import above, below, within
 
 # Finite, so that weights exist even where all arrivals are huge.
@@ -33,20 +33,15 @@ def trimmed_mean(*, trim: float = 0.2) -> Compensation:
     """
     below("trim", trim, 0.5)
 
-    def apply(state: State, round: Round) -> tuple[Decision, State]:
+    def estimate(state: State, round: Round) -> Tensor:
         count = len(round.arrived)
-        if not count:
-            return Decision(share(round)), state
         # Beyond the rounding of trim · n.
         cut = min(math.ceil(trim * count - 1e-9), (count - 1) // 2)
         middle = round.models.sort(0).values[cut : count - cut]
         # Divided first, so that the sum of large numbers stays finite.
-        mean = (middle / len(middle)).sum(0, keepdim=True)
-        # One model that is recalled, with all the weight.
-        nothing = torch.zeros(count, dtype=round.weights.dtype, device=round.weights.device)
-        return Decision(nothing, nothing.new_ones(1), mean, shares=share(round)), state
+        return (middle / len(middle)).sum(0)
 
-    return Compensation(lambda clients, size, device: {}, apply)
+    return rule(estimate=estimate)
 
 
 def geometric_median(*, iterations: int = 10, smoothing: float = 1e-6) -> Compensation:
@@ -70,15 +65,11 @@ def geometric_median(*, iterations: int = 10, smoothing: float = 1e-6) -> Compen
         apart = _apart(round, iterations, smoothing)
         return {"apart": state["apart"].index_copy(0, round.arrived, apart)}
 
-    def respond(state: State, round: Round) -> tuple[Decision, State]:
-        a = share(round) / state["apart"][round.arrived]
-        return Decision(a / a.sum() if len(a) else a), state
-
-    def weigh(state: State, round: Round, sets: Tensor) -> BlockWeights:
+    def weigh(state: State, round: Round, sets: Tensor) -> Weights:
         a = shares(round, sets) / state["apart"][round.arrived].cpu()
-        return BlockWeights(a / torch.where(sets.any(1), a.sum(1), 1.0)[:, None])
+        return Weights(a / torch.where(sets.any(1), a.sum(1), 1.0)[:, None])
 
-    return learning(init, learn, respond, weigh=weigh)
+    return rule(weigh, init, learn=learn)
 
 
 def _apart(round: Round, iterations: int, smoothing: float) -> Tensor:

@@ -7,7 +7,8 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from safari.aggregation.compensation import BlockWeights, Compensation, Decision, Round, State, learning
+from safari.aggregation.compensation import Compensation, Decision, Round, State, Weights
+from safari.aggregation.rule import members, names_of, own, rule, shares
 from safari.aggregation.similarity import observe, unknown
 from safari.errors import ConfigError
 
@@ -17,14 +18,7 @@ MOST_CLIENTS_WITH_PAIRS = 20_000
 
 def drop() -> Compensation:
     """Average what arrived, as FedAvg does; missing clients are left out."""
-
-    def apply(state: State, round: Round) -> tuple[Decision, State]:
-        return Decision(share(round)), state
-
-    def weigh(state: State, round: Round, sets: Tensor) -> BlockWeights:
-        return BlockWeights(shares(round, sets))
-
-    return Compensation(lambda clients, size, device: {}, apply, weigh=weigh)
+    return rule(lambda state, round, sets: Weights(shares(round, sets)))
 
 
 def perfect() -> Compensation:
@@ -56,16 +50,10 @@ def safari() -> Compensation:
         models, began = round.models[:, part], round.global_model[part]
         return {"similarity": observe(state["similarity"], round.arrived, models, began, came)}
 
-    def respond(state: State, round: Round) -> tuple[Decision, State]:
-        if len(round.arrived) == 0:
-            return Decision(share(round)), state
-        seen = state["similarity"][round.missing][:, round.arrived]
-        return stand_in(round, most_similar(seen)), state
-
-    def weigh(state: State, round: Round, sets: Tensor) -> BlockWeights:
+    def weigh(state: State, round: Round, sets: Tensor) -> Weights:
         return stand_ins(round, sets, state["similarity"])
 
-    return learning(init, learn, respond, weigh=weigh)
+    return rule(weigh, init, learn=learn)
 
 
 def stand_in(round: Round, mixture: Tensor) -> Decision:
@@ -73,31 +61,25 @@ def stand_in(round: Round, mixture: Tensor) -> Decision:
 
     Rows belong to `round.missing`, columns to `round.arrived`, and each row sums to 1.
     """
-    return Decision(round.own + round.others @ mixture, stand_ins=names_of(round, mixture))
+    names = names_of(round.missing_ids, round.arrived_ids, mixture)
+    return Decision(round.own + round.others @ mixture, stand_ins=names)
 
 
-def stand_ins(round: Round, sets: Tensor, similarity: Tensor) -> BlockWeights:
-    """What `stand_in` decides with the most similar arrivals, for many sets of arrivals at once.
+def stand_ins(round: Round, sets: Tensor, similarity: Tensor) -> Weights:
+    """The weights with which the most similar arrivals speak for the missing, for many sets of arrivals at once.
 
     `similarity` holds a number for each pair of clients, NaN where none is known.
     """
-    seen = similarity[round.cohort][:, round.arrived].cpu()
-    weights = round.weights.cpu()
+    present, a = members(round, sets), own(round, sets)
+    rows = (~present).any(0).nonzero()[:, 0]
+    if not a.shape[1] or not len(rows):
+        return Weights(a)
+    clients = round.cohort[rows.to(round.cohort.device, non_blocking=True)]
+    seen = similarity[clients][:, round.arrived].cpu()
     among = sets[:, None].expand(-1, *seen.shape)
-    spoken_for = among & ~members(round, sets)[:, :, None]
-    mixture = torch.where(spoken_for, most_similar(seen.expand_as(among), among), 0.0)
-    return BlockWeights(own(round, sets) + weights @ mixture, stand_ins=mixture > 0)
-
-
-def names_of(round: Round, mixture: Tensor) -> dict[int, tuple[int, ...]]:
-    """The stand-ins of each missing client, largest share first; clients without any are left out."""
-    arrived = round.arrived_ids
-    names = {}
-    for client, row in zip(round.missing_ids, mixture.tolist(), strict=True):
-        order = sorted((i for i in range(len(row)) if row[i] > 0), key=lambda i: (-row[i], i))
-        if order:
-            names[client] = tuple(arrived[i] for i in order)
-    return names
+    missing = among & ~present[:, rows, None]
+    mixture = torch.where(missing, most_similar(seen.expand_as(among), among), 0.0)
+    return Weights(a + round.weights_on_host[rows] @ mixture, stand_ins=mixture, clients=rows)
 
 
 def most_similar(seen: Tensor, among: Tensor | None = None) -> Tensor:
@@ -112,31 +94,6 @@ def most_similar(seen: Tensor, among: Tensor | None = None) -> Tensor:
     return torch.where(
         known.any(-1, keepdim=True), one, 1.0 / among.sum(-1, keepdim=True, dtype=torch.float64)
     )
-
-
-def share(round: Round) -> Tensor:
-    """The arrivals' weights, scaled to sum to 1."""
-    weights = round.own
-    return weights / weights.sum() if len(weights) else weights
-
-
-def shares(round: Round, sets: Tensor) -> Tensor:
-    """The same for each of many sets of arrivals; 0 where a set is empty."""
-    weights = own(round, sets)
-    return weights / torch.where(sets.any(1), weights.sum(1), 1.0)[:, None]
-
-
-def own(round: Round, sets: Tensor) -> Tensor:
-    """The arrivals' weights, for each of many sets of arrivals; 0 for those outside the set."""
-    return sets * round.own.cpu()
-
-
-def members(round: Round, sets: Tensor) -> Tensor:
-    """`bool[sets, cohort]`: is this client in the set of arrivals?"""
-    found = torch.zeros(len(sets), len(round.cohort), dtype=torch.bool)
-    arrived = set(round.arrived_ids)
-    found[:, torch.tensor([client in arrived for client in round.cohort_ids])] = sets
-    return found
 
 
 def check_pairs(rule: str, clients: int, most: int = MOST_CLIENTS_WITH_PAIRS) -> None:

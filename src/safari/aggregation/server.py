@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from safari.aggregation.blocks import aggregate
+from safari.aggregation.blocks import aggregate, remembered
 from safari.aggregation.checks import check_state, first_state, whole, whole_ids
 from safari.aggregation.compensation import (
     Compensation,
     Decision,
-    HostIds,
     NotFiniteError,
+    OnHost,
     Round,
     State,
     on_device,
@@ -144,7 +144,7 @@ class Server:
         return cls(
             model=vector,
             round=0,
-            weights=_shares(weights, clients).to(vector.device),
+            weights=_shares(weights, clients),
             parameters=len(vector) if parameters is None else parameters,
             rule=rule,
             state=first_state(rule, clients, len(vector), vector.device),
@@ -225,6 +225,7 @@ class Server:
         most_kept: int | None = None,
         lr: float = 0.0,
         shares: Mapping[int, float] | None = None,
+        in_place: bool = False,
     ) -> tuple[Server, Outcome]:
         """The same for models in one matrix: row i is the model of client `ids[i]`; ids ascend.
 
@@ -233,6 +234,8 @@ class Server:
         `same_mask`: every client has the same mask, those who are missing included. `up`: what clients sent
         beside their models, by name, a row for each id. `most_kept`: how many numbers a mask may keep. `shares`: see
         `step`. `lr`: the learning rate of the clients' steps, for client algorithms that ask for it (`Round.lr`).
+        `in_place`: a rule's memory of clients is not copied; it goes over to the next server, and this one must not be
+        used again.
         """
         asked = self._cohort(cohort)
         ids = whole_ids("ids", ids)
@@ -258,9 +261,11 @@ class Server:
         cohort_ids = torch.arange(len(asked), device=device) if everybody else on_device(asked, device)
         arrived_ids = cohort_ids if ids == asked else on_device(ids, device)
         if shares is not None:
-            weights = _cohort_shares(shares, asked).to(device, non_blocking=True)
+            weights = _cohort_shares(shares, asked)
         else:
-            weights = self.weights if everybody else self.weights[cohort_ids]
+            weights = self.weights if everybody else self.weights[asked]
+        weights = weights / weights.sum()
+        there = weights.to(device, non_blocking=True)
         view = Round(
             number=self.round,
             global_model=self.model,
@@ -268,16 +273,18 @@ class Server:
             arrived=arrived_ids,
             models=models,
             masks=masks.expand(len(ids), -1),
-            weights=weights / weights.sum(),
+            weights=there,
             parameters=self.parameters,
             same_mask=same_mask,
             up=up or {},
             came=came,
             lr=lr,
-            host_ids=HostIds((cohort_ids, arrived_ids), asked, ids),
+            on_host=OnHost((cohort_ids, arrived_ids, there), asked, ids, weights),
         )
         ruling, gate_state = judge(self.gate, self.gate_state, view)
-        following, view, decision, more = replace(self, gate_state=gate_state)._follow(admitted(view, ruling))
+        following, view, decision, more = replace(self, gate_state=gate_state)._follow(
+            admitted(view, ruling), in_place
+        )
         arrived = tuple(view.arrived_ids)
         outcome = Outcome(
             arrived=arrived,
@@ -292,18 +299,18 @@ class Server:
         )
         return following, outcome
 
-    def _follow(self, view: Round) -> tuple[Server, Round, Decision, dict[int, str]]:
+    def _follow(self, view: Round, in_place: bool) -> tuple[Server, Round, Decision, dict[int, str]]:
         """The next server, the round as it was aggregated, the decision, and who was refused on the way.
 
         Finite numbers may have an infinite sum. Then the arrivals that cause it are left out: what a gate that
         is off lets through must not end a training either.
         """
         try:
-            return *self._next(view), {}
+            return *self._next(view, in_place), {}
         except NotFiniteError:
             huge = _huge(view)
             if huge:
-                server, view, decision, more = self._follow(without(view, huge))
+                server, view, decision, more = self._follow(without(view, huge), in_place)
                 return server, view, decision, huge | more
             largest = max((_largest(t) for t in (self.model, *self.state.values())), default=0.0)
             if largest < _HUGE:
@@ -314,20 +321,28 @@ class Server:
             lost = without(view, refused)
             return replace(self, round=self.round + 1), lost, Decision(lost.weights[:0]), refused
 
-    def _next(self, view: Round) -> tuple[Server, Round, Decision]:
+    def _next(self, view: Round, in_place: bool) -> tuple[Server, Round, Decision]:
         decision, model, state = aggregate(self.rule, self.state, view)
-        following = replace(self, model=model, round=self.round + 1, state=state)
-        if self.algorithm is None and self.steps is None:
-            return following, view, decision
-        updated = len(view.arrived) > 0 or decision.b is not None
-        model, (algorithm_state, step_state) = advance(
-            [self.algorithm or UNCHANGED, self.steps or UNCHANGED],
-            [self.algorithm_state, self.step_state],
-            replace(view, stand_ins=decision.stand_ins),
-            model,
-            updated=updated,
+        states = [self.algorithm_state, self.step_state]
+        if self.algorithm is not None or self.steps is not None:
+            updated = len(view.arrived) > 0 or decision.b is not None
+            model, states = advance(
+                [self.algorithm or UNCHANGED, self.steps or UNCHANGED],
+                states,
+                replace(view, stand_ins=decision.stand_ins),
+                model,
+                updated=updated,
+            )
+        # Last: what was written in place could not be tried again with fewer arrivals.
+        state = remembered(self.rule, state, view, in_place)
+        following = replace(
+            self,
+            model=model,
+            round=self.round + 1,
+            state=state,
+            algorithm_state=states[0],
+            step_state=states[1],
         )
-        following = replace(following, model=model, algorithm_state=algorithm_state, step_state=step_state)
         return following, view, decision
 
     def _cohort(self, cohort: Sequence[int] | None) -> list[int]:

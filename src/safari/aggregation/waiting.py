@@ -8,9 +8,12 @@ that it is cut, unless some client kept it when last heard. With one mask for al
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
 from torch import Tensor
 
-from safari.aggregation.compensation import Decision, Round, State, with_rest
+from safari.aggregation.compensation import Round, State, Weights, with_rest
 
 # Nothing is held back from now on.
 OVER = -1
@@ -18,17 +21,31 @@ OVER = -1
 _ROUNDING = 1e-6
 
 
-def hold_back(decision: Decision, held: State, round: Round, left: int) -> tuple[Decision, int]:
-    """The decision with cuts held back, and how many more rounds may do so, or `OVER`.
+def waits(state: State, round: Round) -> int:
+    """How many more rounds may hold cuts back after this one, or `OVER`; `state` is that of before the round."""
+    left = int(state["wait"])
+    if left == OVER or not len(round.arrived):
+        return left
+    return left - 1 if _waits_for_somebody(state, round, left) else OVER
 
-    `held` is the memory after the round; `left` is how many rounds may still hold back, this one included.
-    """
-    alive = round.kept
-    if round.same_mask:
-        return decision, OVER
-    if left > 0 and _differ(round) and bool((held["age"][round.missing] < 0).any()):
-        return _sparing(decision, round, ~alive), left - 1
-    return _sparing(decision, round, ~alive & held["kept"].any(0)), OVER
+
+def hold_back(weights: Weights, state: State, round: Round) -> Weights:
+    """The weights of a round's arrivals with cuts held back, while there is anybody to wait for; in the round after
+    that, what any client kept when it was last heard."""
+    if not len(round.arrived):
+        return weights
+    spared = ~round.kept
+    if not _waits_for_somebody(state, round, int(state["wait"])):
+        kept = state["kept"].view(torch.uint8)
+        # Of the arrivals it is this round's mask that counts, and there nothing is spared.
+        spared &= kept.sum(0) > kept[round.arrived].sum(0)
+    return _sparing(weights, round, spared)
+
+
+def _waits_for_somebody(state: State, round: Round, left: int) -> bool:
+    return (
+        left > 0 and not round.same_mask and _differ(round) and bool((state["age"][round.missing] < 0).any())
+    )
 
 
 def _differ(round: Round) -> bool:
@@ -37,21 +54,23 @@ def _differ(round: Round) -> bool:
     return len(masks) == 1 or bool((masks[1:] != masks[0]).any())
 
 
-def _sparing(decision: Decision, round: Round, spared: Tensor) -> Decision:
-    """The decision in which missing clients leave these weights of the model unchanged."""
+def _sparing(weights: Weights, round: Round, spared: Tensor) -> Weights:
+    """The weights with which missing clients leave these weights of the model unchanged."""
     x, own, missing = round.global_model, round.own, round.others.sum()
     stays = x * spared
     stays[round.parameters :] = 0
     # Without missing clients there is no weight to give to the old values.
     if not float(missing) > 0 or not bool(stays.any()):
-        return decision
-    shares = decision.a - own
+        return weights
+    shares = weights.a[0].to(own.device) - own
     spoken, total = shares.to(x) @ round.models, shares.sum()
-    if decision.b is not None and decision.recalled is not None:
-        spoken, total = spoken + decision.b.to(x) @ decision.recalled, total + decision.b.sum()
+    if weights.b is not None and weights.recalled is not None:
+        b = weights.b[0].to(own.device)
+        spoken, total = spoken + b.to(x) @ weights.recalled, total + b.sum()
     rest = float(missing - total)
     if rest > _ROUNDING * float(missing):
         # Missing clients without a stand-in stay at the global model, as in every rule.
         spoken, total = with_rest(spoken, round, rest), missing
     # `combine` multiplies by `total`; the arrivals are 0 wherever something is spared.
-    return Decision(own, total[None], ((spoken + stays) / total.to(x))[None], decision.stand_ins)
+    recalled = ((spoken + stays) / total.to(x))[None]
+    return replace(weights, a=own.cpu()[None], b=total.cpu()[None, None], recalled=recalled)

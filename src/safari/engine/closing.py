@@ -52,6 +52,7 @@ def close_round(
         up=arrived.up,
         lr=world.lr(t),
         shares=draw.by_client,
+        in_place=True,
     )
     policy = learned(
         world.policy, opening.policy, world.config.rounds, world.layout, server, outcome, arrived

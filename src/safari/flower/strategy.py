@@ -358,6 +358,7 @@ class SafariStrategy(Strategy):
             up=arrived.up,
             lr=learning_rate(self.config, server.round),
             shares=self._chosen.shares(cohort, collected.nodes),
+            in_place=True,
         )
         self._sampled = noted(self._sampling, self._sampled, before, self.layout.parameters, outcome, arrived)
         self._policy = learned(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from safari.aggregation.checks import check_state
-from safari.aggregation.compensation import HostIds, Round, State, on_device
+from safari.aggregation.compensation import OnHost, Round, State, on_device
 from safari.contracts import describe, pair
 from safari.errors import ConfigError, one_of
 
@@ -86,7 +86,12 @@ def without(round: Round, clients: Mapping[int, str]) -> Round:
     return replace(
         round,
         arrived=arrived,
-        host_ids=HostIds((round.cohort, arrived), round.cohort_ids, [round.arrived_ids[row] for row in good]),
+        on_host=OnHost(
+            (round.cohort, arrived, round.weights),
+            round.cohort_ids,
+            [round.arrived_ids[row] for row in good],
+            round.weights_on_host,
+        ),
         models=round.models[rows],
         masks=masks,
         came=None if round.came is None else round.came[rows],

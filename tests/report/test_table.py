@@ -91,13 +91,6 @@ def test_progress_counts_seeds_that_have_not_begun(synthetic):
     assert [line[header.index("progress")] for line in body] == ["6 of 12 rounds", "not begun"]
 
 
-def test_a_summary_of_an_earlier_version_is_shown(synthetic):
-    summary = summarise(two_seeds(synthetic))
-    del summary["seeds"]
-    header, _ = cells(rows_of({"demo": summary}))
-    assert "progress" not in header
-
-
 def test_several_runs_carry_their_names_and_targets(synthetic):
     one = summarise(two_seeds(synthetic, folder="one"))
     other = {**one, "target": 0.9}

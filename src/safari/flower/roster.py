@@ -145,9 +145,8 @@ class Roster:
             nodes={int(node): str(name) for node, name in table["nodes"].items()},
             heard={str(name): int(round) for name, round in table["heard"].items()},
             weights={str(name): float(weight) for name, weight in table["weights"].items()},
-            # Checkpoints from before it was counted have none.
-            taken={int(node): int(count) for node, count in table.get("taken", {}).items()},
-            came={str(name): bytes.fromhex(bits) for name, bits in table.get("came", {}).items()},
+            taken={int(node): int(count) for node, count in table["taken"].items()},
+            came={str(name): bytes.fromhex(bits) for name, bits in table["came"].items()},
         )
 
     def _check_claim(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from safari.runs.metrics import CLASSIFICATION, RunMetrics
+from safari.runs.metrics import RunMetrics
 from safari.tasks import Metric
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Value:
 
     @classmethod
     def of(cls, spread: Mapping[str, Any] | None) -> Value:
-        """From an entry of a summary; None where one of an earlier version has no such entry."""
+        """From an entry of a summary; None for a number that its runs do not have."""
         return cls(None, None, 0) if spread is None else cls(spread["mean"], spread["std"], spread["n"])
 
 
@@ -203,13 +203,14 @@ def to_rich(rows: Sequence[Row], title: str | None = None, width: int | None = N
 def explain(summaries: Mapping[str, Mapping[str, Any]]) -> str:
     """What the numbers mean, in a sentence or two each.
 
-    >>> explain({"demo": {"last": 20}})
+    >>> from safari.runs.metrics import CLASSIFICATION
+    >>> explain({"demo": {"last": 20, "metrics": CLASSIFICATION.to_json()}})
     'Scores are means over the evaluations of the last 20 rounds, then over the seeds (± standard \
 deviation over seeds). Wobble is the standard deviation of top-1 within those rounds of one run, in points, \
 without its linear trend and any difference between even and odd rounds.'
     """
     lasts = sorted({summary["last"] for summary in summaries.values()})
-    metrics = [_metrics_of(summary) for summary in summaries.values()]
+    metrics = [RunMetrics.from_json(summary["metrics"]) for summary in summaries.values()]
     names = " or ".join(dict.fromkeys(found.main.short or found.main.label for found in metrics))
     points = ", in points" if all(found.main.percent for found in metrics) else ""
     averaged = any(
@@ -237,12 +238,6 @@ def warnings_of(summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
         for name, summary in summaries.items()
         for warning in summary["warnings"]
     ]
-
-
-def _metrics_of(summary: Mapping[str, Any]) -> RunMetrics:
-    """Summaries of an earlier version do not say: those of classification."""
-    described = summary.get("metrics")
-    return CLASSIFICATION if described is None else RunMetrics.from_json(described)
 
 
 def human_bytes(count: float) -> str:
@@ -276,7 +271,7 @@ def _fitting(
 
 
 def _row(label: str, entry: Mapping[str, Any], summary: Mapping[str, Any]) -> Row:
-    seeds, metrics = list(entry["seeds"].values()), _metrics_of(summary)
+    seeds, metrics = list(entry["seeds"].values()), RunMetrics.from_json(summary["metrics"])
     return Row(
         label=label,
         metrics=metrics,
@@ -296,8 +291,7 @@ def _row(label: str, entry: Mapping[str, Any], summary: Mapping[str, Any]) -> Ro
         bytes_down=Value.of(entry["bytes_down"]),
         seeds=len(seeds),
         rounds_done=sum(seed["rounds"] for seed in seeds),
-        # Those of earlier versions do not say how many seeds were asked for.
-        rounds_asked=summary["rounds"] * summary.get("seeds", max(1, len(seeds))),
+        rounds_asked=summary["rounds"] * summary["seeds"],
     )
 
 

@@ -14,13 +14,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from safari.errors import SafariError
 from safari.processes import end_family, supervised
-from safari.text import visible
+from safari.text import utc_now, visible
 
 # Starts in a row that bring no new round, after which it gives up; seconds before the second of them, and at most.
 MOST_STARTS = 8
@@ -199,7 +198,7 @@ class Keeper:
         return table
 
     def _say(self, text: str) -> None:
-        self.tell(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {text}")
+        self.tell(f"{utc_now()} {text}")
 
 
 def _program(name: str) -> str:

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
+
+def utc_now() -> str:
+    """The time of day to the second, as `2026-01-31T23:59:59Z`."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
 
 def visible(text: str, longest: int = 300) -> str:
     r"""The text with every character that a terminal might act on written out, and bounded in length.

@@ -113,9 +113,9 @@ def test_records_come_back_as_they_went_in(tmp_path):
     assert [record.to_json() for record in trial.records()] == [
         record.to_json() | {"bytes": {"up": None, "down": None, **record.bytes}} for record in records
     ]
-    assert trial.timings.read_text().splitlines() == [
-        '{"round": 1, "train": 0.5}',
-        '{"round": 2, "train": 0.5}',
+    timings = list(read_lines(trial.timings))
+    assert [{**line, "time": line["time"][-1]} for line in timings] == [
+        {"round": number, "time": "Z", "train": 0.5} for number in (1, 2)
     ]
 
 

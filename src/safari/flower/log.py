@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import MutableMapping
-from datetime import UTC, datetime
 from typing import Any
 
-
-def utc_now() -> str:
-    """The time of day to the second, as `2026-01-31T23:59:59Z`."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+from safari.text import utc_now
 
 
 class _Timed(logging.LoggerAdapter[logging.Logger]):

@@ -98,6 +98,11 @@ class Roster:
                 found[node] = seat
         return found
 
+    def names_of(self, seats: Iterable[int]) -> dict[int, str]:
+        """The names of those who have these seats; seats without an owner are left out."""
+        owners = {seat: name for name, seat in self.names.items()}
+        return {seat: owners[seat] for seat in seats if seat in owners}
+
     def absent(self, nodes: Iterable[int], round: int, patience: int | None) -> list[int]:
         """Seats of known clients that none of these nodes is, silent for at most `patience` rounds."""
         away = self._away(nodes)

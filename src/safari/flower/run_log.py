@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,9 +18,9 @@ from safari.config import Config
 from safari.errors import RunError, SafariError
 from safari.flower.broadcast import Broadcast
 from safari.flower.collect import Collected
-from safari.flower.log import utc_now
 from safari.flower.roster import Roster
 from safari.flower.rule_state import grown, grown_half, inside
+from safari.flower.scores import metrics_with
 from safari.models import Layout
 from safari.pruning import POLICIES
 from safari.rounds.resume import checked_rule_state, fitting, meaning, refuse_changes, saved_server
@@ -30,19 +29,19 @@ from safari.runs.elsewhere import decided, undecided
 from safari.runs.environment import environment
 from safari.runs.folder import FAILURE
 from safari.runs.measure import Facts, MaskCount, record_of
+from safari.runs.metrics import FILE as METRICS_FILE
+from safari.runs.metrics import metrics_text
 from safari.runs.record import RoundRecord
 from safari.sampling import SAMPLINGS, Sampling, uniform
-from safari.text import visible
+from safari.text import utc_now, visible
 from safari.toml import to_toml
 from safari.training import ServerHalf
 
-Scores = Mapping[str, Any]
 # Where a checkpoint holds what the mask policy carries from round to round.
 _POLICY, _MASK = "policy.", "mask"
 # And what the sampling does.
 _SAMPLING = "sampling."
 _LONGEST_FAILURE = 1000
-_SCORES = {"loss": ("loss",), "top1": ("top1", "accuracy", "eval_acc"), "top5": ("top5",)}
 
 
 @dataclass(frozen=True)
@@ -167,8 +166,12 @@ class RunLog:
             return found
         return {n: fitting(self.trial, f"{_POLICY}{n}", found.get(n), like) for n, like in first.items()}
 
-    def write(self, record: Mapping[str, Any], seconds: Mapping[str, float]) -> None:
-        """Add a round's line."""
+    def write(self, record: RoundRecord, seconds: Mapping[str, float]) -> None:
+        """Add a round's line; metrics that the run did not have so far are noted first."""
+        found, known = [name for name, value in record.metrics.items() if value is not None], self.run.metrics
+        if set(found) - set(known.names):
+            first = not (self.run.path / METRICS_FILE).exists()
+            self.run.write(METRICS_FILE, metrics_text(metrics_with(known, found, first=first)))
         self.trial.append(record, seconds)
 
     def save(self, now: Progress) -> None:
@@ -217,7 +220,8 @@ def round_record(
 ) -> RoundRecord:
     """A round's record, as our engines write it, and beside it what only a real network has.
 
-    `reasons` says why each of the missing is; `nodes` which node was which client; `ignored` names replies
+    `reasons` says why each of the missing is; `nodes` which node was which client, and `names` what its operator
+    calls it; `ignored` names replies
     that belong to nobody; `resumed` marks the first round of a process that found a checkpoint; `evaluation`
     says who was asked to test the new model, where anybody was. `kept`: the announced masks of the round before
     and of this one.
@@ -248,18 +252,10 @@ def round_record(
         record,
         reasons={seat: reasons[seat] for seat in sorted(reasons)},
         nodes={seat: str(node) for seat, node in collected.nodes.items()},
+        names=collected.roster.names_of(collected.cohort),
         ignored=tuple(collected.ignored),
         resumed=resumed,
         extra={"evaluation": None},
-    )
-
-
-def with_scores(record: RoundRecord, scores: Scores | None, average: Scores | None = None) -> RoundRecord:
-    """The record with what an evaluation found, of the model and of the running average."""
-    return replace(
-        record,
-        metrics=_read(scores) if scores else record.metrics,
-        average=_read(average) if average else None,
     )
 
 
@@ -288,16 +284,6 @@ def _refuse_another(there: RunFolder, config: Config, trial: Trial) -> None:
             f"{there.path} holds a run of another config, which differs in {', '.join(changed)}: "
             "choose another run"
         )
-
-
-def _read(scores: Scores) -> dict[str, float | None]:
-    """Scores under our names, from those that are usual in Flower or here."""
-    found: dict[str, float | None] = dict.fromkeys(_SCORES)
-    for score, names in _SCORES.items():
-        values = [scores[name] for name in names if name in scores]
-        if values and isinstance(values[0], int | float) and abs(values[0]) < float("inf"):
-            found[score] = float(values[0])
-    return found
 
 
 def _mean(values: Sequence[int]) -> float | None:

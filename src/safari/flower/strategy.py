@@ -38,7 +38,8 @@ from safari.flower.reply import mean_metrics
 from safari.flower.residual import NEVER
 from safari.flower.roster import Roster
 from safari.flower.rule_state import vacated, vacated_rows
-from safari.flower.run_log import Progress, RunLog, round_record, with_scores
+from safari.flower.run_log import Progress, RunLog, round_record
+from safari.flower.scores import scored
 from safari.flower.selection import Selection, select, select_drawn
 from safari.flower.settings import check_arguments, settings
 from safari.flower.text import last_line
@@ -445,7 +446,7 @@ class SafariStrategy(Strategy):
         central = evaluate_fn(number, arrays or ArrayRecord()) if evaluate_fn is not None else None
         _keep(result.evaluate_metrics_serverapp, number, central)
         of_average = average_fn(number, averaged) if average_fn and (averaged := self.averaged) else None
-        self._line = with_scores(self._line, central or federated, of_average)
+        self._line = scored(self._line, central, federated, of_average)
         watch.lap("evaluate")
         return watch.seconds
 
@@ -717,9 +718,18 @@ class SafariStrategy(Strategy):
     def _tell(self) -> None:
         line = self._line
         log.info("aggregate_train: %s arrived, %s missing", len(line["arrived"]), len(line["missing"]))
+        names = line["names"]
+
+        def called(client: str) -> str:
+            return (
+                f"{names[client]} (client {client})"
+                if names.get(client, client) != client
+                else f"client {client}"
+            )
+
         for seat, reason in islice(line["reasons"].items(), _MOST_TOLD):
-            who = ", ".join(map(str, line["stand_ins"].get(seat, ())[:_MOST_TOLD]))
-            log.info("\t> client %s is missing: %s%s", seat, reason, who and f" (stood in for by {who})")
+            who = ", ".join(called(str(other)) for other in line["stand_ins"].get(seat, ())[:_MOST_TOLD])
+            log.info("\t> %s is missing: %s%s", called(seat), reason, who and f" (stood in for by {who})")
         if len(line["reasons"]) > _MOST_TOLD:
             log.info("\t> and %s more", len(line["reasons"]) - _MOST_TOLD)
         for reason in line["ignored"][:_MOST_TOLD]:

@@ -6,7 +6,7 @@ RUN/summary.json                     final numbers, every arm
 RUN/failure.txt                      why a run on Flower ended early
 RUN/report.html, RUN/figures/
 RUN/trials/ARM/seed-N/rounds.jsonl   one line a round; bit-equal between two runs of one config
-RUN/trials/ARM/seed-N/timings.jsonl  seconds, apart because they are never equal
+RUN/trials/ARM/seed-N/timings.jsonl  seconds and the time of day, apart because they are never equal
 RUN/trials/ARM/seed-N/similarity.jsonl  the similarity matrix in some rounds, where the rule keeps one
 RUN/trials/ARM/seed-N/checkpoint.safetensors  the newest checkpoint; older ones have their round in the name
 RUN/trials/ARM/seed-N/best.safetensors        the model with the best score so far, where that is kept
@@ -43,7 +43,8 @@ from safari.runs.checkpoint import (
 )
 from safari.runs.files import making, temporaries
 from safari.runs.metrics import RunMetrics, read_metrics
-from safari.runs.record import RoundRecord, read_records
+from safari.runs.record import TIME, RoundRecord, read_records
+from safari.text import utc_now
 from safari.toml import parse_toml, to_toml
 
 # Why a run ended early.
@@ -100,7 +101,9 @@ class Trial:
         """Add a round's line, and its similarity matrix where there is one."""
         if similarity is not None:
             files.append_line(self.similarity, json.dumps(similarity), self.root)
-        files.append_line(self.timings, json.dumps({"round": record["round"], **seconds}), self.root)
+        files.append_line(
+            self.timings, json.dumps({"round": record["round"], TIME: utc_now(), **seconds}), self.root
+        )
         files.append_line(self.rounds, json.dumps(dict(record), allow_nan=False), self.root)
 
     def save(self, saved: Saved, keep: int = 1) -> None:

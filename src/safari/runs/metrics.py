@@ -102,7 +102,7 @@ class RunMetrics:
 RESERVED = frozenset({
     "round", "average", "train_loss", "trained", "arrived", "missing", "parts", "refused", "stand_ins", "stood_in",
     "lost", "density", "agreement", "support", "churn", "layers", "layer_churn", "mask_age", "bytes",
-    "bytes_up", "bytes_down", "modes", "diagnosis", "reasons", "nodes", "ignored", "resumed", "seed", "arm",
+    "bytes_up", "bytes_down", "modes", "diagnosis", "reasons", "nodes", "names", "ignored", "resumed", "seed", "arm",
     "clients", "clients_mean", "clients_worst", "clients_spread", "client_scores",
     "rounds", "finished", "rounds_to_target", "rounds_to_stay", "reached_target", "stayed_at_target",
     "lost_updates", "seeds", "seconds",

@@ -26,8 +26,11 @@ MOST_CLIENTS = 10**9
 # Beyond this, sums of squares and the limits of a chart's axes are no longer finite.
 LARGEST_NUMBER = 1e150
 
+# What a line of seconds has beside them: when the round was recorded (UTC).
+TIME = "time"
+
 # In the order in which a line has them; the metrics stand after the round.
-_OPTIONAL = ("parts", "clients", "mask_age", "reasons", "nodes", "ignored", "resumed")
+_OPTIONAL = ("parts", "clients", "mask_age", "reasons", "nodes", "names", "ignored", "resumed")
 
 
 # What is said of the scores of single clients, over all of them.
@@ -103,6 +106,7 @@ class RoundRecord(Mapping[str, Any]):
     diagnosis: diagnostics of the theory, where they were asked for.
     reasons: on a real network, why each missing client is.
     nodes: on a real network, which node was which client.
+    names: on a real network, what the clients that were asked are called there.
     ignored: on a real network, replies that belonged to no client.
     resumed: whether this was the first round of a process that found a checkpoint.
     extra: further fields of the line, as they are.
@@ -132,6 +136,7 @@ class RoundRecord(Mapping[str, Any]):
     diagnosis: Mapping[str, Number | None] | None = None
     reasons: Mapping[int, str] | None = None
     nodes: Mapping[int, str] | None = None
+    names: Mapping[int, str] | None = None
     ignored: tuple[str, ...] | None = None
     resumed: bool | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -472,6 +477,7 @@ _KINDS = {
     "diagnosis": "optional_numbers",
     "reasons": "optional_texts",
     "nodes": "optional_texts",
+    "names": "optional_texts",
     "ignored": "optional_list",
     "resumed": "optional_flag",
 }

@@ -20,7 +20,7 @@ _LONGEST = 1e12
 # Every row has a cell in every column, so one line with many fields would multiply the size of the table.
 MOST_COLUMNS = 2_000
 # The columns that hold texts; all others hold numbers.
-TEXTS = ("arm", "layer", "status", "reason")
+TEXTS = ("arm", "layer", "status", "reason", "name")
 _COUNTED = (ClientStatus.ARRIVED, ClientStatus.LOST, ClientStatus.LOST_UP, ClientStatus.LOST_DOWN)
 
 
@@ -109,9 +109,11 @@ def _client_rows(run: RunFolder, skipped: list[str] | None) -> Iterator[dict[str
     samples = held if isinstance(held, list) else []
     for trial, records in _trials(run, skipped):
         counts: dict[int, dict[str, int]] = {}
+        names: dict[int, str] = {}
         scores: list[Any] = []
         for record in records:
             scores = record.clients["scores"] if record.clients else scores
+            names |= record.names or {}
             for client, status in record.outcomes.items():
                 own = counts.setdefault(client, dict.fromkeys(_COUNT_NAMES, 0))
                 own["asked"] += 1
@@ -122,7 +124,8 @@ def _client_rows(run: RunFolder, skipped: list[str] | None) -> Iterator[dict[str
             known = trial.seed == run.config.seed and client < len(samples)
             held_by = samples[client] if known else None
             score = {"score": scores[client] if client < len(scores) else None} if scores else {}
-            yield {**_key(trial), "client": client, "samples": held_by, **counts[client], **score}
+            name = {"name": names.get(client)} if names else {}
+            yield {**_key(trial), "client": client, **name, "samples": held_by, **counts[client], **score}
 
 
 def _arrival_rows(run: RunFolder, skipped: list[str] | None) -> Iterator[dict[str, Any]]:
@@ -134,6 +137,7 @@ def _arrival_rows(run: RunFolder, skipped: list[str] | None) -> Iterator[dict[st
                     **_key(trial),
                     "round": record.round,
                     "client": client,
+                    **({"name": record.names.get(client)} if record.names else {}),
                     "status": _word(status),
                     "stand_in": others[0] if others else None,
                     "stand_ins": len(others),

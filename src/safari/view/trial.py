@@ -12,7 +12,8 @@ import numpy as np
 
 from safari.report.gather import MOST_CLIENTS, MOST_LAYERS
 from safari.runs import CLASSIFICATION, RoundRecord, RunMetrics, Trial
-from safari.runs.record import LAST_ROUND, RecordError, check_order, number_names
+from safari.runs.record import LAST_ROUND, TIME, RecordError, check_order, number_names
+from safari.text import visible
 from safari.view.arrays import encode_array
 from safari.view.follow import LineFollower
 from safari.view.snapshots import SimilaritySnapshots
@@ -66,6 +67,8 @@ class TrialLog:
         self.layers: list[str] = []
         self.layer_density, self.layer_churn, self.mask_age = array("f"), array("f"), array("f")
         self.seconds: dict[str, list[float | None]] = {"round": []}
+        self.times: list[str | None] = []
+        self.names: dict[int, str] = {}
 
     @property
     def generation(self) -> int:
@@ -119,6 +122,8 @@ class TrialLog:
             "columns": {name: values[start.rounds :] for name, values in self.columns.items()},
             "seconds_from": start.seconds,
             "seconds": {name: values[start.seconds :] for name, values in self.seconds.items()},
+            "times": self.times[start.seconds :],
+            "names": self.names,
             "snapshots": self.snapshots.rounds[start.snapshots :],
             "snapshots_from": start.snapshots,
             "snapshots_note": self.snapshots.note,
@@ -164,6 +169,8 @@ class TrialLog:
             self.columns[name].append(entry)
         if self.drawn:
             self._add_clients(record)
+            named = record.names or {}
+            self.names |= {client: visible(name) for client, name in named.items() if client < self.drawn}
         self.layer_density.extend(_row(record.layers, self.layers, math.nan))
         # Layers without churn are left out of a record that says it.
         silent = math.nan if record.layer_churn is None else 0.0
@@ -191,7 +198,7 @@ class TrialLog:
             self._seconds.skipped.note(number, f"round {round!r:.40} after {last}")
             return
         try:
-            values = {str(name): _seconds(value) for name, value in parts.items()}
+            values = {str(name): _seconds(value) for name, value in parts.items() if name != TIME}
         except (TypeError, OverflowError) as error:
             self._seconds.skipped.note(number, f"not the seconds of a round ({error})")
             return
@@ -200,6 +207,8 @@ class TrialLog:
                 self.seconds[name] = [None] * len(rounds)
         for name, column in self.seconds.items():
             column.append(values.get(name))
+        time = parts.get(TIME)
+        self.times.append(visible(time, 40) if isinstance(time, str) else None)
 
 
 def _again(follower: LineFollower) -> LineFollower:

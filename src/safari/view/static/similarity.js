@@ -2,6 +2,7 @@
 
 import { HeatMap } from "./heat.js";
 import { exact, lastUpTo, plural } from "./numbers.js";
+import { nameOf } from "./store.js";
 import { clientColours, colours } from "./theme.js";
 
 const MOST_IN_A_RING = 40;
@@ -232,7 +233,7 @@ export class StandIns extends HeatMap {
     ];
     if (given[best]) rows.push({ label: "for", value: partners((k) => times[k * clients + best]) });
     if (taken[best]) rows.push({ label: "by", value: partners((k) => times[best * clients + k]) });
-    return { title: `Client ${best}`, rows, focus: best };
+    return { title: capital(nameOf(this.page.trial(), best)), rows, focus: best };
   }
 
   move(point, dx, dy, width, height) {
@@ -249,7 +250,8 @@ export class StandIns extends HeatMap {
     const { order } = this.page.clients();
     const { clients, times } = this.counts();
     const count = times[order[i] * clients + order[j]];
-    return { title: `Client ${order[j]} for client ${order[i]}`, rows: [{ label: "stood in", value: plural(count, "time") }] };
+    const trial = this.page.trial();
+    return { title: `${capital(nameOf(trial, order[j]))} for ${nameOf(trial, order[i])}`, rows: [{ label: "stood in", value: plural(count, "time") }] };
   }
 
   csv() {
@@ -315,4 +317,8 @@ function taper([x0, y0], [x1, y1], [cx, cy], width) {
     right.push([x + (half * dy) / length, y - (half * dx) / length]);
   }
   return [...left, ...right.reverse()];
+}
+
+function capital(words) {
+  return words[0].toUpperCase() + words.slice(1);
 }

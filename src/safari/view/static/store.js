@@ -39,12 +39,14 @@ export class Store {
     let trial = this.trials.get(key);
     if (!trial || trial.generation !== news.generation || news.from === 0) {
       const { run, arm, seed, generation } = news;
-      trial = { key, run, arm, seed, generation, columns: {}, seconds: {}, snapshots: [], detail: null };
+      trial = { key, run, arm, seed, generation, columns: {}, seconds: {}, times: {}, names: {}, snapshots: [], detail: null };
       this.trials.set(key, trial);
       this.snapshots.forEach((_, name) => name.startsWith(`${key}@`) && this.snapshots.delete(name));
     }
     extend(trial.columns, news.columns, news.from);
     extend(trial.seconds, news.seconds, news.seconds_from);
+    extend(trial.times, { at: news.times }, news.seconds_from);
+    trial.names = news.names;
     trial.snapshots.length = Math.min(trial.snapshots.length, news.snapshots_from);
     trial.snapshots.push(...news.snapshots);
     trial.note = news.snapshots_note;
@@ -117,6 +119,18 @@ export class Store {
     }
     return this.series.get(column);
   }
+}
+
+// What a client is called: by its number, and on a real network by the name that its operator gave it.
+export function nameOf(trial, client) {
+  const name = trial.names[client];
+  return name && name !== String(client) ? `${name} (client ${client})` : `client ${client}`;
+}
+
+// When a round was recorded, as far as that is known.
+export function timeOf(trial, round) {
+  const k = lastUpTo(trial.seconds.round ?? [], round);
+  return (k >= 0 && trial.seconds.round[k] === round && trial.times.at[k]) || "";
 }
 
 function overSeeds(trials, column) {

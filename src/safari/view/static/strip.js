@@ -2,6 +2,7 @@
 
 import { BOTTOM, RoundChart, TOP, drawRoundAxis, roundSpan } from "./axes.js";
 import { lastUpTo, plural } from "./numbers.js";
+import { nameOf, timeOf } from "./store.js";
 import { clientColours, colours, rgb } from "./theme.js";
 
 // As ClientStatus in runs/record.py has them.
@@ -129,15 +130,16 @@ export class ArrivalStrip extends RoundChart {
   hover(px, py, width, height) {
     const detail = this.detail();
     const { order } = this.page.clients();
-    const rounds = this.page.trial().columns.round;
+    const trial = this.page.trial();
+    const rounds = trial.columns.round;
     const place = Math.floor(((py - TOP) / (height - TOP - BOTTOM)) * detail.clients);
     const client = order[Math.max(0, Math.min(detail.clients - 1, place))];
     const t = Math.min(lastUpTo(rounds, Math.round(this.scale(width).round(px))), detail.length - 1);
     if (t < 0) return null;
     const cell = t * detail.clients + client;
     return {
-      title: `Round ${rounds[t]}, client ${client}`,
-      rows: [{ label: statusWords(detail, cell), value: "", colour: this.cellColour(detail, cell) }, ...this.share(detail, client)],
+      title: [`Round ${rounds[t]}`, nameOf(trial, client), timeOf(trial, rounds[t])].filter(Boolean).join(", "),
+      rows: [{ label: statusWords(detail, cell, trial), value: "", colour: this.cellColour(detail, cell) }, ...this.share(detail, client)],
       round: rounds[t],
     };
   }
@@ -197,14 +199,14 @@ function shareOf(detail, cell) {
   return detail.part[cell] === WHOLE ? 1 : Math.round((1000 * detail.part[cell]) / WHOLE) / 1000;
 }
 
-function statusWords(detail, cell) {
+function statusWords(detail, cell, trial) {
   const came = inPart(detail, cell) ? `, ${Math.round(100 * shareOf(detail, cell))} % of its model` : "";
   const words = WORDS[detail.status[cell]] + came;
   if (!detail.stand_in[cell]) return words;
   const others = detail.stand_ins[cell] - 1;
   const more = others > 0 ? ` and ${plural(others, "other")}` : "";
   const rest = came ? " for the rest" : "";
-  return `${words}; client ${detail.stand_in[cell] - 1}${more} stood in${rest}`;
+  return `${words}; ${nameOf(trial, detail.stand_in[cell] - 1)}${more} stood in${rest}`;
 }
 
 function inPart(detail, cell) {

@@ -1,128 +1,120 @@
-"""Fill the tables of docs/evidence.md from the records.
+"""Write results/tables.md from the records: every table of every experiment that has some.
 
-    python evidence/make_tables.py [--page PAGE]... [--check] [RESULTS...]
+    python evidence/make_tables.py [--check] [RESULTS...]
 
-A page holds blocks such as
-
-    <!-- evidence: rivals rules average_top1 -->
-    <!-- end of evidence -->
-
-and what stands between the two lines is written here. Kinds: `verdicts NAME...`, `table NAME [COLUMN]...`,
-`matrix NAME [COLUMN]`, `rivals NAME [COLUMN]`, `race NAME`, with the names of experiments and columns. An
-experiment's numbers come from the first of the folders RESULTS (of `safari reproduce --out`; by default
-results/evidence*, the last one first) that has any of it; below each table stand hardware, version of the
-code and records. What has no records yet says so. `--check` writes nothing and fails where a page is not
-what the records say.
+An experiment's numbers come from the first of the folders RESULTS (of `safari reproduce --out`; by default those in
+results/) that has any of it; below each are its caveats (the `finding` of its file), command, hardware and version of
+the code. `--check` writes nothing and fails where the page is not what the records say.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from safari.errors import SafariError
 from safari.sweep import Results, trials_by_version
-from safari.sweep.numbers import COLUMNS
 from safari_evidence.blocks import Table, markdown_table
 from safari_evidence.experiments import Experiment, find, read
 from safari_evidence.folder import shipped
 from safari_evidence.tables import main_table, matrices, race, rivals, verdict_table
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "evidence.md"
-BLOCK = re.compile(r"(<!-- evidence: (.+?) -->\n).*?(<!-- end of evidence -->)", re.DOTALL)
-KINDS = ("verdicts", "table", "matrix", "rivals", "race")
+PAGE = ROOT / "results" / "tables.md"
+# Of the columns that are shown where there is no matrix.
+COLUMNS = (
+    "top1", "average_top1", "top5", "loss", "perplexity", "average_perplexity", "accuracy", "right_group", "phi",
+    "error", "lost_updates", "megabytes_up",
+)  # fmt: skip
+HEAD = """# Tables
 
-
-class PageError(SafariError):
-    """A block that asks for what there is not."""
+Generated from the records by `python evidence/make_tables.py`; [README.md](README.md) has commands and hardware,
+[docs/found.md](../docs/found.md) what follows from them. A claim is *confirmed* where a test rejects its opposite at
+5 %, *refuted* where one rejects the claim, *undecided* otherwise; p is after Holm's correction over the claims of an
+experiment. *Averages* are running averages of the models. Each table names the version of the code that made it.
+"""
 
 
 @dataclass(frozen=True)
-class Records:
-    """The folders of results, and the experiments that their numbers belong to."""
+class Section:
+    """An experiment, in full or in its small version, with the records that it has."""
 
-    folders: tuple[tuple[Path, Results], ...]
-    experiments: dict[str, Experiment]
-
-    @classmethod
-    def open(cls, folders: Iterable[Path], experiments: Path) -> Records:
-        """Read all of them."""
-        found = {e.name: e for e in read(find(experiments))}
-        return cls(tuple((folder, Results.open(folder)) for folder in folders), found)
-
-    def of(self, name: str) -> tuple[Experiment, Path, Results] | None:
-        """An experiment, and the first folder that has a finished trial of it; None where none has."""
-        if name not in self.experiments:
-            raise PageError(f"{name} is not an experiment (of {', '.join(sorted(self.experiments))})")
-        experiment = self.experiments[name]
-        for folder, results in self.folders:
-            if name in results.entries and results.progress([experiment])[0]:
-                return experiment, folder, results
-        return None
+    experiment: Experiment
+    quick: bool
+    folder: Path
+    results: Results
 
 
 def folders() -> list[Path]:
-    """The folders of results that come with the repository: a later edition sorts behind and goes first."""
-    return sorted(ROOT.glob("results/evidence*"), reverse=True)
+    """The folders of results that come with the repository: of one experiment, the last by name."""
+    return sorted((path.parent for path in ROOT.glob("results/*/results.json")), reverse=True)
 
 
-def filled(text: str, records: Records, root: Path = ROOT) -> str:
-    """A page with all its blocks written anew."""
-
-    def block(match: re.Match[str]) -> str:
-        return f"{match[1]}{written(match[2].split(), records, root)}\n{match[3]}"
-
-    return BLOCK.sub(block, text)
-
-
-def written(words: Sequence[str], records: Records, root: Path) -> str:
-    """What one block asks for, in Markdown."""
-    kind, names = words[0], words[1:]
-    if kind not in KINDS or not names:
-        raise PageError(f"a block must be one of {', '.join(KINDS)} with a name, got {' '.join(words)!r}")
-    experiments = names if kind == "verdicts" else names[:1]
-    columns = [] if kind == "verdicts" else names[1:]
-    unknown = [column for column in columns if column not in COLUMNS]
-    if unknown:
-        raise PageError(f"{unknown[0]} is not a column (of {', '.join(COLUMNS)})")
-    parts = [_part(kind, name, columns, records, root) for name in experiments]
-    return "\n\n".join(parts)
+def sections(places: Iterable[Path], experiments: Path) -> Iterator[Section]:
+    """What the records are of, in the experiments' order."""
+    opened = [(place, Results.open(place)) for place in places]
+    whole, small = (read(find(experiments), quick=quick) for quick in (False, True))
+    by_name = [(e.name, quick, e) for quick, those in ((False, whole), (True, small)) for e in those]
+    for _, quick, experiment in sorted(by_name, key=lambda entry: entry[:2]):
+        for place, results in opened:
+            done, asked = results.progress([experiment])
+            # Cases of other experiments may have the setting of some of a small version's.
+            if experiment.name in results.entries and done > (asked / 2 if quick else 0):
+                yield Section(_with_all_seeds(experiment, results), quick, place, results)
+                break
 
 
-def _part(kind: str, name: str, columns: Sequence[str], records: Records, root: Path) -> str:
-    found = records.of(name)
-    if found is None:
-        return f"*Not run yet: `safari reproduce {name}`.*"
-    experiment, folder, results = found
-    texts = []
-    for table in _tables(kind, experiment, results, columns):
-        # The page itself says what verdicts mean.
-        texts += [markdown_table(table), *([table.note] if table.note and kind != "verdicts" else [])]
-    return "\n\n".join([*texts, _source(experiment, folder, results, root)])
+def _with_all_seeds(experiment: Experiment, results: Results) -> Experiment:
+    """An experiment that asks for as many seeds as its records have, where they have more than its file asks for."""
+    entries = results.entries[experiment.name]["cases"].values()
+    most = max(len(made["seeds"]) for entry in entries for made in entry["arms"].values())
+    cases = (
+        replace(case, config=replace(case.config, seeds=max(most, case.config.seeds)))
+        for case in experiment.cases
+    )
+    return replace(experiment, cases=tuple(cases))
 
 
-def _tables(kind: str, experiment: Experiment, results: Results, columns: Sequence[str]) -> Iterator[Table]:
-    column = columns[0] if columns else "top1"
-    if kind == "verdicts":
-        table = verdict_table([experiment], results)
-        yield from [] if table is None else [table]
-    elif kind == "table":
-        yield main_table(experiment, results, columns)
-    elif kind == "matrix":
-        yield from matrices(experiment, results, column)
-    elif kind == "rivals":
-        yield from (table for table in rivals(experiment, results, column) if not table.folded)
+def page(found: Iterable[Section], root: Path = ROOT) -> str:
+    """The whole page."""
+    return "\n\n".join([HEAD.rstrip(), *(_section(section, root) for section in found)]) + "\n"
+
+
+def _section(section: Section, root: Path) -> str:
+    experiment = section.experiment
+    parts = [f"## {experiment.name}{', small version' if section.quick else ''}", f"{experiment.title}."]
+    parts += [experiment.finding] if experiment.finding else []
+    for table in _tables(section):
+        parts += [markdown_table(table), *([table.note] if table.note else [])]
+    return "\n\n".join([*parts, _source(section, root)])
+
+
+def _tables(section: Section) -> Iterator[Table]:
+    experiment, results = section.experiment, section.results
+    verdicts = verdict_table([experiment], results)
+    if verdicts is not None:
+        # The head of the page says what verdicts mean.
+        yield Table(verdicts.header, verdicts.rows, numbers=False)
+    averaged = all(case.config.aggregation.average for case in experiment.cases)
+    scores = [experiment.score, *([f"average_{experiment.score}"] if averaged else [])]
+    if "matrix" in experiment.show:
+        for column in scores:
+            yield from matrices(experiment, results, column)
     else:
-        table = race(experiment, results)
-        yield from [] if table is None else [table]
+        yield main_table(experiment, results, COLUMNS)
+    if experiment.compare:
+        for column in scores:
+            yield from (table for table in rivals(experiment, results, column) if not table.folded)
+    goal = race(experiment, results)
+    if goal is not None:
+        yield goal
 
 
-def _source(experiment: Experiment, folder: Path, results: Results, root: Path) -> str:
+def _source(section: Section, root: Path) -> str:
     """Command, records, hardware and version: what a number needs beside it."""
+    experiment, results = section.experiment, section.results
     done, asked = results.progress([experiment])
     machines = list(
         dict.fromkeys(
@@ -131,31 +123,26 @@ def _source(experiment: Experiment, folder: Path, results: Results, root: Path) 
         )
     )
     codes = ", ".join(trials_by_version([experiment], results))
-    place = folder.resolve()
+    place = section.folder.resolve()
     shown = place.relative_to(root) if place.is_relative_to(root) else place
     some = "" if done == asked else f" ({done} of {asked} trials)"
-    how = f"`safari reproduce {experiment.name}`{some}; {'; '.join(machines)}; code {codes}"
-    return f"{how}; records in `{shown}`."
+    how = f"`safari reproduce {experiment.name}{' --quick' if section.quick else ''}`{some}"
+    return f"{how}; {'; '.join(machines)}; code {codes}; records in `{shown}`."
 
 
 def main() -> None:
-    """Read the arguments and write the pages."""
-    parser = argparse.ArgumentParser(description="Fill the tables of docs/evidence.md from the records.")
+    """Read the arguments and write the page."""
+    parser = argparse.ArgumentParser(description="Write results/tables.md from the records.")
     parser.add_argument("results", type=Path, nargs="*", help="folders with a results.json")
-    parser.add_argument("--page", type=Path, action="append", help="to fill; docs/evidence.md by default")
     parser.add_argument("--check", action="store_true", help="write nothing; fail where it would")
     given = parser.parse_args()
-    records, stale = Records.open(given.results or folders(), shipped()), []
-    for page in given.page or [PAGE]:
-        before = page.read_text(encoding="utf-8")
-        after = filled(before, records)
-        if after != before and given.check:
-            stale.append(str(page))
-        elif after != before:
-            page.write_text(after, encoding="utf-8")
-            print(f"wrote {page}")
-    if stale:
-        raise SystemExit(f"not what the records say: {', '.join(stale)}")
+    after = page(sections(given.results or folders(), shipped()))
+    if PAGE.exists() and PAGE.read_text(encoding="utf-8") == after:
+        return
+    if given.check:
+        raise SafariError(f"{PAGE} is not what the records say")
+    PAGE.write_text(after, encoding="utf-8")
+    print(f"wrote {PAGE}")
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ _FEW = 0.25
 def recipe(config: Tables) -> dict[str, dict[str, Any]]:
     """Masks and clients of the recipe for a config's task, as the tables in which its arm differs from others.
 
-    Chosen on validation data split off CIFAR-10's training set (evidence/experiments/tuning*.toml). The loss is
-    calibrated by label counts where labels are classes.
+    Chosen on validation data split off CIFAR-10's training set. The loss is calibrated by label counts where
+    labels are classes.
 
     >>> recipe({"task": {"name": "regression"}})["client"]
     {'name': 'mime', 'momentum': 0.8, 'second': 0.999}
@@ -57,7 +57,7 @@ def _paper(_: Tables) -> Settings:
 def _best(config: Tables) -> Settings:
     """The recipe for all arms, coarse uploads, and a running average: what to take for the best model over bad links.
 
-    docs/evidence.md has what it is worth. Where few of many clients are asked, uploads are finer and error feedback is
+    docs/found.md has what it is worth. Where few of many clients are asked, uploads are finer and error feedback is
     off, because it does harm there.
     """
     clients, cohort = config.get("clients", 10), config.get("cohort", 0)

@@ -16,7 +16,7 @@ after the round; one that arrived from nobody keeps its moments.
 The server reads the scale off steps that were themselves divided by it. Where clients disagree, the mean gradient is
 much smaller than their own: many numbers of their steps are clipped, the mean of those is read as a still smaller
 gradient, and the second moments stay far too small. Most numbers of a client's step then have the same size, and steps
-do not shrink as the training data are fitted; long runs may fall apart (docs/evidence.md, FedAWE's table). A larger
+do not shrink as the training data are fitted; long runs may fall apart (results/tables.md, fedawe). A larger
 `eps` helps. So does `scale = "clients"`, which takes the mean (without weights) of the arrivals' own squared gradients
 instead of ḡ², read off their models in the same way: hardly anything is clipped then, and steps shrink with the
 gradients. Where uploads are coded lossily (`wire.values`), the noise of the coding is squared, too, and the scale is

@@ -127,7 +127,7 @@ def _configs(run: Path) -> Iterator[tuple[str, Damage]]:
         'name = "mlp"': ['name = "cnn"', 'name = "gone"', 'name = "nowhere.py:net"', 'name = ""'],
         "hidden = [8]": ["hidden = [9]", "hidden = 2020-01-01T00:00:00Z", 'hidden = "x"', "hidden = [-1]"],
         'pruner = "mag"': ['pruner = "gone"', "pruner = inf", 'pruner = "nowhere.py:score"'],
-        "target = 0.85": ["target = nan", "target = 85", 'target = "high"'],
+        'target = "auto"': ["target = nan", "target = 85", 'target = "high"'],
         "last = 4": ["last = 0", "last = 1000000000"],
         "p = 0.5": ["p = 2", "p = [0.5]", "p = []"],
         'mlflow = ""': ["mlflow = 3", 'mlflow = "\\u0000"', 'mlflow = "http://["'],

@@ -268,6 +268,7 @@ def test_what_a_policy_of_ones_own_adds_to_its_state_is_there_after_a_resume(
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(POLICY)
     config = {**TINY, "arms": ["drop"], "policy": {"name": "mine.py:growing"}, "checkpoint": {"every": 1}}
+    config["pruning"] = {"allow_dead_layers": True}
     with pytest.raises(KeyboardInterrupt):
         safari.run(config, "stopped", [StopAfter(4)], progress=False)
     safari.resume("stopped", progress=False)

@@ -6,14 +6,15 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load, save_file
 
 import safari
 from runs.kit import TINY, checkpoints, results
 from safari.errors import RunError
-from safari.runs import RunFolder, Saved, Trial, read_checkpoint, read_lines
+from safari.runs import RunFolder, Saved, Trial, checkpoint, read_checkpoint, read_lines
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +60,41 @@ def test_a_checkpoint_comes_back_bit_for_bit(tmp_path):
     assert {n: (t.dtype, t.shape, t.numpy().tobytes()) for n, t in loaded.tensors.items()} == {
         n: (t.dtype, t.shape, t.numpy().tobytes()) for n, t in odd.items()
     }
+
+
+@pytest.mark.parametrize("dtype", checkpoint._TYPES)
+def test_the_file_is_what_safetensors_reads(dtype):
+    """Of each type: none, one and several numbers, a part of a tensor, and one across pieces."""
+    whole = torch.arange(60).reshape(3, 20).to(dtype)
+    tensors = {"é": whole, "turned": whole.T, "empty": whole[:0], "one": whole[0, 1], "z": whole[1:, 3:9]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "_PIECE", 64)
+        data = b"".join(checkpoint.to_chunks(Saved(1, tensors | {"flag": torch.tensor(True)}, {}), 0))
+    found = load(data)
+    assert found.pop("flag").item() is True
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found[name].dtype == dtype
+        assert torch.equal(found[name], tensor)
+
+
+def test_a_large_state_is_written_from_where_it_is():
+    large = torch.zeros(2, 3 * checkpoint._PIECE // 8)
+    pieces = [
+        np.frombuffer(p, np.uint8) for p in checkpoint.to_chunks(Saved(1, {"rule.updates": large}, {}), 0)
+    ]
+    assert [len(p) for p in pieces[2:]] == [checkpoint._PIECE] * 3
+    assert all(np.shares_memory(p, large.numpy()) for p in pieces[2:])
+
+
+def test_what_a_checkpoint_cannot_hold_is_named(tmp_path):
+    trial = Trial("drop", 0, tmp_path)
+    trial.append({"round": 1}, {})
+    with pytest.raises(
+        RunError, match=r"rule.z must be a tensor that a checkpoint can hold, got one of torch.compl"
+    ):
+        trial.save(Saved(1, {"rule.z": torch.zeros(2, dtype=torch.complex128)}, {}))
+    assert not list(tmp_path.glob("*checkpoint*"))
 
 
 def test_tensors_come_back_aligned_as_torch_allocates_them(tmp_path):

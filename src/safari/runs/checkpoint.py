@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from safari.errors import RunError
@@ -27,6 +26,24 @@ from safari.runs.files import open_plain
 FORMAT = "safari-run-1"
 NEWEST = "checkpoint.safetensors"
 BEST = "best.safetensors"
+# Bytes that are hashed or written at once.
+_PIECE = 2**24
+_TYPES = {
+    torch.complex64: "C64",
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 _OLDER = re.compile(r"checkpoint-(\d{6,12})\.safetensors")
 
 
@@ -67,16 +84,39 @@ def round_in(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def to_bytes(saved: Saved, seed: int) -> bytes:
-    """The file of a checkpoint of a trial with this seed; equal states give equal bytes."""
-    # Copies, because safetensors refuses tensors that share memory, as a rule's state may.
-    tensors = {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, tensor in saved.tensors.items()
-    }
+def to_chunks(saved: Saved, seed: int) -> Iterator[bytes | memoryview]:
+    """The file of a checkpoint of a trial with this seed, piece by piece; equal states give equal bytes.
+
+    Tensors are written from where they are: nothing is copied but what comes from a GPU, a piece at a time.
+    """
+    tensors = {name: tensor.detach() for name, tensor in saved.tensors.items()}
     head = {"format": FORMAT, "round": saved.round, "seed": seed, "facts": saved.facts}
-    # One entry: safetensors writes several in any order, and equal runs should have equal files.
-    return save(tensors, {"safari": json.dumps(head | {"digest": _digest(head, tensors)})})
+    head |= {"digest": _digest(head, tensors)}
+    # The largest numbers first, so that all begin at a multiple of their size.
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    table: dict[str, Any] = {"__metadata__": {"safari": json.dumps(head)}}
+    at = 0
+    for name in names:
+        tensor = tensors[name]
+        if tensor.dtype not in _TYPES:
+            raise RunError(f"{name} must be a tensor that a checkpoint can hold, got one of {tensor.dtype}")
+        end = at + tensor.nbytes
+        table[name] = {"dtype": _TYPES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little")
+    yield text
+    for name in names:
+        yield from _pieces(tensors[name])
+
+
+def _pieces(tensor: Tensor) -> Iterator[memoryview]:
+    """The bytes of a tensor."""
+    flat = tensor.reshape(-1)
+    count = _PIECE // tensor.element_size()
+    for start in range(0, len(flat), count):
+        yield flat[start : start + count].cpu().view(torch.uint8).numpy().data
 
 
 def read_about(path: Path, root: Path | None = None) -> About:
@@ -123,9 +163,10 @@ def _digest(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     plain = json.loads(json.dumps(head))
     digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
     for name in sorted(tensors):
-        tensor = tensors[name].contiguous()
+        tensor = tensors[name]
         digest.update(json.dumps([name, str(tensor.dtype), [*tensor.shape]]).encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        for piece in _pieces(tensor):
+            digest.update(piece)
     return digest.hexdigest()
 
 

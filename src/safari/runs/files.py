@@ -14,7 +14,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -98,8 +98,10 @@ def is_there(path: Path, root: Path | None = None) -> bool:
     return True
 
 
-def write_atomically(path: Path, data: bytes, root: Path | None = None) -> None:
-    """Put `data` at `path`: afterwards the file is either the old one or the new one, whole.
+def write_atomically(
+    path: Path, data: bytes | Iterable[bytes | memoryview], root: Path | None = None
+) -> None:
+    """Put `data`, whole or in pieces, at `path`: afterwards the file is either the old one or the new one, whole.
 
     RunError when the disk is full or the folder cannot be written; the old file stays. A link by this name is
     replaced, never followed.
@@ -112,7 +114,7 @@ def write_atomically(path: Path, data: bytes, root: Path | None = None) -> None:
             try:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW | _BINARY
                 with os.fdopen(os.open(made, flags, 0o666, dir_fd=folder), "wb") as handle:
-                    handle.write(data)
+                    handle.writelines([data] if isinstance(data, bytes) else data)
                     handle.flush()
                     os.fsync(handle.fileno())
                 os.replace(made, name, src_dir_fd=folder, dst_dir_fd=folder)

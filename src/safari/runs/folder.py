@@ -39,7 +39,7 @@ from safari.runs.checkpoint import (
     read_about,
     read_checkpoint,
     round_in,
-    to_bytes,
+    to_chunks,
 )
 from safari.runs.files import making, temporaries
 from safari.runs.metrics import RunMetrics, read_metrics
@@ -116,10 +116,9 @@ class Trial:
         for path in (self.rounds, self.timings, self.similarity):
             if path != self.similarity or files.is_there(path, self.root):
                 files.sync(path, self.root)
-        data = to_bytes(saved, self.seed)
         if keep > 1:
             self._set_aside(saved.round)
-        files.write_atomically(self.checkpoint, data, self.root)
+        files.write_atomically(self.checkpoint, to_chunks(saved, self.seed), self.root)
         older = self._older()
         kept = [round for round in older if round < saved.round][::-1][: keep - 1]
         for round in older:
@@ -137,7 +136,7 @@ class Trial:
 
     def save_best(self, saved: Saved) -> None:
         """Keep a model as the one with the best score so far."""
-        files.write_atomically(self.best, to_bytes(saved, self.seed), self.root)
+        files.write_atomically(self.best, to_chunks(saved, self.seed), self.root)
 
     def read_best(self) -> Saved:
         """The model with the best score, checked; RunError where none is kept."""

@@ -166,7 +166,7 @@ LIMITS = [
     ("local.final", 2, "local.final must be at most 1.0, got 2"),
     ("local.factor", 0, "local.factor must be above 0.0, got 0"),
     ("checkpoint.keep", 0, "checkpoint.keep must be at least 1, got 0"),
-    ("checkpoint.every", 0, "checkpoint.every must be at least 1, got 0"),
+    ("checkpoint.every", -1, "checkpoint.every must be at least 0, got -1"),
     ("checkpoint.keep", 0, "checkpoint.keep must be at least 1, got 0"),
     ("diagnostics.every", -1, "diagnostics.every must be at least 0, got -1"),
 ]

@@ -324,7 +324,12 @@ class Diagnostics:
 class Checkpoint:
     """When the state is saved, so that `safari resume` can go on."""
 
-    every: int = _f(10, "rounds between two checkpoints; the last round always has one", least=1)
+    every: int = _f(
+        0,
+        "rounds between two checkpoints; 0: 10 (on Flower 1), and more where a checkpoint is larger than 0.5 GB for "
+        "each of them; the last round always has one",
+        least=0,
+    )
     keep: int = _f(
         3,
         "checkpoints kept for each arm and seed, the newest included: `safari resume --from ROUND` goes back "

@@ -87,6 +87,28 @@ def test_a_large_state_is_written_from_where_it_is():
     assert all(np.shares_memory(p, large.numpy()) for p in pieces[2:])
 
 
+def test_large_checkpoints_are_fewer_unless_the_config_says_how_often(tmp_path, monkeypatch):
+    config = {**TINY, "rounds": 7, "arms": ["drop", "mifa"], "checkpoint": {"keep": 9}}
+    safari.run({**config, "rounds": 1}, tmp_path / "one")
+    size = (tmp_path / "one/trials/mifa/seed-0/checkpoint.safetensors").stat().st_size
+    monkeypatch.setattr("safari.engine.experiment._USUAL", 1)
+    monkeypatch.setattr(checkpoint, "_A_ROUND", size // 2)
+    safari.run(config, tmp_path / "auto")
+    often = {"checkpoint": {"keep": 9, "every": 2}}
+    safari.run(config | often, tmp_path / "said")
+    made = {
+        (name, trial.arm): trial.checkpoints()
+        for name in ("auto", "said")
+        for trial in RunFolder.open(tmp_path / name).trials()
+    }
+    assert made == {
+        ("auto", "drop"): [1, 2, 3, 4, 5, 6, 7],
+        ("auto", "mifa"): [2, 4, 6, 7],
+        ("said", "drop"): [2, 4, 6, 7],
+        ("said", "mifa"): [2, 4, 6, 7],
+    }
+
+
 def test_what_a_checkpoint_cannot_hold_is_named(tmp_path):
     trial = Trial("drop", 0, tmp_path)
     trial.append({"round": 1}, {})

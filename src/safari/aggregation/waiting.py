@@ -17,6 +17,8 @@ from safari.aggregation.compensation import Round, State, Weights, with_rest
 
 # Nothing is held back from now on.
 OVER = -1
+# Numbers of the memory that are looked at at once: 16 MB.
+_AT_ONCE = 16_000_000
 # A remainder below this share of the missing weight is rounding.
 _ROUNDING = 1e-6
 
@@ -36,10 +38,17 @@ def hold_back(weights: Weights, state: State, round: Round) -> Weights:
         return weights
     spared = ~round.kept
     if not _waits_for_somebody(state, round, int(state["wait"])):
-        kept = state["kept"].view(torch.uint8)
-        # Of the arrivals it is this round's mask that counts, and there nothing is spared.
-        spared &= kept.sum(0) > kept[round.arrived].sum(0)
+        spared &= _kept_by_others(state["kept"], round.arrived)
     return _sparing(weights, round, spared)
+
+
+def _kept_by_others(kept: Tensor, arrived: Tensor) -> Tensor:
+    """A bool for each number of the model: did any client but these keep it when it was last heard?"""
+    others = kept.new_ones(len(kept)).index_fill(0, arrived, False).nonzero()[:, 0]
+    found = torch.zeros_like(kept[0])
+    for some in others.split(max(1, _AT_ONCE // kept.shape[1])):
+        found |= kept[some].any(0)
+    return found
 
 
 def _waits_for_somebody(state: State, round: Round, left: int) -> bool:

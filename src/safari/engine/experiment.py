@@ -24,7 +24,7 @@ from safari.errors import ConfigError, DataError, RunError, SafariError, brief, 
 from safari.loading import loading
 from safari.plugins import first_line, known
 from safari.rounds.resume import refuse_changes
-from safari.runs import RunFolder, Saved, Trial, best_score, done_records, seeds_of, summarise
+from safari.runs import RunFolder, Saved, Trial, best_score, done_records, seeds_of, spacing, summarise
 from safari.runs.code import keep_code, refuse_changed_code
 from safari.runs.environment import environment
 from safari.runs.metrics import FILE as TASK_FILE
@@ -36,6 +36,8 @@ from safari.trust import Trust, contacts, downloads, is_of_a_run, needs, remembe
 
 # Names of classes, and tokens, that a run's folder lists.
 MOST_NAMES = 10_000
+# Rounds between two checkpoints, where the config does not say and they are not large.
+_USUAL = 10
 
 Round = tuple[State, RoundRecord, dict[str, float]]
 RoundFunction = Callable[[State], Round]
@@ -365,6 +367,7 @@ class _Track:
         self._config, self._world, self._engine, self._watchers = run.config, world, engine, watchers
         self._arms: list[tuple[Trial, State]] = []
         self._best: dict[tuple[str, int], float] = {}
+        self._every: dict[str, int] = {}
         for arm in world.config.arms:
             trial = run.trial(arm.name, world.seed)
             rule, saved = world.rules[arm.name], trial.load()
@@ -378,6 +381,14 @@ class _Track:
                 self._best[trial.arm, trial.seed] = best
             if state.round < run.config.rounds:
                 note_version(trial, state.round + 1)
+            self._every[arm.name] = every = spacing(
+                run.config.checkpoint.every, _USUAL, to_saved(state, world, trial)
+            )
+            if every > max(_USUAL, run.config.checkpoint.every) and world.seed == run.config.seed:
+                _tell(
+                    watchers,
+                    f"checkpoints of {arm.name} are large: one every {every} rounds (checkpoint.every)",
+                )
             self._arms.append((trial, state))
 
     @property
@@ -401,7 +412,7 @@ class _Track:
                 trial.append(record, seconds, similarity_picture(state))
                 if checkpoint.best:
                     self._keep_best(trial, state, record)
-                if state.round % checkpoint.every == 0 or state.round == rounds:
+                if state.round % self._every[trial.arm] == 0 or state.round == rounds:
                     trial.save(to_saved(state, self._world, trial), checkpoint.keep)
                 for watcher in self._watchers:
                     watcher.round(trial, record)

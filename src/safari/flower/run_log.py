@@ -24,7 +24,7 @@ from safari.flower.scores import metrics_with
 from safari.models import Layout
 from safari.pruning import POLICIES
 from safari.rounds.resume import checked_rule_state, fitting, meaning, refuse_changes, saved_server
-from safari.runs import RunFolder, Saved, Trial, read_checkpoint, seeds_of, summarise
+from safari.runs import RunFolder, Saved, Trial, read_checkpoint, seeds_of, spacing, summarise
 from safari.runs.elsewhere import decided, undecided
 from safari.runs.environment import environment
 from safari.runs.folder import FAILURE
@@ -174,8 +174,15 @@ class RunLog:
             self.run.write(METRICS_FILE, metrics_text(metrics_with(known, found, first=first)))
         self.trial.append(record, seconds)
 
+    def every(self, now: Progress) -> int:
+        """Rounds between two checkpoints."""
+        return spacing(self.run.config.checkpoint.every, 1, self._saved(now))
+
     def save(self, now: Progress) -> None:
         """Make a checkpoint of the round that is done."""
+        self.trial.save(self._saved(now), self.run.config.checkpoint.keep)
+
+    def _saved(self, now: Progress) -> Saved:
         facts = {
             "layout": self.layout.digest,
             "config": meaning(self.run.config, self.trial.arm),
@@ -185,8 +192,7 @@ class RunLog:
         tensors |= {f"{_SAMPLING}{name}": t for name, t in now.sampling.items()}
         if now.mask is not None:
             tensors[_MASK] = now.mask
-        saved = Saved(now.server.round, tensors, facts)
-        self.trial.save(saved, self.run.config.checkpoint.keep)
+        return Saved(now.server.round, tensors, facts)
 
     @contextmanager
     def ending(self) -> Iterator[None]:

@@ -114,7 +114,6 @@ def settings(
         elsewhere = {name: {"name": plug} for name, plug in _ELSEWHERE.items()}
         basis: dict[str, Any] = {
             "name": "flower",
-            "checkpoint": {"every": 1},
             "model": {"name": type(module).__name__},
         }
         if download == "dense":

@@ -225,6 +225,9 @@ class SafariStrategy(Strategy):
             first = self.server.round
             if evaluate_fn is not None and first == 0:
                 _keep(result.evaluate_metrics_serverapp, 0, evaluate_fn(0, self.arrays))
+            every = 1 if folder is None else folder.every(self._progress())
+            if every > max(1, self.config.checkpoint.every):
+                log.info("Checkpoints are large: one every %s rounds (checkpoint.every)", every)
             while self.server.round < num_rounds:
                 tests = evaluate_fn, average_fn
                 seconds = self._round(
@@ -233,7 +236,7 @@ class SafariStrategy(Strategy):
                 if folder is not None:
                     folder.write(self._line, seconds)
                     done = self.server.round
-                    if done % self.config.checkpoint.every == 0 or done == num_rounds:
+                    if done % every == 0 or done == num_rounds:
                         folder.save(self._progress())
                 arrived_ever = arrived_ever or not self._line["lost"]
                 self._count_lost()

@@ -1,6 +1,6 @@
 """A run's folder: config, records, checkpoints, summary; safe against crashes and second writers."""
 
-from safari.runs.checkpoint import Saved, model_size, read_checkpoint
+from safari.runs.checkpoint import Saved, model_size, read_checkpoint, spacing
 from safari.runs.folder import RunFolder, Trial, read_lines, seeds_of
 from safari.runs.metrics import CLASSIFICATION, RunMetrics
 from safari.runs.record import ClientStatus, RoundRecord
@@ -20,6 +20,7 @@ __all__ = [
     "read_checkpoint",
     "read_lines",
     "seeds_of",
+    "spacing",
     "spread",
     "summarise",
     "summarise_trial",

@@ -26,6 +26,8 @@ from safari.runs.files import open_plain
 FORMAT = "safari-run-1"
 NEWEST = "checkpoint.safetensors"
 BEST = "best.safetensors"
+# Bytes of checkpoints for a round, where the config does not say how often one is made.
+_A_ROUND = 500_000_000
 # Bytes that are hashed or written at once.
 _PIECE = 2**24
 _TYPES = {
@@ -67,6 +69,19 @@ class Saved:
     round: int
     tensors: Mapping[str, Tensor]
     facts: Mapping[str, Any]
+
+
+def spacing(every: int, usual: int, saved: Saved) -> int:
+    """Rounds between two checkpoints as large as this one: `every`, as the config says.
+
+    Where that is 0, `usual`, or as many more as keep what is written to 0.5 GB a round.
+
+    >>> large = Saved(0, {"rule.updates": torch.empty(1_650_000_000, dtype=torch.int8, device="meta")}, {})
+    >>> spacing(0, 10, large), spacing(0, 1, large), spacing(1, 1, large)
+    (10, 4, 1)
+    """
+    size = sum(tensor.nbytes for tensor in saved.tensors.values())
+    return every or max(usual, -(-size // _A_ROUND))
 
 
 def older_name(round: int) -> str:

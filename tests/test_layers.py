@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "safari"
 # a cycle.
 LEVELS = (
     ("__main__", "cli"),
-    ("api", "exports", "lab"),
+    ("api", "exports", "lab", "testing"),
     ("sweep",),
     ("engine", "flower", "view"),
     ("rounds",),

@@ -131,8 +131,13 @@ class Kind(Mapping[str, V], Generic[V]):
         return defaults_of(factory, given) if callable(factory) else None
 
 
-def guarded(part: P, contract: Mapping[str, Check], where: str, prefix: str = "") -> P:
-    """The part with errors that begin with `where`, and with answers that went through the contract.
+def guarded(part: P, contract: Mapping[str, Check], where: str) -> P:
+    """The part with errors that begin with `where`, and with answers that went through the contract."""
+    return wrapped(part, lambda name, function: _guarded(function, contract.get(name), where))
+
+
+def wrapped(part: P, wrap: Callable[[str, Callable[..., Any]], Callable[..., Any]], prefix: str = "") -> P:
+    """The part with `wrap(name, function)` in place of each of its functions.
 
     A function that is its class's default is left alone: code asks `part.learn is None`.
     """
@@ -142,9 +147,9 @@ def guarded(part: P, contract: Mapping[str, Check], where: str, prefix: str = ""
         if value is f.default or isinstance(value, type):
             continue
         if is_dataclass(value):
-            changed[f.name] = guarded(value, contract, where, f"{key}.")
+            changed[f.name] = wrapped(value, wrap, f"{key}.")
         elif callable(value):
-            changed[f.name] = _guarded(value, contract.get(key), where)
+            changed[f.name] = wrap(key, value)
     return replace(part, **changed)  # type: ignore[type-var]
 
 

@@ -99,17 +99,6 @@ def test_state_is_named_tensors_and_keeps_its_form(make: Callable[[], list[Serve
         assert server.model.isfinite().all()
 
 
-def test_a_step_is_pure_and_repeatable(make: Callable[[], list[ServerStep]]) -> None:
-    server = play(start(make()))[1]
-    before = {name: t.clone() for name, t in server.step_state.items()}
-    ids, models, masks = rounds()[2]
-    copies = models.clone(), masks.clone(), server.model.clone()
-    one, two = (server.step_stacked(ids, models, masks=masks)[0] for _ in range(2))
-    assert same(one, two)
-    assert all(torch.equal(server.step_state[name], before[name]) for name in before)
-    assert all(torch.equal(a, b) for a, b in zip(copies, (models, masks, server.model), strict=True))
-
-
 def test_the_state_is_all_there_is(make: Callable[[], list[ServerStep]]) -> None:
     """A server made anew from the tensors of the old one goes on as the old one does."""
     server = resumed = start(make())

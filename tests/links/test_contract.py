@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from safari.links import LINKS, Link, Setting
-from safari.links.link import State
 
 CLIENTS, ROUNDS, CLASSES = 10, 400, 5
 P = [1, 0.3, 0.3, 0.3, 0.3]
@@ -60,48 +59,8 @@ def history(link: Link, clients: int = CLIENTS, seed: int = 0, rounds: int = ROU
     return np.array(out)
 
 
-def copy_of(state: State) -> State:
-    return {name: array.copy() for name, array in state.items()}
-
-
-def same(one: State, two: State) -> bool:
-    return one.keys() == two.keys() and all(
-        one[k].dtype == two[k].dtype and np.array_equal(one[k], two[k]) for k in one
-    )
-
-
 def test_the_table_has_every_link() -> None:
     assert OPTIONS.keys() == LINKS.keys()
-
-
-def test_a_bool_a_client(link: Link) -> None:
-    state = link.init(setting())
-    delivered, _ = link.apply(state, 0, np.random.default_rng(0))
-    assert delivered.shape == (CLIENTS,)
-    assert delivered.dtype == np.bool_
-
-
-def test_state_is_named_arrays_and_keeps_its_form(link: Link) -> None:
-    """So that a checkpoint can hold it."""
-    state = link.init(setting())
-    form = {name: (array.shape, array.dtype) for name, array in state.items()}
-    for t in range(20):
-        assert all(isinstance(k, str) and isinstance(v, np.ndarray) for k, v in state.items())
-        assert {name: (array.shape, array.dtype) for name, array in state.items()} == form
-        _, state = link.apply(state, t, np.random.default_rng(t))
-
-
-def test_apply_is_pure(link: Link) -> None:
-    state = link.init(setting())
-    before = copy_of(state)
-    first, after = link.apply(state, 3, np.random.default_rng(7))
-    kept, kept_after = first.copy(), copy_of(after)
-    assert same(state, before)
-    first[:] = ~first  # what was handed out is the caller's: scribbling on it must change nothing
-    again, after_again = link.apply(state, 3, np.random.default_rng(7))
-    assert np.array_equal(again, kept)
-    assert same(after_again, kept_after)
-    assert same(state, before)
 
 
 def test_the_same_seed_gives_the_same_history(link: Link) -> None:

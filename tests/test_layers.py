@@ -29,6 +29,7 @@ LEVELS = (
         "toml",
         "contracts",
         "hosting",
+        "hub",
         "kinds",
         "presets",
         "trust",

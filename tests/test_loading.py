@@ -12,6 +12,7 @@ import pytest
 from safari import loading
 from safari.errors import ConfigError, TrustError
 from safari.loading import find, load, loaded, sources_of
+from safari.trust import using
 
 
 @pytest.fixture
@@ -113,7 +114,7 @@ def test_a_changed_file_is_loaded_again_and_a_changed_neighbour_too(lab):
 
 def test_within_a_run_a_file_stays_what_it_was(lab):
     (lab / "mine.py").write_text("value = 1\n")
-    with loading.loading():
+    with using(None):
         assert load("lab/mine.py").value == 1
         before = sources_of("lab/mine.py")
         (lab / "mine.py").write_text("value = 2\n")
@@ -122,28 +123,18 @@ def test_within_a_run_a_file_stays_what_it_was(lab):
     assert load("lab/mine.py").value == 2
 
 
-def test_every_file_is_approved_before_it_is_run(lab):
-    (lab / "mine.py").write_text("from pathlib import Path\nPath('one').touch()\nimport helper\n")
-    (lab / "helper.py").write_text("from pathlib import Path\nPath('two').touch()\n")
-    with loading.loading(lambda source: False), pytest.raises(TrustError, match=r"^lab/mine.py \(.*, sha256"):
+def test_nothing_is_loaded_for_a_config_of_somebody_else(lab):
+    (lab / "mine.py").write_text("from pathlib import Path\nPath('one').touch()\n")
+    Path("sent.toml").touch()
+    with (
+        using(Path("sent.toml")),
+        pytest.raises(TrustError, match=r"^'lab/mine.py' is code, which sent.toml"),
+    ):
         load("lab/mine.py")
     assert not Path("one").exists()
-    with (
-        loading.loading(lambda s: s.name != "lab/helper.py"),
-        pytest.raises(TrustError, match=r"^lab/helper"),
-    ):
-        load("lab/mine.py")
-    assert Path("one").exists()
-    assert not Path("two").exists()
     load("lab/mine.py")
-    # What was loaded before is no more approved than what was not: it would be called.
-    with loading.loading(lambda source: False), pytest.raises(TrustError):
-        load("lab/mine.py")
-    with (
-        loading.loading(lambda source: False),
-        loading.loading(lambda source: True),
-        pytest.raises(TrustError),
-    ):
+    # Nor is what was loaded before: it would be called. What is inside of the session cannot widen it.
+    with using(Path("sent.toml")), using(None), using(Path("sent.toml"), True), pytest.raises(TrustError):
         load("lab/mine.py")
 
 
@@ -163,7 +154,7 @@ def test_finding_runs_nothing(lab, monkeypatch):
     assert loaded("lab/pack/inner.py") is None
 
 
-def test_a_name_cannot_act_on_the_terminal_on_which_it_is_approved(lab):
+def test_a_name_cannot_act_on_a_terminal(lab):
     (lab / "\x1b[2Kmine.py").write_text("")
     source = find("lab/\x1b[2Kmine.py")
     assert source is not None

@@ -22,7 +22,6 @@ from safari.report.live import LiveChart, in_notebook
 from safari.report.progress import Progress
 from safari.runs import RunFolder
 from safari.runs.code import described
-from safari.trust import Trust
 from safari.view import write_report
 
 
@@ -34,7 +33,7 @@ def run(
     progress: bool = True,
     report: bool = True,
     overwrite: bool = False,
-    trust: Trust = False,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Run an experiment: every arm and seed, then a page; returns the summary, as in `summary.json`.
 
@@ -46,7 +45,8 @@ def run(
             error), a chart below the cell in a notebook.
         report: write `report.html` into the folder at the end.
         overwrite: replace a run that the folder holds; what is not a run's own file is never removed.
-        trust: see `resume`; it is about the `config.toml` of a run's folder alone.
+        trust: use the code and the addresses that a TOML file names, although somebody else may have written it;
+            tables are your own, and what a file names that you have run before stays in use until it changes.
 
     >>> import tempfile
     >>> small = {"rounds": 2, "arms": ["drop"], "clients": 5, "model": {"name": "mlp"}}
@@ -68,7 +68,7 @@ def resume(
     from_round: int | None = None,
     progress: bool = True,
     report: bool = True,
-    trust: Trust = False,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Go on with a run that was interrupted; a finished one is only summarised again.
 
@@ -79,8 +79,8 @@ def resume(
             (`checkpoint.keep`). What is later is kept in `cut-N` beside the records.
         progress: as in `run`.
         report: as in `run`.
-        trust: whether to load plug-ins that the folder's config names and that you have not run before:
-            False raises `TrustError`, True loads them, a function is shown them and decides.
+        trust: use the code and the addresses that the folder's config names; `TrustError` otherwise, unless you
+            have made the run yourself, and neither its config nor the code has changed since.
     """
     told = [*_shown(progress), *watchers]
     summary = engine.resume(path, told, from_round=from_round, trust=trust)

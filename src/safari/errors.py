@@ -32,7 +32,7 @@ class ConfigError(SafariError):
 
 
 class TrustError(ConfigError):
-    """A config from a folder names code, or an address, that nobody has approved."""
+    """A config that somebody else may have written names code, or an address, and nobody said that it is trusted."""
 
 
 class DataError(SafariError):

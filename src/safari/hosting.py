@@ -36,7 +36,7 @@ def named(field: str, make: Callable[[], T]) -> T:
     try:
         return make()
     except ConfigError as error:
-        raise ConfigError([f"{field}: {problem}" for problem in error.problems]) from error
+        raise type(error)([f"{field}: {problem}" for problem in error.problems]) from error
 
 
 def hosted(where: str, call: Callable[[], T]) -> T:

@@ -1,9 +1,9 @@
 """Code that a config names: found, digested, and imported.
 
-`find` says where a plug-in's code lies and what its digest is without running any of it. `load` imports it:
-a file is compiled from the very bytes that were digested (never from a cached `.pyc`), and may import modules
-that lie beside it. Inside `loading(...)` every piece of code must be approved before it is run, and a file
-stays what it was at its first use, however it is edited meanwhile.
+`find` says where a plug-in's code lies and what its digest is without running any of it. `load` imports it, when the
+session in force permits it (`safari.trust`): a file is compiled from the very bytes that were digested (never from a
+cached `.pyc`), and may import modules that lie beside it. Within a session it stays what it was at its first use,
+however it is edited meanwhile.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import RLock
 from types import ModuleType
 
-from safari.errors import ConfigError, TrustError
+from safari.errors import ConfigError
 from safari.text import visible
+from safari.trust import session
 
 # No source file of a plug-in is longer.
 LARGEST_SOURCE = 16 * 2**20
@@ -46,13 +46,8 @@ class Source:
     path: Path | None
     digest: str
 
-    @property
-    def key(self) -> str:
-        """What it is, wherever it is named: the file's absolute path, or the module's name."""
-        return str(self.path) if self.path is not None else self.name
-
     def __str__(self) -> str:
-        """As a person is asked about it.
+        """As an error names it.
 
         >>> print(Source("my_rule.py", Path("/home/me/my_rule.py"), 16 * "0123"))
         my_rule.py (/home/me/my_rule.py, sha256 0123012301230123)
@@ -68,42 +63,13 @@ class _Loaded:
 
     module: ModuleType
     sources: tuple[Source, ...]
-    contents: dict[str, bytes]
+    contents: dict[Path | None, bytes]
 
 
-@dataclass
-class _Session:
-    """What may be loaded, and what was: a file keeps its first contents as long as the session lasts."""
-
-    allows: Callable[[Source], bool]
-    pinned: dict[Path, _Loaded] = field(default_factory=dict)
-
-
-_session: ContextVar[_Session | None] = ContextVar("safari_loading", default=None)
 _lock = RLock()
 _files: dict[Path, _Loaded] = {}
 # Modules beside plug-ins, by file: two plug-ins that import the same one share it.
 _neighbours: dict[Path, _Neighbour] = {}
-
-
-@contextlib.contextmanager
-def loading(allows: Callable[[Source], bool] = lambda source: True) -> Iterator[None]:
-    """Approve code before it is run, and keep each file as it was at its first use.
-
-    Args:
-        allows: is asked about every file and module before it is run; TrustError where it says no. Inside
-            of another such context both are asked.
-    """
-    outer = _session.get()
-    if outer is None:
-        session = _Session(allows)
-    else:
-        session = _Session(lambda source: outer.allows(source) and allows(source), outer.pinned)
-    token = _session.set(session)
-    try:
-        yield
-    finally:
-        _session.reset(token)
 
 
 def is_file_name(name: str) -> bool:
@@ -130,15 +96,16 @@ def find(name: str) -> Source | None:
 
 
 def load(name: str) -> ModuleType:
-    """Import a file or a module; what goes wrong in it comes as it is."""
-    if is_file_name(name):
-        return _load_file(name).module
-    if name == MAIN:
-        return sys.modules[MAIN]
-    found = find(name)
-    if found is not None:
-        _approve(found)
-    return importlib.import_module(name)
+    """Import a file or a module; TrustError where it may not be, and what goes wrong in it comes as it is."""
+    with session().code(name):
+        if is_file_name(name):
+            return _load_file(name).module
+        if name == MAIN:
+            return sys.modules[MAIN]
+        found = find(name)
+        if found is not None and found.path is not None:
+            _permit(found)
+        return importlib.import_module(name)
 
 
 def loaded(name: str) -> ModuleType | None:
@@ -156,9 +123,9 @@ def sources_of(name: str) -> Sequence[tuple[Source, bytes | None]]:
     belongs to an installed package.
     """
     if is_file_name(name):
-        session, path = _session.get(), Path(name).resolve()
-        there = (session.pinned.get(path) if session else None) or _files.get(path)
-        return [] if there is None else [(source, there.contents[source.key]) for source in there.sources]
+        path = Path(name).resolve()
+        there = session().pinned.get(path) or _files.get(path)
+        return [] if there is None else [(source, there.contents[source.path]) for source in there.sources]
     found = find(name) if name in sys.modules else None
     return [] if found is None else [(found, None)]
 
@@ -168,17 +135,15 @@ def _load_file(name: str) -> _Loaded:
     if not path.is_file():
         raise ConfigError(f"no such file: {name} (paths are relative to the current folder)")
     with _lock:
-        session = _session.get()
-        if session is not None and path in session.pinned:
-            return session.pinned[path]
-        found = _files.get(path)
-        if found is None or any(not _is_as_it_was(source) for source in found.sources):
-            found = _files[path] = _import_file(given, path)
-        else:
-            for source in found.sources:
-                _approve(source)
-        if session is not None:
-            session.pinned[path] = found
+        pinned = session().pinned
+        found: _Loaded | None = pinned.get(path)
+        if found is None:
+            found = _files.get(path)
+            if found is None or not all(map(_is_as_it_was, found.sources)):
+                found = _files[path] = _import_file(given, path)
+            pinned[path] = found
+        for source in found.sources:
+            _permit(source)
         return found
 
 
@@ -204,7 +169,7 @@ def _import_file(given: Path, path: Path) -> _Loaded:
 
 
 class _Loader(importlib.abc.InspectLoader):
-    """Runs a file from the bytes that were digested and approved, unless it was run before."""
+    """Runs a file from the bytes that were digested, unless it was run before."""
 
     def __init__(self, finder: _Beside, given: Path, path: Path):
         self._finder, self._given, self._path = finder, given, path
@@ -221,7 +186,7 @@ class _Loader(importlib.abc.InspectLoader):
             return
         data = _read(self._path)
         source = Source(str(self._given), self._path, _digest(data))
-        _approve(source)
+        _permit(source)
         with self._finder.running(source, data, module):
             exec(compile(data, str(self._path), "exec", dont_inherit=True), module.__dict__)
 
@@ -252,7 +217,7 @@ class _Beside(importlib.abc.MetaPathFinder):
         self._names: set[str] = set()
         self._running: list[_Neighbour] = []
         self.noted: dict[Path, Source] = {}
-        self.contents: dict[str, bytes] = {}
+        self.contents: dict[Path | None, bytes] = {}
 
     def __enter__(self) -> None:
         sys.meta_path.insert(0, self)
@@ -270,7 +235,7 @@ class _Beside(importlib.abc.MetaPathFinder):
     def note(self, known: _Neighbour) -> None:
         """Count a file, and what it needs, to those that the plug-in is made from."""
         for each in _with_needs(known):
-            _approve(each.source)
+            _permit(each.source)
             self._add(each)
 
     @contextlib.contextmanager
@@ -290,7 +255,7 @@ class _Beside(importlib.abc.MetaPathFinder):
     def _add(self, each: _Neighbour) -> None:
         assert each.source.path is not None
         self.noted[each.source.path] = each.source
-        self.contents[each.source.key] = each.contents
+        self.contents[each.source.path] = each.contents
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -333,10 +298,8 @@ def _with_needs(start: _Neighbour) -> list[_Neighbour]:
     return list(found.values())
 
 
-def _approve(source: Source) -> None:
-    session = _session.get()
-    if session is not None and not session.allows(source):
-        raise TrustError(f"{source} was not approved, so it is not loaded (trust)")
+def _permit(source: Source) -> None:
+    session().permit_file(str(source), source.digest)
 
 
 def _is_as_it_was(source: Source) -> bool:

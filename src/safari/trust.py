@@ -1,213 +1,210 @@
-"""What a run's folder may make us run: code that this user has run before, or approves now.
+"""Whose run is it? One that somebody else may have written runs no code and contacts nobody.
 
-A folder may have been sent by anybody, so nothing in it can say that its code is safe. What the user has run
-is remembered outside of it, by file and digest, in `$XDG_STATE_HOME/safari/trusted.json`
-(`~/.local/state/safari`; on Windows below `%LOCALAPPDATA%`).
+What was typed, or written in Python, is the user's own. A config file may come from anybody: code and addresses that
+it names are refused where code is loaded (`safari.loading`) and where a network would be used, unless the user says
+`--trust`, or has run the very same file before. The digests of those files are kept outside of any run's folder, in
+`$XDG_STATE_HOME/safari/trusted` (`~/.local/state/safari`; on Windows below `%LOCALAPPDATA%`), one small file each.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import stat
 import sys
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from safari.errors import TrustError
-from safari.loading import Source, find, loading
 
-# True: load everything. A function: is shown what is new and says yes or no. False: only what is remembered.
-Trust = bool | Callable[[Sequence[Source]], bool]
-
-FORMAT = "safari-trust-1"
-# The newest are kept: more files than anybody has plug-ins, and versions of one.
-MOST_FILES, MOST_VERSIONS = 2000, 50
-_OF_A_RUN = ("trials", "plugins.json", "summary.json", "environment.json", "clients.json")
+# No config file is longer.
+_LARGEST = 64 * 2**20
 
 
-def plugin_names(table: Mapping[str, Any]) -> list[str]:
-    """The code that a config's tables name, wherever in them: `file.py` and `package.module`, each once.
+@dataclass
+class Session:
+    """What may be loaded and contacted while one config is used, and what was.
 
-    >>> plugin_names({"arms": ["drop", {"rule": "my_rule.py:stale"}], "model": {"name": "lab.nets:wide"}})
-    ['lab.nets', 'my_rule.py']
+    Args:
+        config: the file that may be somebody else's; None for the user's own tables.
+        trusted: everything may be used.
+        names: the code and addresses that may be used otherwise; of code, files that the user has run before.
+        typed: those that the user has named on the command line, whatever is in the files.
+        used: names that were used so far.
+        pinned: plug-in files as they were at their first use.
+        unchecked: files are being loaded by a name that was typed.
     """
-    found: dict[str, None] = {}
-    todo: list[Any] = [table]
-    while todo:
-        value = todo.pop(0)
-        if isinstance(value, Mapping):
-            todo += value.values()
-        elif isinstance(value, list | tuple):
-            todo += value
-        elif isinstance(value, str) and ":" in value:
-            source, _, attribute = value.rpartition(":")
-            if attribute.isidentifier() and (source.endswith(".py") or _is_module(source)):
-                found[source] = None
-    return list(found)
+
+    config: Path | None = None
+    trusted: bool = True
+    names: frozenset[str] = frozenset()
+    typed: frozenset[str] = frozenset()
+    used: dict[str, None] = field(default_factory=dict)
+    pinned: dict[Path, Any] = field(default_factory=dict)
+    unchecked: bool = False
+
+    def permit(self, name: str, what: str) -> None:
+        """TrustError when a name in the config may not be used; `what` says what it is."""
+        if not (self.trusted or name in self.names or name in self.typed):
+            raise TrustError(
+                f"{name!r} {what}, which {self.config} names, and somebody else may have written that: "
+                "look at it first; with --trust (in Python trust=True) everything that it names is used"
+            )
+        self.used[name] = None
+
+    def permit_file(self, shown: str, digest: str) -> None:
+        """TrustError for a plug-in file that the user has not run, by its digest; `shown` names it."""
+        if not (self.trusted or self.unchecked or known(digest) is not None):
+            raise TrustError(
+                f"{shown} is not what you have run with {self.config} before: "
+                "look at it first; with --trust (in Python trust=True) it is loaded"
+            )
+
+    @contextlib.contextmanager
+    def code(self, name: str) -> Iterator[None]:
+        """Load a plug-in inside; TrustError when it may not be."""
+        self.permit(name, "is code")
+        before, self.unchecked = self.unchecked, self.unchecked or name in self.typed
+        try:
+            yield
+        finally:
+            self.unchecked = before
 
 
-def needs(table: Mapping[str, Any]) -> list[Source]:
-    """The code that running a config would load, as far as it is there; nothing is run to find out."""
-    return [source for name in plugin_names(table) if (source := find(name)) is not None]
+_session: ContextVar[Session | None] = ContextVar("safari_session", default=None)
 
 
-def contacts(table: Mapping[str, Any]) -> list[Source]:
-    """The machines that running a config would talk to: those of its trackers and of its downloads."""
-    return [*trackers(table), *downloads(table)]
-
-
-def trackers(table: Mapping[str, Any]) -> list[Source]:
-    """The addresses that the trackers of a config would send to."""
-    address = _inner(table, "track").get("mlflow")
-    return [Source(f"track.mlflow = {address!r}", None, "")] if address else []
-
-
-def downloads(table: Mapping[str, Any]) -> list[Source]:
-    """What a config would fetch: from the Hugging Face hub, which also tells it who runs this, or a data set's site.
-
-    A name that is a file or a folder here is read from there, and nothing is fetched.
-
-    >>> [str(source) for source in downloads({"data": {"name": "hf:ylecun/mnist"}})]
-    ["data.name = 'hf:ylecun/mnist', from the Hugging Face hub (no file)"]
-    >>> downloads({"data": {"name": "hf", "source": "./mnist.csv"}})
-    []
-    """
-    data, model = _inner(table, "data"), _inner(table, "model")
-    found, name = [], data.get("name")
-    if isinstance(name, str) and (name == "hf" or name.startswith("hf:")):
-        source = name[3:] or data.get("source", "")
-        if not _is_local(source):
-            found.append(f"data.name = {f'hf:{source}'!r}, from the Hugging Face hub")
-    if data.get("download"):
-        found.append(f"data.download = true, {name} from its own site")
-    if model.get("name") == "transformers" and model.get("path") and not _is_local(model["path"]):
-        found.append(f"model.path = {model['path']!r}, from the Hugging Face hub")
-    return [Source(what, None, "") for what in found]
-
-
-def _inner(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = table.get(name)
-    return found if isinstance(found, Mapping) else {}
-
-
-def _is_local(source: Any) -> bool:
-    """Is it a path, there or not, rather than a name on the hub? What is no text at all is refused elsewhere."""
-    if not isinstance(source, str) or not source or source.startswith((".", "/", "~")):
-        return True
-    # A name that no file can have is not one.
-    with contextlib.suppress(OSError, ValueError):
-        return Path(source).exists()
-    return False
+def session() -> Session:
+    """The session in force; without one everything is the user's own Python, and nothing is kept."""
+    return _session.get() or Session()
 
 
 @contextlib.contextmanager
-def trusting(sources: Sequence[Source], trust: Trust, what: str) -> Iterator[None]:
-    """Approve what a config from a folder names, and let nothing else be loaded inside.
+def using(config: Path | None, trust: bool = False, typed: Iterable[str] = ()) -> Iterator[None]:
+    """Run a config inside, with what it may load and contact.
 
     Args:
-        sources: what it names (`needs`, `contacts`).
-        trust: see `Trust`.
-        what: whose config it is, for the error.
+        config: the file that it comes from, which may be somebody else's; None for the user's own tables.
+        trust: use everything that it names.
+        typed: names that the user gave beside it.
 
-    TrustError names all that is new, with its path and digest, when it is not approved.
+    Inside of a session that trusts not everything, that one stays in force.
     """
-    store = Store.read()
-    new = [source for source in sources if not store.knows(source)]
-    approved = not new or trust is True or (callable(trust) and trust(new))
-    if not approved:
-        raise TrustError(
-            [f"{what} names what you have not run or approved before: {source}" for source in new]
-        )
-    everything = trust is True or bool(new)
-    with loading((lambda source: True) if everything else store.knows):
+    outer = session()
+    if not outer.trusted:
         yield
+        return
+    names = frozenset() if config is None else known(digest_of(config)) or frozenset()
+    here = Session(config, trust or config is None, names, frozenset(typed), pinned=outer.pinned)
+    token = _session.set(here)
+    try:
+        yield
+    finally:
+        _session.reset(token)
 
 
-def is_of_a_run(config: Path) -> bool:
-    """Is a config file that of a run's folder, which anybody may have sent, not one that a user wrote?"""
-    folder = config.parent
-    return config.name == "config.toml" and any((folder / name).exists() for name in _OF_A_RUN)
+def contact(name: str, what: str) -> None:
+    """TrustError when a network must not be used for what a config names."""
+    session().permit(name, what)
 
 
-def remember(sources: Iterable[Source]) -> None:
-    """Note that the user has run this; a store that cannot be written is left as it is."""
-    store = Store.read()
-    new = [source for source in sources if not store.knows(source)]
-    if new:
-        with contextlib.suppress(OSError):
-            store.with_sources(new).write()
+def names_in(settings: Iterable[tuple[str, Any]]) -> set[str]:
+    """Code, addresses and fields that settings name, as `Session.typed` has them.
+
+    >>> sorted(names_in([("arms", [{"rule": "my.py:stale"}]), ("data", {"name": "hf:a/b", "download": True})]))
+    ['a/b', 'arms', 'data', 'data.download', 'data.name', 'hf:a/b', 'my.py', 'my.py:stale']
+    """
+    names: set[str] = set()
+    todo = list(settings)
+    while todo:
+        key, value = todo.pop()
+        names |= {key} if key else set()
+        if isinstance(value, Mapping):
+            todo += [(f"{key}.{inner}" if key else "", held) for inner, held in value.items()]
+        elif isinstance(value, list | tuple):
+            todo += [("", held) for held in value]
+        elif isinstance(value, str):
+            names |= {value, value[3:] if value.startswith("hf:") else value.rpartition(":")[0] or value}
+    return names
 
 
-@dataclass(frozen=True)
-class Store:
-    """Digests of what was run, by file, the newest last."""
+def remember(config: Path, names: Iterable[str], files: Mapping[str, str]) -> None:
+    """Note what the user has run; a store that cannot be written is left as it is.
 
-    files: Mapping[str, Sequence[str]]
-
-    @classmethod
-    def read(cls) -> Store:
-        """The user's store; an empty one where there is none, or where others could have written it."""
-        try:
-            path = store_path()
-            with path.open("rb") as handle:
-                about = os.fstat(handle.fileno())
-                if not _is_private(about) or not _is_private(path.parent.stat()):
-                    return cls({})
-                table = json.loads(handle.read())
-            if table["format"] != FORMAT:
-                return cls({})
-            return cls({str(key): [str(digest) for digest in found] for key, found in table["files"].items()})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return cls({})
-
-    def knows(self, source: Source) -> bool:
-        """Was this very file, with these contents, run before?"""
-        return source.digest in self.files.get(source.key, ())
-
-    def with_sources(self, sources: Iterable[Source]) -> Store:
-        """The store with more in it."""
-        files = {key: list(found) for key, found in self.files.items()}
-        for source in sources:
-            before = [digest for digest in files.pop(source.key, []) if digest != source.digest]
-            files[source.key] = [*before, source.digest][-MOST_VERSIONS:]
-        return Store(dict(list(files.items())[-MOST_FILES:]))
-
-    def write(self) -> None:
-        """Replace the old file with it atomically, readable by the user alone."""
-        path = store_path()
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump({"format": FORMAT, "files": self.files}, file, indent=1)
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+    Args:
+        config: the run's own copy of the session's config.
+        names: all that it names, of which what was used counts.
+        files: names of the plug-in files that were loaded, by digest.
+    """
+    here = session()
+    used = here.used.keys() & set(names)
+    if not used:
+        return
+    configs = {digest_of(each) for each in (config, here.config) if each is not None}
+    with contextlib.suppress(OSError):
+        folder = store()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for digest in configs - {""}:
+            _write(folder / digest, sorted(used | (known(digest) or frozenset())))
+        for digest, name in files.items():
+            _write(folder / digest, [name])
 
 
-def store_path() -> Path:
-    """Where the user's store lies."""
+def known(digest: str) -> frozenset[str] | None:
+    """What the user has used with a file of this digest; None where the file was never run.
+
+    Nothing is known where others could have written the store.
+    """
+    try:
+        folder = store()
+        if not digest or not _is_private(folder.stat()):
+            return None
+        names = json.loads((folder / digest).read_bytes())
+        return frozenset(map(str, names)) if isinstance(names, list) else None
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a config file in hexadecimal; empty where there is no plain file of that name, or a giant one."""
+    try:
+        data = path.read_bytes() if path.is_file() and path.stat().st_size <= _LARGEST else b""
+    except (OSError, ValueError):
+        data = b""
+    return hashlib.sha256(data).hexdigest() if data else ""
+
+
+def state_folder() -> Path:
+    """Where this package keeps what belongs to the user rather than to a run."""
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
     else:
         base = os.environ.get("XDG_STATE_HOME", "")
         if not base.startswith("/"):
             base = str(Path.home() / ".local" / "state")
-    return Path(base) / "safari" / "trusted.json"
+    return Path(base) / "safari"
+
+
+def store() -> Path:
+    """The folder of digests."""
+    return state_folder() / "trusted"
+
+
+def _write(path: Path, names: list[str]) -> None:
+    # Cut short by a crash it is no JSON, and so is not believed.
+    with os.fdopen(
+        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
+    ) as file:
+        json.dump(names, file)
 
 
 def _is_private(about: os.stat_result) -> bool:
-    """Can nobody but this user have written it?"""
+    """Can nobody but this user have written there?"""
     if not hasattr(os, "geteuid"):
         return True
     return about.st_uid == os.geteuid() and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def _is_module(name: str) -> bool:
-    return bool(name) and all(part.isidentifier() for part in name.split(".")) and name != "__main__"

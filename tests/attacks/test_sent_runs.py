@@ -1,10 +1,9 @@
-"""A run that somebody sent: looking at it runs none of its code; what would run it asks first."""
+"""A run or a config that somebody sent: nothing of theirs is run or contacted, unless `--trust` is given."""
 
 from __future__ import annotations
 
 import json
 import os
-import pty
 import py_compile
 import shutil
 import socket
@@ -18,13 +17,14 @@ from click.testing import CliRunner
 
 import safari as package
 from runs.kit import TINY, environment
-from safari import trust
 from safari.api import rule_lines
 from safari.cli import cli
+from safari.config import parse
 from safari.errors import ConfigError, RunError, SafariError, TrustError
 from safari.loading import find
 from safari.runs import RunFolder
 from safari.runs.code import refuse_changed_code
+from safari.toml import to_toml
 from safari.view import write_report
 
 RULE = '''
@@ -46,7 +46,7 @@ CONFIG = {**TINY, "rounds": 3, "arms": ["drop", {"name": "own", "rule": "evil/li
 def store(tmp_path, monkeypatch) -> Path:
     """A trust store of one's own, empty at first."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return tmp_path / "state" / "safari" / "trusted.json"
+    return tmp_path / "state" / "safari" / "trusted"
 
 
 @pytest.fixture(scope="module")
@@ -136,14 +136,6 @@ def test_the_page_has_the_words_of_a_rule_without_loading_it(sent, made):
     assert rule_lines([RunFolder.open(made)])["evil/lib.py:rule"] == "A rule of the sender's own."
 
 
-def test_a_model_of_the_sender_s_own_is_asked_about_before_a_frame_is_rule_lines(sent):
-    text = (sent / "config.toml").read_text()
-    (sent / "config.toml").write_text(text.replace('name = "mlp"', 'name = "evil/lib.py:net"'))
-    problem = told(safari("wire", "bench", sent))
-    assert "evil/lib.py" in problem
-    assert not ran()
-
-
 @pytest.mark.parametrize(
     "folder", ["view", *(pytest.param(name, marks=pytest.mark.slow) for name in ("show", "resume"))]
 )
@@ -169,63 +161,162 @@ def test_the_console_command_loads_nothing_either(sent, folder):
 # --- going on
 
 
-def test_resume_says_what_it_would_load_and_loads_nothing(sent, store):
-    unfinished(sent)
-    records = (sent / "trials/own/seed-0/rounds.jsonl").read_bytes()
-    digest = find("evil/lib.py").digest
-    where = f"evil/lib.py ({Path('evil/lib.py').resolve()}, sha256 {digest[:16]})"
-    lines = told(safari("resume", sent)).splitlines()
-    assert lines == [
-        f"run/config.toml names what you have not run or approved before: {where}",
-        "look at it first; with --trust it is loaded",
-    ]
-    with pytest.raises(TrustError) as error:
-        package.resume(sent)
-    assert str(error.value) == lines[0]
-    with pytest.raises(TrustError):
-        package.resume(sent, trust=lambda sources: False)
+def changed(run: Path, old: str, new: str) -> Path:
+    text = (run / "config.toml").read_text()
+    assert old in text
+    (run / "config.toml").write_text(text.replace(old, new))
+    return run
+
+
+REFUSED = (
+    "'evil/lib.py' is code, which run/config.toml names, and somebody else may have written that: look at it first; "
+    "with --trust (in Python trust=True) everything that it names is used"
+)
+
+
+def test_resume_names_the_code_and_the_field_and_runs_nothing(sent, store):
+    before = {path: path.read_bytes() for path in unfinished(sent).rglob("*") if path.is_file()}
+    for arguments in (["resume", sent], ["resume", sent, "--from", "0"]):
+        assert told(safari(*arguments)) == f"arms: own: {REFUSED}"
+    for from_round in (None, 0):
+        with pytest.raises(TrustError) as error:
+            package.resume(sent, from_round=from_round)
+        assert str(error.value) == f"arms: own: {REFUSED}"
     assert not ran()
-    assert (sent / "trials/own/seed-0/rounds.jsonl").read_bytes() == records
+    assert {path: path.read_bytes() for path in sent.rglob("*") if path.is_file()} == before
     assert not store.exists()
 
 
-def test_going_back_asks_as_well_and_changes_nothing_when_refused(sent):
-    before = {path: path.read_bytes() for path in sent.rglob("*") if path.is_file()}
-    assert "evil/lib.py" in told(safari("resume", sent, "--from", "0"))
+@pytest.mark.parametrize(
+    ("old", "new", "where"),
+    [
+        ("evil/lib.py:rule", "evil/lib.py:no-name", "arms: own: 'evil/lib.py'"),
+        ("evil/lib.py:rule", "evil/lib.py:", "arms: own: 'evil/lib.py'"),
+        ("evil/lib.py:rule", "evil.lib:rule", "arms: own: 'evil.lib'"),
+        ("evil/lib.py:rule", "os:abort", "arms: own: 'os'"),
+        ("evil/lib.py:rule", "__main__:rule", "arms: own: '__main__'"),
+        ('name = "mlp"', 'name = "evil/lib.py:net"', "model.name: 'evil/lib.py'"),
+        (
+            'name = "mlp"\nhidden = [8]',
+            'name = "lora"\nbase = "evil/lib.py:no-name"',
+            "model: base: 'evil/lib.py'",
+        ),
+        ('pruner = "mag"', 'pruner = "evil/lib.py:no-name"', "pruning.pruner: 'evil/lib.py'"),
+        ('name = "fedavg"', 'name = "evil/lib.py:no-name"', "client.name: 'evil/lib.py'"),
+    ],
+)
+def test_code_by_any_name_in_any_field_is_refused(sent, old, new, where):
+    changed(unfinished(sent), old, new)
+    if "arms" not in where:
+        changed(sent, "evil/lib.py:rule", "drop")
+    assert where in told(safari("resume", sent))
     with pytest.raises(TrustError):
-        package.resume(sent, from_round=0)
+        package.run(sent / "config.toml", "new")
+    for arguments in (["run", sent / "config.toml"], ["validate", sent / "config.toml"]):
+        assert where in told(safari(*arguments)), arguments
     assert not ran()
-    assert {path: path.read_bytes() for path in sent.rglob("*") if path.is_file()} == before
 
 
-def test_with_trust_it_is_loaded_and_never_asked_about_again(sent, store):
+def test_all_that_is_refused_is_told_at_once(sent):
+    changed(unfinished(sent), 'pruner = "mag"', 'pruner = "fine.py:mine"')
+    problems = told(safari("resume", sent)).splitlines()
+    assert [line.split(" is code")[0] for line in problems] == [
+        "pruning.pruner: 'fine.py'", "arms: own: 'evil/lib.py'"
+    ]  # fmt: skip
+
+
+def test_a_model_of_the_sender_s_own_is_not_built_for_a_frame(sent, monkeypatch):
+    # As a sender would who makes a checkpoint that fits.
+    monkeypatch.setattr("safari.engine.sample.refuse_changes", lambda *_: None)
+    (sent / "frame").touch()
+    changed(sent, 'name = "mlp"', 'name = "evil/lib.py:net"')
+    for arguments in (["wire", "bench", sent], ["wire", "inspect", sent / "frame", "--run", sent]):
+        assert "model.name: 'evil/lib.py' is code" in told(safari(*arguments))
+    assert not ran()
+
+
+def test_with_trust_it_is_run_and_needs_no_flag_again_until_something_changes(sent, store):
     unfinished(sent)
     result = safari("resume", sent, "--trust")
     assert result.exit_code == 0, result.output
-    assert "loading evil/lib.py (" in result.stderr
     assert ran()
-    table = json.loads(store.read_text())
-    assert table["files"][str(Path("evil/lib.py").resolve())] == [find("evil/lib.py").digest]
     assert store.stat().st_mode & 0o077 == 0
-    text = (sent / "config.toml").read_text()
-    (sent / "config.toml").write_text(text.replace("rounds = 4", "rounds = 5"))
-    package.resume(sent)
+    changed(sent, "rounds = 4", "rounds = 5")
+    assert told(safari("resume", sent)) == f"arms: own: {REFUSED}"
+    changed(sent, "rounds = 5", "rounds = 4")
+    package.resume(sent, from_round=0)
+    # As a sender would who wants other code to be loaded.
+    Path("evil/lib.py").write_text(EVIL + "# more")
+    (sent / "plugins.json").unlink()
+    assert "is not what you have run with run/config.toml before" in told(
+        safari("resume", sent, "--from", "0")
+    )
 
 
-def test_a_function_may_decide(sent):
+def test_what_was_trusted_is_one_config_and_nothing_else(sent, store):
     unfinished(sent)
-    shown = []
-    package.resume(sent, trust=lambda sources: shown.extend(sources) or True)
-    assert [source.name for source in shown] == ["evil/lib.py"]
-    assert ran()
+    package.resume(sent, trust=True)
+    shutil.copytree(sent, "other")
+    changed(Path("other"), 'name = "own"', 'name = "another"')
+    with pytest.raises(TrustError):
+        package.resume("other")
 
 
-def test_the_own_run_of_a_user_is_resumed_without_a_question(tmp_path, monkeypatch, store):
+@pytest.fixture
+def home(tmp_path, monkeypatch, store) -> Path:
+    """A user's own folder with a rule of their own."""
     monkeypatch.chdir(tmp_path)
     Path("evil").mkdir()
     Path("evil/lib.py").write_text(RULE)
-    package.run(CONFIG, "run")
-    package.resume(unfinished(Path("run")))
+    return tmp_path
+
+
+def stopped(config: object, out: str, **more: object) -> Path:
+    """A run that was stopped after its first round."""
+
+    class Stop:
+        def start(self, run: object) -> None: ...
+        def stop(self) -> None: ...
+        def round(self, trial: object, record: object) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        package.run(config, out, [Stop()], **more)
+    return Path(out)
+
+
+def test_a_run_of_one_s_own_goes_on_without_a_flag(home):
+    assert safari("resume", stopped(CONFIG, "run")).exit_code == 0
+    Path("mine.toml").write_text("# A file\n" + to_toml(parse(CONFIG)))
+    with pytest.raises(TrustError):
+        package.run("mine.toml", "first")
+    assert safari("resume", stopped("mine.toml", "first", trust=True)).exit_code == 0
+    # The file, too, is known now, until somebody edits it.
+    package.run("mine.toml", "second")
+    Path("mine.toml").write_text(Path("mine.toml").read_text() + "\n")
+    with pytest.raises(TrustError):
+        package.run("mine.toml", "third")
+
+
+def test_what_is_typed_beside_a_file_is_one_s_own(home):
+    """Also where the file is of somebody else, whose own names stay refused."""
+    Path("plain.toml").write_text(to_toml(parse(TINY)))
+    Path("evil/other.py").write_text("import lib\nrule = lib.rule\n")
+    typed = ["--set", 'arms=["drop", {name = "own", rule = "evil/other.py:rule"}]']
+    assert safari("run", "plain.toml", "--out", "run", *typed).exit_code == 0
+    assert safari("resume", "run", "--from", "0").exit_code == 0
+    Path("theirs.toml").write_text(to_toml(parse({**TINY, "model": {"name": "evil/lib.py:net"}})))
+    result = told(safari("run", "theirs.toml", "--out", "again", *typed))
+    assert "model.name: 'evil/lib.py' is code" in result
+    assert "other.py" not in result
+
+
+def test_a_config_that_comes_through_a_pipe_is_never_known(home):
+    reader, writer = os.pipe()
+    os.write(writer, to_toml(parse(CONFIG)).encode())
+    os.close(writer)
+    assert "arms: own: 'evil/lib.py' is code" in told(safari("run", f"/dev/fd/{reader}", "--out", "run"))
+    os.close(reader)
 
 
 def test_what_a_folder_says_of_its_code_makes_it_no_safer(sent):
@@ -238,19 +329,14 @@ def test_what_a_folder_says_of_its_code_makes_it_no_safer(sent):
     assert not ran()
 
 
-def test_what_lies_beside_approved_code_has_to_be_approved_too(tmp_path, monkeypatch, store):
-    monkeypatch.chdir(tmp_path)
-    Path("evil").mkdir()
+def test_what_lies_beside_known_code_has_to_be_known_too(home):
     Path("evil/lib.py").write_text("import beside\n" + RULE)
     Path("evil/beside.py").write_text("")
-    package.run(CONFIG, "run")
+    run = stopped(CONFIG, "run")
     Path("evil/beside.py").write_text('from pathlib import Path\nPath("pwned").touch()\n')
-    run = unfinished(Path("run"))
     assert "evil/beside.py has changed since run was made with it" in told(safari("resume", run))
     (run / "plugins.json").unlink()
-    problem = told(safari("resume", run))
-    assert "evil/beside.py (" in problem
-    assert "was not approved, so it is not loaded" in problem
+    assert "evil/beside.py (" in told(safari("resume", run))
     assert not ran()
 
 
@@ -268,44 +354,6 @@ def test_a_compiled_file_beside_the_source_is_not_run(sent):
     assert not ran()
 
 
-def test_modules_by_name_are_asked_about_too(sent, monkeypatch):
-    Path("evil_module.py").write_text(EVIL)
-    monkeypatch.syspath_prepend(str(Path.cwd()))
-    text = (sent / "config.toml").read_text()
-    (sent / "config.toml").write_text(text.replace("evil/lib.py:rule", "evil_module:rule"))
-    assert f"evil_module ({Path('evil_module.py').resolve()}, sha256 " in told(
-        safari("resume", sent, "--from", "0")
-    )
-    assert not ran()
-    # Not even what Python itself has: somebody else chose the function and its options.
-    (sent / "config.toml").write_text(text.replace("evil/lib.py:rule", "os:abort"))
-    assert "not run or approved before: os (" in told(safari("resume", sent, "--from", "0"))
-
-
-def test_of_the_running_script_only_what_it_defines_itself_can_be_named(sent, monkeypatch):
-    monkeypatch.setattr(sys.modules["__main__"], "rmtree", shutil.rmtree, raising=False)
-    text = (sent / "config.toml").read_text()
-    (sent / "config.toml").write_text(text.replace("evil/lib.py:rule", "__main__:rmtree"))
-    with pytest.raises(ConfigError, match="arms: own: __main__ does not define 'rmtree' itself"):
-        package.resume(sent, from_round=0)
-
-
-@pytest.mark.parametrize("command", ["run", "validate"])
-def test_the_config_of_a_sent_run_is_asked_about_and_one_of_your_own_is_not(sent, command):
-    out = ["--out", "again"] if command == "run" else []
-    assert "evil/lib.py" in told(safari(command, sent / "config.toml", *out))
-    if command == "run":
-        with pytest.raises(TrustError):
-            package.run(sent / "config.toml", "again")
-    assert not ran()
-    shutil.copy(sent / "config.toml", "mine.toml")
-    if command == "run":
-        package.run("mine.toml", "again")
-    else:
-        assert safari(command, "mine.toml").exit_code == 0
-    assert ran()
-
-
 def test_a_wrong_config_of_a_sent_run_is_not_looked_into_either(sent):
     text = (sent / "config.toml").read_text()
     (sent / "config.toml").write_text(text.replace("rounds = 3", "rounds = 0"))
@@ -313,42 +361,6 @@ def test_a_wrong_config_of_a_sent_run_is_not_looked_into_either(sent):
         arguments = [sent / "config.toml"] if command in ("run", "validate") else [sent]
         told(safari(command, *arguments))
         assert not ran()
-
-
-# --- the question
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("answer", "code"), [("n", 2), ("y", 0), ("", 2)])
-def test_on_a_terminal_the_question_is_asked(sent, answer, code):
-    unfinished(sent)
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "safari", "resume", "run"],
-        stdin=theirs,
-        stdout=subprocess.PIPE,
-        stderr=theirs,
-        env=environment() | {"TERM": "dumb"},
-    )
-    os.close(theirs)
-    seen = b""
-    while b"Go on? [y/N]" not in seen:
-        seen += os.read(ours, 4096)
-    assert b"evil/lib.py (" in seen
-    assert not ran()
-    os.write(ours, f"{answer}\n".encode())
-    while True:
-        try:
-            part = os.read(ours, 4096)
-        except OSError:
-            break
-        if not part:
-            break
-        seen += part
-    process.communicate()
-    os.close(ours)
-    assert process.returncode == code, seen.decode()
-    assert ran() == (code == 0)
 
 
 @pytest.mark.slow
@@ -362,7 +374,7 @@ def test_without_a_terminal_the_exit_code_is_2_and_the_words_are_there(sent):
         env=environment(),
     )
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == "error: look at it first; with --trust it is loaded"
+    assert done.stderr.splitlines()[-1] == f"error: arms: own: {REFUSED}"
     assert "Traceback" not in done.stderr
     assert not ran()
 
@@ -370,27 +382,24 @@ def test_without_a_terminal_the_exit_code_is_2_and_the_words_are_there(sent):
 # --- the store
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{", '{"format": "other"}', '{"format": "safari-trust-1", "files": 3}', "[" * 10_000]
-)
+@pytest.mark.parametrize("text", ["", "{", '{"evil/lib.py": 1}', "[" * 10_000, "3"])
 def test_a_store_that_cannot_be_read_knows_nothing(sent, store, text):
-    store.parent.mkdir(parents=True)
-    store.write_text(text)
-    assert trust.Store.read() == trust.Store({})
-    assert "evil/lib.py" in told(safari("resume", unfinished(sent)))
-    package.resume(sent, trust=True)
-    assert trust.Store.read().knows(find("evil/lib.py"))
+    package.resume(unfinished(sent), trust=True)
+    package.resume(sent, from_round=0)
+    for path in store.iterdir():
+        path.write_text(text)
+    with pytest.raises(TrustError):
+        package.resume(sent, from_round=0)
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="only where files have owners")
 def test_a_store_that_others_can_write_is_not_believed(sent, store):
     package.resume(unfinished(sent), trust=True)
-    assert trust.Store.read().knows(find("evil/lib.py"))
-    for path, mode in ((store, 0o666), (store.parent, 0o777)):
-        before = path.stat().st_mode
-        path.chmod(mode)
-        assert not trust.Store.read().knows(find("evil/lib.py"))
-        path.chmod(before)
+    store.chmod(0o777)
+    with pytest.raises(TrustError):
+        package.resume(sent, from_round=0)
+    store.chmod(0o700)
+    package.resume(sent, from_round=0)
 
 
 def test_a_store_that_cannot_be_written_stops_nothing(sent, monkeypatch, tmp_path):
@@ -398,15 +407,6 @@ def test_a_store_that_cannot_be_written_stops_nothing(sent, monkeypatch, tmp_pat
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     package.resume(unfinished(sent), trust=True)
     assert ran()
-
-
-def test_the_store_stays_small(store):
-    files = [trust.Source(f"{n}.py", Path(f"/{n}.py"), "0" * 64) for n in range(trust.MOST_FILES + 1)]
-    versions = [trust.Source("x.py", Path("/x.py"), f"{n:064d}") for n in range(trust.MOST_VERSIONS + 1)]
-    found = trust.Store({}).with_sources([*files, *versions])
-    assert len(found.files) == trust.MOST_FILES
-    assert [found.knows(each) for each in (files[0], files[1], files[-1])] == [False, False, True]
-    assert [found.knows(each) for each in (versions[0], versions[-1])] == [False, True]
 
 
 # --- addresses
@@ -433,86 +433,75 @@ def test_an_address_in_a_sent_config_is_not_contacted_unasked(sent, monkeypatch)
         package.resume(sent)
         result = safari("resume", sent)
         assert result.exit_code == 0, result.output
-        assert "track.mlflow is new to you and left alone" in result.stderr
-        text = (sent / "config.toml").read_text()
-        (sent / "config.toml").write_text(text.replace("evil/lib.py:rule", "drop"))
-        problem = told(safari("resume", sent, "--from", "0"))
-        assert f"not run or approved before: track.mlflow = '{address}'" in problem
+        assert f"no tracker is told: '{address}' in track.mlflow is an address" in result.stderr
+        changed(sent, "evil/lib.py:rule", "drop")
+        for arguments in (["resume", sent, "--from", "0"], ["run", sent / "config.toml", "--out", "new"]):
+            assert f"'{address}' in track.mlflow is an address" in told(safari(*arguments))
         assert not contacted.is_set()
 
 
-def test_a_sent_run_with_data_of_the_hub_asks_before_it_goes_there(sent, monkeypatch):
-    """With the `datasets` of a hub that notes who calls."""
-    called = []
-    monkeypatch.setattr(
-        "safari.data.huggingface._library", lambda: called.append(1) or pytest.fail("contacted")
+def contacts(*arguments: str) -> list[str]:
+    """Whom a command tries to reach, and its exit code: an audit hook ends its process at the first attempt."""
+    code = (
+        "import sys\n"
+        "def hook(event, arguments):\n"
+        "    if event in ('socket.getaddrinfo', 'socket.connect'):\n"
+        "        place = arguments[0] if event == 'socket.getaddrinfo' else arguments[1]\n"
+        "        open('contacted', 'a').write(f'{place}\\n')\n"
+        "        import os\n"
+        "        os._exit(9)\n"
+        "sys.addaudithook(hook)\n"
+        "from safari.cli import main\n"
+        "sys.argv = ['safari', *sys.argv[1:]]\n"
+        "main()\n"
     )
-    text = (sent / "config.toml").read_text().replace("evil/lib.py:rule", "drop")
-    start, end = text.index("[data]"), text.index("[partition]")
-    text = text[:start] + '[data]\nname = "hf:somebody/somewhere"\n\n' + text[end:]
-    (sent / "config.toml").write_text(text)
+    Path("contacted").unlink(missing_ok=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], env=environment(), capture_output=True, text=True
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    seen = Path("contacted").read_text().splitlines() if Path("contacted").exists() else []
+    return [*seen, f"exit code {done.returncode}"]
+
+
+HUB = [
+    ("data", 'name = "hf:somebody/somewhere"', "data: 'somebody/somewhere' would be fetched"),
+    ("data", 'name = "hf"\nsource = "somebody/somewhere"', "data: 'somebody/somewhere' would be fetched"),
+    ("data", 'name = "cifar10"\nroot = "none"\ndownload = true', "data: 'data.download' fetches https://"),
+]
+
+
+@pytest.mark.parametrize(("table", "text", "says"), HUB)
+def test_data_from_elsewhere_is_refused(sent, table, text, says):
+    pytest.importorskip("datasets")
+    config = changed(sent, "evil/lib.py:rule", "drop") / "config.toml"
+    before = config.read_text()
+    start = before.index(f"[{table}]")
+    end = before.index("\n[", start)
+    config.write_text(before[:start] + f"[{table}]\n{text}\n" + before[end:])
     unfinished(sent)
-    name = "data.name = 'hf:somebody/somewhere', from the Hugging Face hub"
-    asked = []
-    for use in (
-        lambda: package.resume(sent),
-        lambda: package.resume(sent, trust=lambda sources: asked.append(sources)),
-        lambda: package.run(sent / "config.toml", "new"),
-    ):
-        with pytest.raises(TrustError, match=r"have not run or approved before: data\.name = 'hf:somebody"):
-            use()
-    assert [str(source) for source in asked[0]] == [f"{name} (no file)"]
-    for arguments in (
-        ("resume", sent),
-        ("run", sent / "config.toml"),
-        ("validate", sent / "config.toml"),
-        ("wire", "bench", sent),
-    ):
-        assert f"not run or approved before: {name}" in told(safari(*arguments)), arguments
-    assert not called
+    for arguments in (("resume", sent), ("run", config), ("validate", config)):
+        assert says in told(safari(*arguments)), arguments
+    with pytest.raises(TrustError):
+        package.run(config, "new")
     # Looking at one asks nothing and goes nowhere.
     assert safari("show", sent).exit_code == 0
-    # Who approves, or has gone there before, is not asked again.
-    trust.remember(trust.downloads({"data": {"name": "hf", "source": "somebody/somewhere"}}))
-    with pytest.raises(pytest.fail.Exception, match="contacted"):
-        package.resume(sent)
 
 
-def test_what_is_fetched_and_what_is_read_here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "here").mkdir()
-
-    def fetched(**tables: dict[str, object]) -> list[str]:
-        return [source.name for source in trust.contacts(tables)]
-
-    hub = "from the Hugging Face hub"
-    assert fetched(data={"name": "hf:a/b"}) == [f"data.name = 'hf:a/b', {hub}"]
-    assert fetched(data={"name": "hf", "source": "a/b"}) == [f"data.name = 'hf:a/b', {hub}"]
-    for source in ("here", "./gone", "/gone/too", "~/gone"):
-        assert fetched(data={"name": f"hf:{source}"}) == []
-    for source in ("x" * 5000, "a\0b"):
-        assert fetched(data={"name": f"hf:{source}"}) == [f"data.name = {'hf:' + source!r}, {hub}"]
-    assert fetched(data={"name": "cifar10", "download": True}) == [
-        "data.download = true, cifar10 from its own site"
-    ]
-    assert fetched(data={"name": "cifar10", "download": False}) == []
-    assert fetched(model={"name": "transformers", "path": "a/b"}) == [f"model.path = 'a/b', {hub}"]
-    assert fetched(model={"name": "transformers", "path": "here"}) == []
-    assert fetched(model={"name": "mlp"}) == fetched() == []
-    # What no config may hold is not stumbled over: it is refused where the config is read.
-    assert fetched(data={"name": "hf", "source": 3}, model={"name": "transformers", "path": [1]}) == []
-    assert trust.contacts({"data": 3, "model": "x", "track": []}) == []
+@pytest.mark.slow
+def test_nothing_is_contacted_unless_it_is_trusted(sent):
+    """The hub with --trust alone, which shows that the hook would notice an attempt."""
+    test_data_from_elsewhere_is_refused(sent, *HUB[0])
+    assert contacts("resume", "run") == ["exit code 2"]
+    assert contacts("validate", "run/config.toml", "--trust")[-1] == "exit code 9"
 
 
 # --- code that has changed
 
 
-def test_code_that_changed_since_is_refused_by_name(tmp_path, monkeypatch, store):
-    monkeypatch.chdir(tmp_path)
-    Path("evil").mkdir()
-    Path("evil/lib.py").write_text(RULE)
-    package.run(CONFIG, "run")
-    run = unfinished(Path("run"))
+def test_code_that_changed_since_is_refused_by_name(home):
+    """With --trust as well: the run's numbers would be of neither."""
+    run = stopped(CONFIG, "run")
     digest = find("evil/lib.py").digest
     (copy,) = (run / "plugins").iterdir()
     assert copy.read_text() == RULE
@@ -530,26 +519,6 @@ def test_code_that_changed_since_is_refused_by_name(tmp_path, monkeypatch, store
     package.resume(run)
 
 
-def test_no_approval_is_asked_for_code_that_is_refused_anyway(tmp_path, monkeypatch, store):
-    """An own file that was edited is new to the store, too: `--trust` would only lead to the next refusal."""
-    monkeypatch.chdir(tmp_path)
-    Path("evil").mkdir()
-    Path("evil/lib.py").write_text(RULE)
-    package.run(CONFIG, "run", progress=False, report=False)
-    run = unfinished(Path("run"))
-    Path("evil/lib.py").write_text(EVIL)
-    asked = []
-    for use in (lambda: package.resume(run), lambda: package.resume(run, trust=asked.append)):
-        with pytest.raises(RunError, match=r"^evil/lib\.py has changed since run was made with it"):
-            use()
-    for arguments in (("resume", run), ("resume", run, "--trust")):
-        result = safari(*arguments)
-        assert told(result).startswith("evil/lib.py has changed since run was made with it")
-        assert "loading" not in result.stderr
-    assert not asked
-    assert not ran()
-
-
 @pytest.mark.parametrize("text", ["[]", "{", '{"files": 3}', '{"files": {"x": 3}}', '{"about": {"x": 3}}'])
 def test_a_list_of_plug_ins_that_is_damaged_is_named(sent, text):
     (sent / "plugins.json").write_text(text)
@@ -561,7 +530,7 @@ def test_a_list_of_plug_ins_that_is_damaged_is_named(sent, text):
 def test_a_missing_plug_in_is_reported_as_before(sent):
     shutil.rmtree("evil")
     with pytest.raises(ConfigError, match=r"^arms: own: no such file: evil/lib.py \(paths are relative"):
-        package.resume(unfinished(sent))
+        package.resume(unfinished(sent), trust=True)
 
 
 # --- what a terminal would act on

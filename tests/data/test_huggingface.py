@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -455,3 +457,65 @@ def test_another_source_of_the_same_kind_keeps_the_options() -> None:
     assert override(table, [("data.name", "leaf")])["data"] == {"name": "leaf"}
     both = override(table, [("data.source", "c.csv"), ("data.name", "hf:b.csv")])
     assert both["data"]["source"] == "c.csv"
+
+
+def rows(tmp_path: Path, *values: Any) -> str:
+    """A Parquet file with a column of pictures as rows say, and a label."""
+    column = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    plain = datasets.Features(
+        {
+            "image": {"bytes": datasets.Value("binary"), "path": datasets.Value("string")},
+            "label": datasets.Value("int64"),
+        }
+    )
+    made = datasets.Dataset.from_dict(
+        {"image": list(values), "label": [i % 2 for i in range(len(values))]}, features=plain
+    )
+    made.cast(column).to_parquet(tmp_path / "rows.parquet")
+    return str(tmp_path / "rows.parquet")
+
+
+def encoded(kind: str = "PNG") -> bytes:
+    out = io.BytesIO()
+    pictures()[0].save(out, kind)
+    return out.getvalue()
+
+
+def test_a_row_s_address_is_not_followed(tmp_path: Path) -> None:
+    """Neither over the network nor on this machine; whoever listens is not asked."""
+    good = {"bytes": encoded(), "path": None}
+    (tmp_path / "here.png").write_bytes(encoded())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0)
+        for path in (f"http://127.0.0.1:{server.getsockname()[1]}/x.png", str(tmp_path / "here.png")):
+            source = rows(tmp_path, good, {"bytes": None, "path": path}, good, good)
+            with pytest.raises(
+                DataError, match=r"^picture \d of the column 'image' is missing: .* is not followed"
+            ):
+                hf(source=source)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+    assert len(hf(source=rows(tmp_path, good, good, good, good)).train_y) == 3
+
+
+def test_pictures_in_formats_that_start_programs_are_not_decoded(tmp_path: Path) -> None:
+    bad = {"bytes": encoded("EPS"), "path": None}
+    with pytest.raises(DataError, match=r"picture 0 of the column 'image' cannot be read \(PNG, JPEG"):
+        hf(source=rows(tmp_path, bad, bad, bad))
+
+
+def test_a_local_table_asks_the_hub_nothing(parquet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library counts downloads, also of local files, with a request."""
+    asked = []
+
+    class Session:
+        def head(self, *arguments: Any, **options: Any) -> None:
+            asked.append(arguments)
+
+    monkeypatch.setattr(datasets.load, "get_session", Session)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    hf(source=str(parquet))
+    assert not asked
+    assert datasets.config.HF_HUB_OFFLINE is False
+    datasets.load.increase_load_count("parquet")
+    assert asked

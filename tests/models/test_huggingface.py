@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -74,12 +76,46 @@ def test_a_model_from_a_folder(tmp_path: Path) -> None:
     [
         ({"kind": "lama"}, "kind: lama: "),
         ({"settings": {"hidden_size": 15}}, "kind: llama: "),
+        (
+            {"settings": {"attn_implementation": "somebody/kernel", "allow_all_kernels": True}},
+            r"settings\.attn_implementation is no field of llama.*\nsettings\.allow_all_kernels is no field",
+        ),
+        ({"settings": {"trust_remote_code": True}}, r"settings\.trust_remote_code is no field of llama"),
+        ({"settings": {"_attn_implementation": "x/y"}}, r"settings\._attn_implementation is no field"),
+        ({"path": "./nowhere"}, "path: no such folder: ./nowhere"),
         ({"rank": 2, "targets": ["nothing"]}, "targets: Target modules .*nothing.* not found"),
     ],
 )
 def test_what_cannot_be_built(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make(**options)
+
+
+def test_settings_of_a_folder_s_model_are_its_own_fields(tmp_path: Path) -> None:
+    make().model.save_pretrained(tmp_path / "saved")  # type: ignore[union-attr, operator]
+    path = str(tmp_path / "saved")
+    again = make(path=path, settings={"attention_dropout": 0.5})
+    assert again.model.config.attention_dropout == 0.5  # type: ignore[union-attr]
+    with pytest.raises(ConfigError, match=r"settings\.allow_all_kernels is no field of llama"):
+        make(path=path, settings={"allow_all_kernels": True})
+
+
+def test_a_folder_s_config_chooses_no_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make().model.save_pretrained(tmp_path / "saved")  # type: ignore[union-attr, operator]
+    config = tmp_path / "saved" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"attn_implementation": "somebody/kernel"}))
+    asked: list[Any] = []
+    hub = importlib.import_module("transformers.integrations.hub_kernels")
+    monkeypatch.setattr(hub, "load_and_register_attn_kernel", lambda *a, **k: asked.append(a))
+    make(path=str(tmp_path / "saved"), settings={})
+    assert not asked
+
+
+def test_a_base_model_that_adapters_name_is_not_followed(tmp_path: Path) -> None:
+    base = {"base_model_name_or_path": "somebody/somewhere", "peft_type": "LORA"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(base))
+    with pytest.raises(ConfigError, match=r"^path: .* holds adapters \(adapter_config\.json\), which name"):
+        make(path=str(tmp_path))
 
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from safari.config import Config, examine, override
 from safari.errors import ConfigError
 from safari.presets import preset
 from safari.toml import parse_setting, read_toml
+from safari.trust import names_in, using
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,6 +28,16 @@ def set_option(function: F) -> F:
         metavar="KEY=VALUE",
         shell_complete=complete_setting,
         help="Change a field, such as pruning.sparsity=0.9 or uplink.name=lost. Repeatable.",
+    )(function)
+
+
+def trust_option(function: F) -> F:
+    """`--trust`: the config is the user's own, or was looked at."""
+    return click.option(
+        "--trust",
+        is_flag=True,
+        help="Use the code and the addresses that the config names. Not needed for a config with built-in names alone, "
+        "nor for one that you have run before.",
     )(function)
 
 
@@ -56,6 +68,13 @@ def wrong_names(config: Config) -> list[str]:
     problems = Problems()
     check_names(config, problems)
     return problems.lines
+
+
+@contextlib.contextmanager
+def using_config(path: Path | None, settings: Sequence[str], trust: bool) -> Iterator[None]:
+    """Use a config file, which somebody else may have written, and what was typed beside it, which nobody else has."""
+    with using(path, trust, names_in(map(parse_setting, settings))):
+        yield
 
 
 def read_table(

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from safari.cli.approval import approval, trust_option
 from safari.cli.offers import complete_run
-from safari.cli.options import json_option, quiet_option
-from safari.config import Track
-from safari.errors import SafariError
-from safari.trust import Store, contacts, needs, trackers
+from safari.cli.options import json_option, quiet_option, trust_option
+from safari.errors import SafariError, TrustError
+from safari.trust import using
 
 if TYPE_CHECKING:
     from safari.runs import RunFolder
@@ -40,8 +38,8 @@ def resume(folder: Path, from_round: int | None, trust: bool, as_json: bool, qui
     With --from, all arms and seeds go back to an earlier round; what came after it is kept in
     trials/ARM/seed-N/cut-1, cut-2 and so on.
 
-    Plug-ins that the run's config names are loaded without a question when you have run them before, the same
-    file with the same contents; you are asked about others.
+    A run that you have made goes on without more; one that names code or addresses and comes from somebody else, or
+    has been edited since, needs --trust.
 
     \b
     Examples:
@@ -55,7 +53,10 @@ def resume(folder: Path, from_round: int | None, trust: bool, as_json: bool, qui
     if from_round is None and engine.finished(run):
         _show(run, trust, as_json=as_json, quiet=quiet)
     elif from_round is not None and run.is_federation:
-        _rewind(run, from_round, quiet)
+        with run.writing():
+            aside = run.rewind(from_round)
+        for place in aside if not quiet else ():
+            click.echo(f"back to round {from_round}; what came after it is in {place}", err=True)
         click.echo("start the federation again to go on from there", err=True)
     else:
         _go_on(run, from_round, trust, as_json=as_json, quiet=quiet)
@@ -64,48 +65,27 @@ def resume(folder: Path, from_round: int | None, trust: bool, as_json: bool, qui
 def _go_on(run: RunFolder, from_round: int | None, trust: bool, *, as_json: bool, quiet: bool) -> None:
     from safari import engine
     from safari.cli.finish import finish, stoppable, watchers
-    from safari.runs.code import refuse_changed_code
 
-    # First, because approval would not help: nobody should be asked about code that is refused anyway.
-    refuse_changed_code(run)
-    table = run.config.to_dict()
-    with approval([*needs(table), *contacts(table)], str(run.path / "config.toml"), trust):
-        if from_round is not None:
-            _rewind(run, from_round, quiet)
-        with stoppable(run.path):
-            engine.resume(run.path, watchers(run.config, quiet), trust=True)
+    with using(run.path / "config.toml", trust), stoppable(run.path):
+        engine.resume(run.path, watchers(run.config, quiet), from_round=from_round, trust=True)
     finish(run.path, as_json=as_json, quiet=quiet)
-
-
-def _rewind(run: RunFolder, from_round: int, quiet: bool) -> None:
-    with run.writing():
-        aside = run.rewind(from_round)
-    for place in aside if not quiet else ():
-        click.echo(f"back to round {from_round}; what came after it is in {place}", err=True)
 
 
 def _show(run: RunFolder, trust: bool, *, as_json: bool, quiet: bool) -> None:
     """A finished run: nothing is computed, and nothing that it names is loaded or contacted unasked."""
     from safari import engine
     from safari.cli.finish import finish, print_table, stoppable
-    from safari.report import watchers_for
     from safari.runs import summarise
 
     # A kill at the very end, or a change of config.toml, leaves results that are missing or old.
     summary = _read(run)
     report = run.path / "report.html"
     shown = summary is not None and report.is_file() and summary == summarise(run)
-    tracked = run.config.track != Track()
-    if tracked and not trust and not all(map(Store.read().knows, trackers(run.config.to_dict()))):
-        tracked = False
-        if not quiet:
-            click.echo(
-                "track.mlflow is new to you and left alone; with --trust it is told of the run", err=True
-            )
-    if not shown or tracked:
-        with stoppable(run.path):
-            # Trackers may have missed something; bars have nothing to tell of a run that stands still.
-            engine.resume(run.path, watchers_for(run.config) if tracked else ())
+    with using(run.path / "config.toml", trust), stoppable(run.path):
+        # Trackers may have missed something; bars have nothing to tell of a run that stands still.
+        trackers = _trackers(run, quiet)
+        if not shown or trackers:
+            engine.resume(run.path, trackers)
     if not shown:
         finish(run.path, as_json=as_json, quiet=quiet)
     elif as_json:
@@ -116,6 +96,17 @@ def _show(run: RunFolder, trust: bool, *, as_json: bool, quiet: bool) -> None:
             count = len(run.trials())
             trials = "the only trial is" if count == 1 else f"all {count} trials are"
             click.echo(f"nothing to do: {trials} finished (report: {report})", err=True)
+
+
+def _trackers(run: RunFolder, quiet: bool) -> list[Any]:
+    from safari.report import watchers_for
+
+    try:
+        return [*watchers_for(run.config)]
+    except TrustError as error:
+        if not quiet:
+            click.echo(f"no tracker is told: {error}", err=True)
+        return []
 
 
 def _read(run: RunFolder) -> Any:

@@ -6,8 +6,14 @@ from pathlib import Path
 
 import click
 
-from safari.cli.approval import approved_config, trust_option
-from safari.cli.options import json_option, quiet_option, read_config, set_option
+from safari.cli.options import (
+    json_option,
+    quiet_option,
+    read_config,
+    set_option,
+    trust_option,
+    using_config,
+)
 from safari.config import Config
 from safari.errors import ConfigError, RunError
 
@@ -66,7 +72,7 @@ def run(
       safari run --set uplink.name=gilbert-elliott --set uplink.p=0.3 --set uplink.burst=8
       safari init my.toml && safari run my.toml --out runs/mine
     """
-    with approved_config(config, settings, trust, seeds):
+    with using_config(config, settings, trust):
         wanted = read_config(config, settings, seeds, presets)
         from safari import engine
         from safari.api import new_folder

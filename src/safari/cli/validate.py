@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from safari.cli.approval import approved_config, trust_option
-from safari.cli.options import json_option, read_table, set_option, wrong_names
+from safari.cli.options import json_option, read_table, set_option, trust_option, using_config, wrong_names
 from safari.config import examine
 from safari.errors import ConfigError
 
@@ -35,7 +34,7 @@ def validate(config: Path, settings: tuple[str, ...], trust: bool, as_json: bool
     else:
         from safari.engine import check_and_note
 
-        with approved_config(config, settings, trust):
+        with using_config(config, settings, trust):
             if problems:
                 # Checks that depend on a wrong field are left out; a plug-in's name and options can be checked alone.
                 problems += wrong_names(wanted)

@@ -11,11 +11,10 @@ from typing import Any, TypeVar
 
 import click
 
-from safari.cli.approval import approval, trust_option
 from safari.cli.offers import complete_run
-from safari.cli.options import json_option
+from safari.cli.options import json_option, trust_option
 from safari.errors import RunError
-from safari.trust import downloads, needs
+from safari.trust import using
 
 # A model of 268 million numbers as they are in memory; explaining one takes several times as much.
 LARGEST = 2**30
@@ -165,11 +164,8 @@ def _upload(folder: Path, arm: str | None, client: int, trust: bool) -> Any:
     from safari.runs.code import refuse_changed_code
 
     run = RunFolder.open(folder)
-    # A rule has no part in an upload; a model, data or a pruner of the user's own is loaded.
-    table = run.config.to_dict()
-    table["arms"] = [{**arm, "rule": ""} for arm in table["arms"] if isinstance(arm, dict)]
-    with approval([*needs(table), *downloads(table)], str(folder / "config.toml"), trust):
-        refuse_changed_code(run)
+    refuse_changed_code(run)
+    with using(run.path / "config.toml", trust):
         return next_upload(run, arm, client)
 
 

@@ -17,6 +17,7 @@ from safari.bounds import path_of
 from safari.data.dataset import Data, Scaling, from_tensors
 from safari.data.download import Progress, fetch_folder
 from safari.errors import DataError
+from safari.trust import contact
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
@@ -40,6 +41,7 @@ def cifar10(*, root: str = "data", download: bool = False) -> Data:
     """
     place = path_of("root", root)
     if download and find_folder(place) is None:
+        contact("data.download", f"fetches {URL}")
         fetch_cifar10(place, progress=_show_progress if sys.stderr.isatty() else None)
     folder = find_folder(place)
     if folder is None:

@@ -69,6 +69,8 @@ def find_columns(
     """
     kinds = {name: kind_of(feature) for name, feature in features.items()}
     _check_named(kinds, {"image": image, "text": text, "label": label, "owner": owner}, inputs)
+    if label and kinds[label] in ("image", "other"):
+        raise DataError(f"{source}: the column {label!r} cannot be a label: it holds {spoken(kinds[label])}")
     # What someone named as an input is no label, and the other way round.
     taken = {image, text, owner, *inputs} - {""}
     found_label = label or _find_label(kinds, taken, source)

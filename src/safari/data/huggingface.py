@@ -6,6 +6,7 @@ Nothing of a data set is ever executed: only tables and pictures are read, and s
 from __future__ import annotations
 
 import importlib
+import io
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ from safari.data.columns import Columns, find_columns, kind_of, spoken
 from safari.data.dataset import IGNORED, Data, Scaling
 from safari.data.store import filled
 from safari.data.text import Level, Vocabulary, check_length, next_token_windows, padded, window_count
-from safari.errors import ConfigError, DataError, MissingExtraError, one_of
+from safari.errors import ConfigError, DataError, brief, one_of
+from safari.hub import is_path, library, offline, permit_hub
 
 # How a local file is read, by its ending.
 _READERS = {
@@ -33,6 +35,8 @@ _READERS = {
     ".jsonl": "json",
 }
 _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
+# Formats that are decoded in this process: for some others Pillow starts programs.
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 _BILINEAR = 2
 _ROWS = 1000
 # Part of the name of what is kept in the cache: to be raised when the numbers would come out otherwise.
@@ -119,9 +123,9 @@ def from_hf(
 ) -> Data:
     """A `datasets.DatasetDict` (or a `Dataset`, of which some is held out) as `Data`; options as of `hf`."""
     splits = _splits(tables, name, train, test, holdout)
-    columns = find_columns(
-        splits[0].features, name, image=image, text=text, inputs=inputs, label=label, owner=owner
-    )
+    features = splits[0].features
+    splits = (_by_bytes(splits[0]), _by_bytes(splits[1]))
+    columns = find_columns(features, name, image=image, text=text, inputs=inputs, label=label, owner=owner)
     missing = set(columns.inputs + ((columns.label,) if columns.label else ())) - set(splits[1].features)
     if missing:
         raise DataError(f"{name}: the split {test!r} has no column {sorted(missing)[0]!r}")
@@ -131,7 +135,8 @@ def from_hf(
         return _text_data(name, splits, columns, owners, tokens, length, join)
     key = _key(splits, columns, size, normalise)
     if columns.kind == "image":
-        reader = _picture_reader(splits[0], columns.inputs[0], size)
+        column = columns.inputs[0]
+        reader = _picture_reader(splits[0], column, size, files=features[column].decode)
     else:
         reader = _number_reader(splits[0], columns)
     train_x, test_x, scaling = _number_tensors(splits, reader, normalise, key)
@@ -142,27 +147,23 @@ def from_hf(
 # --- reading
 
 
-def _library() -> Any:
-    try:
-        return importlib.import_module("datasets")
-    except ImportError as error:
-        raise MissingExtraError("datasets", "hf", "data sets named hf:...") from error
-
-
 def _load(source: str, subset: str, revision: str) -> Any:
-    library = _library()
     if not source:
         raise ConfigError("source must name a data set of the hub, a folder or a file, got ''")
     path = path_of("source", source)
-    local = path.exists() or source.startswith((".", "/", "~")) or path.suffix.lower() in _READERS
+    local = is_path("source", source) or path.suffix.lower() in _READERS
     if local and not path.exists():
         raise DataError(f"hf:{source}: no such file or folder: {path}")
+    if not local:
+        permit_hub(source)
+    hf = library("datasets", "hf", "data sets named hf:...")
     # Its progress bars would overwrite ours.
-    library.disable_progress_bars()
+    hf.disable_progress_bars()
     try:
         if local:
-            return _load_local(library, path)
-        return library.load_dataset(source, subset or None, revision=revision or None)
+            with offline():
+                return _load_local(hf, path)
+        return hf.load_dataset(source, subset or None, revision=revision or None)
     except (DataError, ConfigError):
         raise
     except Exception as error:  # whatever a library of many formats and a network raise
@@ -175,16 +176,16 @@ def _load(source: str, subset: str, revision: str) -> Any:
         raise DataError(f"hf:{source}{where}: {type(cause).__name__}: {text[:300]}") from error
 
 
-def _load_local(library: Any, path: Path) -> Any:
+def _load_local(hf: Any, path: Path) -> Any:
     if path.is_dir() and any((path / name).exists() for name in ("dataset_dict.json", "state.json")):
-        return library.load_from_disk(str(path))
+        return _by_bytes(hf.load_from_disk(str(path)))
     if path.is_file():
-        return library.load_dataset(_reader(path), data_files={"train": [str(path)]})
+        return _by_bytes(hf.load_dataset(_reader(path), data_files={"train": [str(path)]}))
     files = sorted(file for file in path.rglob("*") if file.is_file())
     readable = [file for file in files if file.suffix.lower() in _READERS]
     if not readable:
         if any(file.suffix.lower() in _PICTURES for file in files):
-            return library.load_dataset("imagefolder", data_dir=str(path))
+            return hf.load_dataset("imagefolder", data_dir=str(path))
         endings = ", ".join(sorted({*_READERS}))
         raise DataError(f"hf:{path}: a folder must hold {endings} files or pictures, and this has none")
     kinds = {_reader(file) for file in readable}
@@ -195,7 +196,19 @@ def _load_local(library: Any, path: Path) -> Any:
     by_split: dict[str, list[str]] = {}
     for file in readable:
         by_split.setdefault(_split_of(file, path), []).append(str(file))
-    return library.load_dataset(kinds.pop(), data_files=by_split)
+    return _by_bytes(hf.load_dataset(kinds.pop(), data_files=by_split))
+
+
+def _by_bytes(table: Any) -> Any:
+    """A table, or several, whose pictures are not decoded by the library: that would follow any address in a row."""
+    if isinstance(table, Mapping):
+        return library("datasets", "hf", "tables").DatasetDict(
+            {split: _by_bytes(inner) for split, inner in table.items()}
+        )
+    for name, feature in table.features.items():
+        if kind_of(feature) == "image" and feature.decode:
+            table = table.cast_column(name, type(feature)(mode=feature.mode, decode=False))
+    return table
 
 
 def _reader(path: Path) -> str:
@@ -274,18 +287,37 @@ class Reader:
     read: Callable[[dict[str, Any], int], Floats]
 
 
-def _picture_reader(table: Table, column: str, size: int) -> Reader:
+def _picture(value: Any, where: str, mode: str | None, files: bool) -> Any:
+    """A picture from its bytes, or from a file of this machine where `files` are allowed; nothing else is followed."""
+    image, ops = importlib.import_module("PIL.Image"), importlib.import_module("PIL.ImageOps")
+    value = value or {}
+    data, path = value.get("bytes"), value.get("path")
+    if data is None and files and path and Path(path).is_file():
+        data = Path(path).read_bytes()
+    if data is None:
+        raise DataError(f"{where} is missing" + (f": {brief(path)} is not followed" if path else ""))
+    try:
+        picture = image.open(io.BytesIO(data), formats=_FORMATS)
+        picture = ops.exif_transpose(picture)
+    except (OSError, SyntaxError, ValueError, image.DecompressionBombError) as error:
+        raise DataError(f"{where} cannot be read ({', '.join(_FORMATS)}): {brief(str(error))}") from error
+    return picture.convert(mode) if mode else picture
+
+
+def _picture_reader(table: Table, column: str, size: int, *, files: bool) -> Reader:
     """Pictures as `[channels, height, width]` in 0..1; grey ones have one channel, all others three."""
     at_least("size", size, 0)
-    first = table[0][column]
-    if first is None:
-        raise DataError(f"picture 0 of the column {column!r} is missing")
+    own_mode = table.features[column].mode
+
+    def decoded(number: int, value: Any) -> Any:
+        return _picture(value, f"picture {number} of the column {column!r}", own_mode, files)
+
+    first = decoded(0, table[0][column])
     mode = "L" if first.mode in ("1", "L", "I", "I;16", "F") else "RGB"
     wanted = (size, size) if size else first.size
 
-    def pixels(number: int, picture: Any) -> Floats:
-        if picture is None:
-            raise DataError(f"picture {number} of the column {column!r} is missing")
+    def pixels(number: int, value: Any) -> Floats:
+        picture = decoded(number, value)
         if picture.size != wanted:
             if not size:
                 raise DataError(
@@ -297,7 +329,7 @@ def _picture_reader(table: Table, column: str, size: int) -> Reader:
         return found[None] if mode == "L" else found.transpose(2, 0, 1)
 
     def read(rows: dict[str, Any], start: int) -> Floats:
-        return np.stack([pixels(start + i, picture) for i, picture in enumerate(rows[column])])
+        return np.stack([pixels(start + i, value) for i, value in enumerate(rows[column])])
 
     return Reader((column,), (1 if mode == "L" else 3, wanted[1], wanted[0]), read)
 

@@ -60,7 +60,7 @@ def assemble(config: Config, seed: int, data: Data, parts: Parts | None = None) 
         data = hold_out(data, config.evaluation.validation, generator(seed, "validation"))
     built = parts or problems.attempt(lambda: parts_of(config))
     if built is None:
-        raise ConfigError(problems.lines)
+        raise problems.error()
     problems.attempt(lambda: check_task(built.task, data))
     problems.attempt(partial(_check_metrics, built))
     shares = problems.attempt(lambda: _divide(built, seed, data))
@@ -78,7 +78,7 @@ def assemble(config: Config, seed: int, data: Data, parts: Parts | None = None) 
         for direction in ("uplink", "downlink"):
             problems.attempt(partial(_start_link, built, direction, seed, counts))
     if problems.lines or shares is None or module is None:
-        raise ConfigError(problems.lines)
+        raise problems.error()
     world = _world(built, seed, data, shares, held, module)
     # What can only be seen with everything in hand.
     augment = partial(check_augmentation, world.augmentation, data, generator(seed, "batches", 0, 0))
@@ -93,7 +93,7 @@ def assemble(config: Config, seed: int, data: Data, parts: Parts | None = None) 
     problems.attempt(lambda: _start_sampling(world))
     if problems.lines:
         # Rules are tried on the cohort of the first round.
-        raise ConfigError(problems.lines)
+        raise problems.error()
     problems.attempt(lambda: _start_client(world))
     for arm in config.arms:
         problems.attempt(partial(_start_rule, arm, world))

@@ -21,7 +21,6 @@ from safari.engine.parts import Parts, Problems, load_data, parts_of
 from safari.engine.state import State, from_saved, initial, similarity_picture, to_saved
 from safari.engine.world import World
 from safari.errors import ConfigError, DataError, RunError, SafariError, brief, one_of
-from safari.loading import loading
 from safari.plugins import first_line, known
 from safari.rounds.resume import refuse_changes
 from safari.runs import RunFolder, Saved, Trial, best_score, done_records, seeds_of, spacing, summarise
@@ -32,7 +31,7 @@ from safari.runs.metrics import RunMetrics, metrics_text
 from safari.runs.record import RoundRecord
 from safari.runs.versions import note_version
 from safari.toml import read_toml
-from safari.trust import Trust, contacts, downloads, is_of_a_run, needs, remember, trusting
+from safari.trust import using
 
 # Names of classes, and tokens, that a run's folder lists.
 MOST_NAMES = 10_000
@@ -71,7 +70,7 @@ def run(
     watchers: Sequence[Watcher] = (),
     *,
     overwrite: bool = False,
-    trust: Trust = False,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Run an experiment, as tables or from a TOML file, into a new folder; returns its summary.
 
@@ -80,7 +79,8 @@ def run(
         out: the run's folder, new or empty.
         watchers: told of every round.
         overwrite: replace a run that the folder holds.
-        trust: see `resume`; asked only about the `config.toml` of a run's folder.
+        trust: use the code and the addresses that a TOML file names, although somebody else may have written it;
+            tables are the caller's own.
 
     >>> import tempfile
     >>> small = {"rounds": 2, "arms": ["drop"], "clients": 5, "model": {"name": "mlp"}}
@@ -89,7 +89,7 @@ def run(
     >>> summary["arms"]["drop"]["seeds"]["0"]["rounds"]
     2
     """
-    with approving(config, trust):
+    with using(Path(config) if isinstance(config, str | Path) else None, trust):
         wanted = as_config(config)
         found = ready(wanted)
         return _go(RunFolder.create(Path(out), wanted, overwrite=overwrite), watchers, found)
@@ -106,24 +106,12 @@ def as_config(config: Config | Mapping[str, Any] | str | Path) -> Config:
     return parse(config)
 
 
-@contextlib.contextmanager
-def approving(config: Config | Mapping[str, Any] | str | Path, trust: Trust) -> Iterator[None]:
-    """What a caller hands over is theirs; what the config of a run's folder names has to be approved."""
-    if isinstance(config, str | Path) and is_of_a_run(Path(config)):
-        table = read_toml(Path(config))
-        with trusting([*needs(table), *downloads(table)], trust, str(config)):
-            yield
-    else:
-        with loading():
-            yield
-
-
 def resume(
     path: str | Path,
     watchers: Sequence[Watcher] = (),
     *,
     from_round: int | None = None,
-    trust: Trust = False,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Go on with a run that was interrupted; a finished one is only summarised again.
 
@@ -132,9 +120,8 @@ def resume(
         watchers: told of every round, also of those that are done.
         from_round: go back to the state after this round first; it must have a checkpoint
             (`checkpoint.keep`). What is later is kept in `cut-N` beside the records.
-        trust: whether to load plug-ins that the folder's config names and that this user has not run before:
-            False raises TrustError, True loads them, a function is shown them and decides. What the user
-            has run is remembered outside of the folder (`safari.trust`).
+        trust: use the code and the addresses that the folder's config names; TrustError otherwise, unless this user
+            has made the run, and its files have not changed since (`safari.trust`).
     """
     run = RunFolder.open(Path(path))
     if from_round is None and finished(run):
@@ -143,15 +130,17 @@ def resume(
         raise RunError(
             f"{run.path} was made by a Flower federation, and goes on when that is started again with this folder"
         )
-    # First, because approval would not help: nobody should be asked about code that is refused anyway.
+    # First, because trust would not help.
     refuse_changed_code(run)
-    table = run.config.to_dict()
-    # Trackers are the caller's: no watcher is made from the config here.
-    with trusting([*needs(table), *downloads(table)], trust, str(run.path / "config.toml")):
-        if from_round is not None:
-            with run.writing():
-                run.rewind(from_round)
-        return _go(run, watchers)
+    with using(run.path / "config.toml", trust):
+        if from_round is None:
+            return _go(run, watchers)
+        # Nothing is set aside for a run that could not go on.
+        found = ready(run.config)
+        with run.writing():
+            aside = run.rewind(from_round)
+        words = f"back to round {from_round}; what came after it is in"
+        return _go(run, watchers, found, [f"{words} {place}" for place in aside])
 
 
 def finished(run: RunFolder) -> bool:
@@ -191,8 +180,8 @@ def ready(config: Config) -> Ready:
     except SafariError as error:
         if isinstance(error, DataError) and not problems.lines:
             raise
-        problems.lines += [line for line in str(error).splitlines() if line not in problems.lines]
-        raise ConfigError(problems.lines) from error
+        problems.note(error)
+        raise problems.error() from error
     worlds = [problems.attempt(partial(assemble, p.config, config.seed, data, p)) for p in built]
     if len(built) < len(groups):
         # Some part is missing; what can be made without it may be wrong as well.
@@ -225,9 +214,13 @@ def engine_of(config: Config) -> Callable[[World], RoundFunction]:
     return ENGINES[config.engine.name]
 
 
-def _go(run: RunFolder, watchers: Sequence[Watcher], found: Ready | None = None) -> dict[str, Any]:
+def _go(
+    run: RunFolder, watchers: Sequence[Watcher], found: Ready | None = None, notes: Sequence[str] = ()
+) -> dict[str, Any]:
     config = run.config
     with run.writing(), _threads(config.engine.threads), _watched(run, watchers):
+        for note in notes:
+            _tell(watchers, note)
         parts = found.parts if found else tuple(parts_of(group) for group in config.arm_groups())
         data = found.data if found else load_data(config, parts[0])
         for seed in seeds_of(config):
@@ -281,7 +274,7 @@ def run_seed(
     if worlds is None:
         built = parts or [parts_of(group) for group in run.config.arm_groups()]
         worlds = [assemble(p.config, seed, data, p) for p in built]
-    remember([*keep_code(run, _descriptions(run.config)), *contacts(run.config.to_dict())])
+    keep_code(run, _descriptions(run.config))
     prepare, first = engine_of(run.config), seed == run.config.seed
     if first and prepare is vectorised.prepare:
         _tell(watchers, vectorised.forecast(worlds[0]))

@@ -14,7 +14,7 @@ from safari.aggregation.steps import steps_of
 from safari.config import Config, Plug
 from safari.data import DATASETS, PARTITIONS, Data, as_data
 from safari.engine.device import device_of
-from safari.errors import ConfigError, PruneError, SafariError, brief
+from safari.errors import ConfigError, PruneError, SafariError, TrustError, brief
 from safari.kinds import Kind
 from safari.links import LINKS, PACKET_LINKS, Link, PacketLink, link_contract
 from safari.models import MODELS
@@ -72,20 +72,31 @@ class Problems:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self._kind: type[ConfigError] = ConfigError
 
     def attempt(self, make: Callable[[], T]) -> T | None:
         """The value, or None with its problems noted, each once."""
         try:
             return make()
         except SafariError as error:
-            found = error.problems if isinstance(error, ConfigError) else [str(error)]
-            self.lines += [line for line in found if line not in self.lines]
+            self.note(error)
         return None
 
+    def note(self, error: SafariError) -> None:
+        """Add an error's problems."""
+        lines = error.problems if isinstance(error, ConfigError) else str(error).splitlines()
+        self.lines += [line for line in lines if line not in self.lines]
+        if isinstance(error, TrustError):
+            self._kind = TrustError
+
+    def error(self) -> ConfigError:
+        """An error with all of them: a TrustError when one of them is."""
+        return self._kind(self.lines)
+
     def raise_if_any(self) -> None:
-        """ConfigError with all of them."""
+        """Raise that error."""
         if self.lines:
-            raise ConfigError(self.lines)
+            raise self.error()
 
 
 def parts_of(config: Config) -> Parts:

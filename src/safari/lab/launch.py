@@ -34,7 +34,7 @@ from safari.runs import RoundRecord, RunFolder
 from safari.runs.folder import FAILURE
 from safari.text import visible
 from safari.toml import table_to_toml
-from safari.trust import store_path
+from safari.trust import state_folder
 from safari.view.server import listen
 
 TOKEN_VARIABLE = "SAFARI_NET_TOKEN"
@@ -337,7 +337,7 @@ def join(
     else:
         authority = Path(str(certificate)).read_bytes()
     # Not in a cache: the key is what the server knows this client by.
-    folder = store_path().parent / "net" / f"{re.sub(r'[^A-Za-z0-9.]', '_', host)}-{port}-{client}"
+    folder = state_folder() / "net" / f"{re.sub(r'[^A-Za-z0-9.]', '_', host)}-{port}-{client}"
     root, key = folder / "ca.crt", folder / "node.key"
     write_private(root, authority)
     end = time.monotonic() + (_TURNED_AWAY if key.exists() else 0.0)

@@ -1,17 +1,22 @@
 """Models of the library transformers, whole or with peft's adapters (extra `transformers`).
 
-No code that comes with a model is ever run, and weights are read from safetensors files alone.
+No code that comes with a model is ever run, weights are read from safetensors files alone, and what lies here is read
+without asking the hub.
 """
 
 from __future__ import annotations
 
-import importlib
+import contextlib
+import inspect
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from safari.errors import ConfigError, MissingExtraError
+from safari.bounds import path_of
+from safari.errors import ConfigError, did_you_mean, not_there
+from safari.hub import is_path, library, offline, permit_hub
 from safari.models.checks import need_tokens
 
 PADDING = 0
@@ -57,23 +62,37 @@ def transformers(
     """Any text model of the library transformers, from a config or a folder (extra transformers).
 
     `kind` names an architecture, and `settings` are fields of its config: a new model, without a download, and a
-    small one unless they say otherwise. `path` is a folder that `save_pretrained` wrote, or a name on the hub.
+    small one unless they say otherwise; other settings of the library are not among them. `path` is a folder that
+    `save_pretrained` wrote, or a name on the hub.
     Next-token prediction takes the causal model, a class a sample the one for sequence classification. `rank`
     above 0 puts LoRA adapters of the library peft on the layers `targets` (by default all linear ones): only they
     are trained and travel.
     """
     need_tokens("transformers", shape, tokens)
-    library = _library("transformers")
+    hf = library("transformers", "transformers", "models of transformers")
+    peft = library("peft", "transformers", "models of transformers") if rank else None
     every = labels == "tokens"
-    auto = library.AutoModelForCausalLM if every else library.AutoModelForSequenceClassification
+    auto = hf.AutoModelForCausalLM if every else hf.AutoModelForSequenceClassification
     given = dict(settings or {})
+    local = not path or is_path("path", path)
+    if path and local:
+        path = str(_folder(path))
+    elif path:
+        permit_hub(path)
     try:
-        if path:
-            model = auto.from_pretrained(path, trust_remote_code=False, use_safetensors=True, **given)
-        else:
-            fields = {**_SMALL, "vocab_size": tokens, "max_position_embeddings": shape[0], **given}
-            fields |= {} if every else {"num_labels": classes}
-            model = auto.from_config(library.AutoConfig.for_model(kind, **fields), trust_remote_code=False)
+        with offline() if local else contextlib.nullcontext():
+            if path:
+                options = {"trust_remote_code": False, "local_files_only": local}
+                config = _with_settings(hf, hf.AutoConfig.from_pretrained(path, **options), given)
+                model = auto.from_pretrained(path, config=config, use_safetensors=True, **options)
+            else:
+                fields = {**_SMALL, "vocab_size": tokens, "max_position_embeddings": shape[0]}
+                fields |= {} if every else {"num_labels": classes}
+                _check_settings(hf, hf.AutoConfig.for_model(kind), given)
+                config = hf.AutoConfig.for_model(kind, **{**fields, **given})
+                model = auto.from_config(config, trust_remote_code=False)
+    except ConfigError:
+        raise
     except Exception as error:  # whatever a library of many architectures raises
         source = f"path: {path}" if path else f"kind: {kind}"
         raise ConfigError(
@@ -83,11 +102,52 @@ def transformers(
     if size < tokens:
         raise ConfigError(f"vocab_size must be at least the {tokens} tokens of the data, got {size}")
     model.config.use_cache = False
-    return Logits(_with_adapters(model, every, rank, alpha, targets) if rank else model, masked=not every)
+    if peft is not None:
+        with offline():
+            model = _with_adapters(peft, model, every, rank, alpha, targets)
+    return Logits(model, masked=not every)
 
 
-def _with_adapters(model: Any, every: bool, rank: int, alpha: float, targets: Sequence[str]) -> nn.Module:
-    peft = _library("peft")
+def _folder(path: str) -> Path:
+    folder = path_of("path", path)
+    if not folder.is_dir():
+        raise ConfigError(f"path: no such folder: {path}")
+    if (folder / "adapter_config.json").exists():
+        raise ConfigError(
+            f"path: {path} holds adapters (adapter_config.json), which name a model that is elsewhere; "
+            "it must hold a whole model"
+        )
+    return folder
+
+
+def _with_settings(hf: Any, config: Any, settings: Mapping[str, Any]) -> Any:
+    """A config that was read, with settings put in, and without a choice of kernels, which is for this machine."""
+    _check_settings(hf, config, settings)
+    for name, value in settings.items():
+        setattr(config, name, value)
+    for choice in ("_attn_implementation", "_experts_implementation"):
+        if hasattr(config, choice):
+            setattr(config, choice, None)
+    return config
+
+
+def _check_settings(hf: Any, config: Any, settings: Mapping[str, Any]) -> None:
+    """ConfigError for what is no field of the architecture itself: the library takes much else by the same way."""
+    own = inspect.signature(type(config)).parameters.keys() | config.attribute_map.keys()
+    own -= inspect.signature(hf.PretrainedConfig).parameters.keys() | {*getattr(config, "sub_configs", ())}
+    own = (own - {"args", "kwargs"}) | _SMALL.keys()
+    problems = not_there(
+        "settings",
+        [f"settings.{name}" for name in settings if name not in own],
+        lambda name: f"is no field of {config.model_type}{did_you_mean(name.partition('.')[2], own)}",
+    )
+    if problems:
+        raise ConfigError(problems)
+
+
+def _with_adapters(
+    peft: Any, model: Any, every: bool, rank: int, alpha: float, targets: Sequence[str]
+) -> nn.Module:
     adapters = peft.LoraConfig(
         task_type="CAUSAL_LM" if every else "SEQ_CLS",
         r=rank,
@@ -100,10 +160,3 @@ def _with_adapters(model: Any, every: bool, rank: int, alpha: float, targets: Se
     except ValueError as error:
         raise ConfigError(f"targets: {' '.join(str(error).split())[:300]}") from error
     return found
-
-
-def _library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise MissingExtraError(name, "transformers", "models of transformers") from error

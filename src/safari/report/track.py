@@ -22,6 +22,7 @@ from safari.errors import MissingExtraError, RunError, SafariError
 from safari.runs import RoundRecord, RunFolder, Trial
 from safari.runs.files import is_there, making, open_plain, read_object, write_atomically
 from safari.toml import to_toml
+from safari.trust import contact
 
 # How many rounds of a trial are sent to MLflow at once: a request takes milliseconds.
 ROUNDS_AT_ONCE = 20
@@ -267,7 +268,8 @@ class MLflow:
 
 
 def watchers_for(config: Config) -> list[TensorBoard | MLflow]:
-    """The trackers that a config asks for; MissingExtraError when a library is not installed.
+    """The trackers that a config asks for; MissingExtraError when a library is not installed, and TrustError for an
+    address of somebody else's choice.
 
     >>> watchers_for(Config())
     []
@@ -276,6 +278,7 @@ def watchers_for(config: Config) -> list[TensorBoard | MLflow]:
     if config.track.tensorboard:
         trackers.append(TensorBoard())
     if config.track.mlflow:
+        contact(config.track.mlflow, "in track.mlflow is an address or a folder to write to")
         trackers.append(MLflow(config.track.mlflow))
     return trackers
 

@@ -17,7 +17,7 @@ from safari.errors import RunError
 from safari.loading import Source
 from safari.runs import files
 from safari.runs.folder import RunFolder
-from safari.trust import plugin_names
+from safari.trust import names_in, remember
 
 NAME = "plugins.json"
 _FOLDER = "plugins"
@@ -31,17 +31,19 @@ def refuse_changed_code(run: RunFolder) -> None:
             _compare(run, found, entry)
 
 
-def keep_code(run: RunFolder, about: Mapping[str, str] | None = None) -> list[Source]:
+def keep_code(run: RunFolder, about: Mapping[str, str] | None = None) -> None:
     """Note what the plug-ins of a run were loaded from, with copies; RunError when that has changed.
+
+    The run is the user's own from now on, as long as its config and this code stay as they are.
 
     Args:
         run: whose config names them; they are loaded already.
         about: what plug-ins say of themselves in a line, by their name in the config.
-
-    Returns all of it, files beside plug-ins included.
     """
     entries, lines = _entries(run), _about(run)
-    loaded = [each for name in plugin_names(run.config.to_dict()) for each in loading.sources_of(name)]
+    names = names_in(run.config.to_dict().items())
+    code = sorted({name.rpartition(":")[0] for name in names if ":" in name})
+    loaded = [each for name in code for each in loading.sources_of(name)]
     now = dict(entries)
     for source, contents in loaded:
         if source.name in entries:
@@ -51,7 +53,7 @@ def keep_code(run: RunFolder, about: Mapping[str, str] | None = None) -> list[So
     said = lines | dict(about or {})
     if (now, said) != (entries, lines):
         run.write(NAME, json.dumps({"files": now, "about": said}, indent=2) + "\n")
-    return [source for source, _ in loaded]
+    remember(run.path / "config.toml", names, {source.digest: source.name for source, _ in loaded})
 
 
 def described(run: RunFolder) -> dict[str, str]:

@@ -15,8 +15,10 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 from base64 import b64encode
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -288,6 +290,35 @@ def test_a_reply_in_the_name_of_another_node_is_refused(served, first_key):
     assert logged(served, "push-messages") == before
 
 
+EMPTY_MESSAGES = b"\x12\x00"
+TREES_WITHIN_A_TREE = b"\x1a\x80\x80\x40" + b"\x12\x00" * 2**19
+
+
+def call_by_hand(served: Served, key: bytes, call: str, body: bytes) -> tuple[str, float]:
+    """The status of a call that is not signed, and the seconds until it came."""
+    head = (
+        f"POST /v1/fleet/{call} HTTP/1.1\r\nHost: x\r\nContent-Type: application/protobuf\r\n"
+        f"flwr-public-key: {b64encode(key).decode()}\r\nContent-Length: {len(body)}"
+    )
+    start = time.monotonic()
+    return raw_answer(served, head, body).split()[1], time.monotonic() - start
+
+
+@pytest.mark.parametrize("body", [EMPTY_MESSAGES * 524_000, TREES_WITHIN_A_TREE])
+def test_a_megabyte_of_empty_messages_stops_nobody_elses_calls(served, first_key, body):
+    """Nobody has signed them. Each used to take the gate, and then the SuperLink, a second or more in which it answered
+    no other call."""
+    others: list[float] = []
+    with ThreadPoolExecutor(4) as pool:
+        floods = [pool.submit(call_by_hand, served, first_key, "push-messages", body) for _ in range(12)]
+        while not all(flood.done() for flood in floods):
+            status, seconds = call_by_hand(served, first_key, "pull-messages", b"")
+            assert status == "401"
+            others.append(seconds)
+    assert {flood.result()[0] for flood in floods} == {"400"}
+    assert max(others) < 2.5
+
+
 def test_slow_requests_to_join_do_not_take_the_places_of_those_who_have_joined(served, first_key):
     """More than the gate answers at once, from somebody without a token."""
     context = ssl.create_default_context(cafile=served.lab.certificates.authority)
@@ -342,10 +373,10 @@ def test_without_invitations_a_key_is_a_strangers_until_the_superlink_accepts_it
             return answer.status_code
 
         # 503: a SuperNode tries again.
-        assert [call("good", 101), call("good", 100), call("good", 101)] == [503, 200, 200]
-        assert [call("bad", 101), call("bad", 100), call("bad", 101)] == [503, 401, 503]
+        assert [call("good", 102), call("good", 100), call("good", 102)] == [503, 200, 200]
+        assert [call("bad", 102), call("bad", 100), call("bad", 102)] == [503, 401, 503]
         gate.strangers = 0
-        assert [call("good", 1), call("bad", 1)] == [200, 503]
+        assert [call("good", 2), call("bad", 2)] == [200, 503]
 
 
 def test_a_superlink_that_accepts_every_key_does_not_make_the_gate_grow(monkeypatch, tmp_path):

@@ -21,6 +21,7 @@ import ssl
 import sys
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ import httpx
 from flwr.proto.control_pb2 import RegisterNodeRequest
 from flwr.proto.fab_pb2 import GetFabResponse
 from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -36,6 +38,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from safari.errors import SafariError, brief
+from safari.lab.fields import MalformedError, count_fields
 from safari.lab.invitations import Invitations, JoinError, app_digest
 from safari.net.certificates import Certificates
 from safari.text import visible
@@ -79,8 +82,13 @@ LARGEST_SUM = 8 * LARGEST_CALL
 STRANGERS, LARGEST_OF_STRANGER = 16, 2**20
 # Keys that are remembered, and characters of each (one on P-384 has 288). Beyond them a key stays a stranger's.
 MOST_KEYS, LONGEST_KEY = 100_000, 512
+# Fields of a request, those in its messages included: a reply of 30,000 tensors has fewer, and strangers send few.
+# Whoever parses makes an object of each, here and in the SuperLink, before anything is known of the signature.
+MOST_FIELDS, MOST_OF_STRANGER = 100_000, 2000
 # For a whole body to come in, and for the SuperLink to answer; a SuperNode waits for 30.
 _SECONDS, _STRANGER_SECONDS = 30.0, 5.0
+# Bytes of a body that are checked in the event loop: some milliseconds.
+_AT_ONCE = 2**12
 # Descriptors: for the process itself and whoever else connects, and for each client.
 _DESCRIPTORS, _EACH = 512, 16
 
@@ -178,8 +186,10 @@ class Gate:
             if name in request.headers
         }
         async with self._body_of(key, request) as body:
-            if call == "push-messages":
-                _refuse_foreign_replies(body)
+            most = MOST_FIELDS if key in self._keys else MOST_OF_STRANGER
+            check = partial(_check, call, body, most)
+            # Not where other calls wait, unless it is over at once.
+            await asyncio.to_thread(check) if len(body) > _AT_ONCE else check()
             try:
                 answer = await self._client.post(f"/v1/fleet/{call}", content=body, headers=headers)
             except httpx.HTTPError as error:
@@ -347,8 +357,19 @@ def ask_to_join(address: str, authority: Path, client: int, token: str, key: byt
         raise SafariError(f"{address} refuses the invitation: {visible(str(told))}")
 
 
-def _refuse_foreign_replies(body: bytes) -> None:
-    """The SuperLink checks whose key has signed for the request's node, and not that its replies are of that node."""
+def _check(call: str, body: bytes, most: int) -> None:
+    """Refuse a body that would be expensive to parse, and replies in the name of another node.
+
+    The SuperLink checks whose key has signed for the request's node, and not that its replies are of that node.
+    """
+    kind: Any = PROTOBUF_REQUEST_TYPES["POST", f"/v1/fleet/{call}"]
+    try:
+        count_fields(body, kind.DESCRIPTOR, most)
+    except MalformedError as error:
+        # 503 is what a SuperNode tries again after: then it may be known.
+        raise HTTPException(400 if most == MOST_FIELDS else 503, f"the body {error}") from error
+    if call != "push-messages":
+        return
     try:
         pushed = PushMessagesRequest.FromString(body)
     except DecodeError as error:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
 
 from report.made_up import record
+from safari.config import parse
 from safari.errors import MissingExtraError
 from safari.report import write_figures
-from safari.report.gather import read_run, series
+from safari.report.gather import arm_looks, read_run, series
+from safari.report.style import RULE_LOOKS, colour, dash, for_paper
 
 
 def test_figures_as_files(tiny, tmp_path):
@@ -23,6 +26,30 @@ def test_figures_as_files(tiny, tmp_path):
     assert first.startswith(b"\x89PNG")
     # 6.0 × 3.3 inches at 150 dots an inch, from the header of the file.
     assert (int.from_bytes(first[16:20]), int.from_bytes(first[20:24])) == (900, 495)
+
+
+def test_figures_for_a_paper_are_vectors_of_one_column_or_two(tiny, tmp_path):
+    with for_paper():
+        paths = write_figures(tiny, tmp_path / "paper", ("pdf",))
+    assert {path.suffix for path in paths} == {".pdf"}
+    widths = {}
+    for path in paths:
+        box = re.search(rb"/MediaBox \[ 0 0 ([0-9.]+) ([0-9.]+) \]", path.read_bytes())
+        widths[path.stem] = float(box[1]) / 72
+    # A column of 3.35 inches; masks have panels side by side.
+    assert widths["top1"] == pytest.approx(3.35, abs=0.01)
+    assert widths["masks"] == pytest.approx(7.0, abs=0.01)
+
+
+def test_a_rule_looks_the_same_whatever_stands_beside_it(synthetic):
+    run = read_run(synthetic({(name, 0): [record(1)] for name in ("drop", "safari")}))
+    assert [line.look for line in series([run], "top1")] == [RULE_LOOKS["drop"], RULE_LOOKS["safari"]]
+    arms = ["safari", "perfect", {"name": "mine", "rule": "safari"}]
+    looks = arm_looks([("run", parse({"arms": arms}))])
+    assert (looks["run", "safari"], looks["run", "perfect"]) == (RULE_LOOKS["safari"], RULE_LOOKS["perfect"])
+    assert colour(looks["run", "mine"]) == colour(RULE_LOOKS["safari"])
+    assert dash(looks["run", "mine"]) != dash(RULE_LOOKS["safari"])
+    assert len(set(RULE_LOOKS.values())) == len(RULE_LOOKS), "no two rules look alike"
 
 
 def test_figures_of_several_runs_do_not_overwrite_each_other(synthetic, tmp_path):

@@ -57,15 +57,15 @@ def test_notes_and_refusals_stand_below(tmp_path):
 
 def test_names_are_text():
     points = {("<b>&", 0): [(1, 0.1), (2, 0.9)]}
-    picture = chart(points, ["<b>&"], CLASSIFICATION, 0.5)
+    picture = chart(points, {"<b>&": 0}, CLASSIFICATION, 0.5)
     texts = [text.text for text in ElementTree.fromstring(picture).iter("text")]
     assert texts == ["10%", "50%", "90%", "round 1", "2", "<b>&"]
 
 
 def test_nothing_to_draw_is_no_picture():
-    assert chart({}, ["drop"], CLASSIFICATION, 0.5) == ""
-    assert chart({("drop", 0): [(1, 0.5)]}, ["drop"], CLASSIFICATION, 0.5) == ""
-    assert "polyline" in chart({("drop", 0): [(1, 0.5), (2, 0.5)]}, ["drop"], CLASSIFICATION, 0.5)
+    assert chart({}, {"drop": 1}, CLASSIFICATION, 0.5) == ""
+    assert chart({("drop", 0): [(1, 0.5)]}, {"drop": 1}, CLASSIFICATION, 0.5) == ""
+    assert "polyline" in chart({("drop", 0): [(1, 0.5), (2, 0.5)]}, {"drop": 1}, CLASSIFICATION, 0.5)
 
 
 def test_a_script_is_no_notebook():

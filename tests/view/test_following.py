@@ -277,6 +277,7 @@ def test_the_description_of_a_run(small):
     (run,) = monitor.describe()["runs"]
     assert run["arms"][1] == {
         "name": "safari", "rule": "safari", "options": "", "about": "The paper's rule.", "changes": [],
+        "look": 2,
     }  # fmt: skip
     assert dict(run["fields"])["pruning.sparsity"] == "0.8"
     assert run["toml"] == to_toml(small.config)

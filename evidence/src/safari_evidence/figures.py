@@ -11,10 +11,11 @@ import numpy as np
 
 from safari.report import figures
 from safari.report.gather import Series
-from safari.report.style import End, colour, dash, label_ends, looks_of, new_figure, styled
+from safari.report.style import INK, End, colour, dash, label_ends, looks_of, new_figure, styled
 from safari.stats import mean_interval
 from safari.sweep import Case
 from safari.sweep.numbers import Numbers
+from safari.sweep.paired import paired
 from safari.sweep.results import Results, column
 from safari_evidence.blocks import Figure
 from safari_evidence.experiments import Experiment
@@ -43,6 +44,8 @@ def figures_of(experiment: Experiment, results: Results) -> Iterator[Figure]:
             found = (figure for case in experiment.cases for figure in _OF_A_CASE[show](case, results))
         elif show == "sweep" and len(experiment.axes) == 1:
             found = (figure for figure in _sweep(experiment, results))
+        elif show == "behind" and len(experiment.axes) == 2:
+            found = (figure for figure in _behind(experiment, results))
         elif show == "bytes":
             found = (figure for figure in _bytes(experiment, results))
         else:
@@ -187,6 +190,77 @@ def _sweep(experiment: Experiment, results: Results) -> Iterator[Figure]:
         "Mean over the evaluations of the last rounds, then over seeds; ± one standard deviation over seeds."
     )
     yield Figure("sweep", f"Final accuracy over {axis}", caption, figure)
+
+
+def _behind(experiment: Experiment, results: Results) -> Iterator[Figure]:
+    """Points behind a perfect network over the second axis, a panel for each value of the first; the share of right
+    stand-ins below."""
+    (_, panels), (axis, values) = experiment.axes.items()
+    cases = {case.values: case for case in experiment.cases}
+    averaged = all(case.config.aggregation.average for case in experiment.cases)
+    name = f"average_{experiment.score}" if averaged else experiment.score
+    look_of = looks(experiment.cases)
+    with styled():
+        figure = new_figure(7.6, 3.9)
+        top, below = figure.subplots(
+            2, len(panels), sharex=True, sharey="row", squeeze=False, height_ratios=[2.2, 1]
+        )
+        drawn = list[str]()
+        for column, panel in enumerate(panels):
+            arms = {
+                (value, arm): trials
+                for value in values
+                for arm, trials in results.arms(cases[panel, value]).items()
+            }
+            for arm, look in look_of.items():
+                style = {"color": colour(look), "ls": dash(look), "marker": "o", "ms": 3.5, "lw": 1.4}
+                gaps = {
+                    at: gap
+                    for at, value in enumerate(values)
+                    if arm != "perfect"
+                    and (gap := paired(arms[value, "perfect"], arms.get((value, arm), {}), name)) is not None
+                }
+                if gaps:
+                    # Arms stand beside each other, so that no interval hides another.
+                    shift = 0.06 * (len(drawn) if arm not in drawn else drawn.index(arm))
+                    drawn += [] if arm in drawn else [arm]
+                    halves = [
+                        0.0 if gap.interval is None else 50 * (gap.interval.high - gap.interval.low)
+                        for gap in gaps.values()
+                    ]
+                    means = [100 * gap.mean for gap in gaps.values()]
+                    places = [at + shift for at in gaps]
+                    label = arm if column == 0 else None
+                    top[column].errorbar(places, means, yerr=halves, elinewidth=1, label=label, **style)
+                shares = {
+                    at: 100 * fmean(known)
+                    for at, value in enumerate(values)
+                    if (known := right_groups(arms.get((value, arm), {})))
+                }
+                if shares:
+                    below[column].plot(list(shares), list(shares.values()), **style)
+            top[column].set_title(panel)
+            top[column].axhline(0, color=INK, lw=1)
+            below[column].set_xticks(range(len(values)), values)
+            below[column].set_xlabel(axis)
+        if not drawn:
+            return
+        top[0].set_ylabel("points behind perfect")
+        below[0].set_ylabel("right stand-ins (%)")
+        top[0].invert_yaxis()
+        for axes in (*top, *below):
+            axes.grid(axis="y")
+        figure.legend(loc="outside upper center", ncols=len(drawn))
+    caption = (
+        f"{'Running averages' if averaged else 'Newest models'}, mean difference seed by seed with its 95 % "
+        "interval. Below: the share of missing clients whose first stand-in holds the same labels."
+    )
+    yield Figure("behind", f"Points behind a perfect network over {axis}", caption, figure)
+
+
+def right_groups(trials: Mapping[int, Numbers]) -> list[float]:
+    """The share of right stand-ins of the seeds that have one."""
+    return [t["right_group"] for t in trials.values() if t.get("right_group") is not None]
 
 
 def _bytes(experiment: Experiment, results: Results) -> Iterator[Figure]:

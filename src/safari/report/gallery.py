@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -55,8 +55,12 @@ def draw_all(runs: Sequence[RunData]) -> Iterator[Drawn]:
         yield from _own(run)
 
 
-def write_figures(runs: RunFolder | Sequence[RunFolder], folder: Path) -> list[Path]:
-    """Write every figure as PNG and SVG into a folder, and return the paths.
+def write_figures(
+    runs: RunFolder | Sequence[RunFolder],
+    folder: Path,
+    kinds: Sequence[Literal["png", "svg", "pdf"]] = ("png", "svg"),
+) -> list[Path]:
+    """Write every figure into a folder, as PNG and SVG by default, and return the paths.
 
     MissingExtraError without Matplotlib, before anything is written.
     """
@@ -68,7 +72,7 @@ def write_figures(runs: RunFolder | Sequence[RunFolder], folder: Path) -> list[P
         for drawn in draw_all(data):
             whose = "" if drawn.run is None or len(data) == 1 else f"{drawn.run}-"
             stem = _stem(whose + drawn.name, {path.stem.casefold() for path in paths})
-            for kind in ("png", "svg"):
+            for kind in kinds:
                 path = folder / f"{stem}.{kind}"
                 write_atomically(path, render(drawn.figure, kind))
                 paths.append(path)

@@ -171,9 +171,9 @@ def read_run(run: RunFolder, name: str | None = None) -> RunData:
     )
 
 
-def arm_looks(runs: Sequence[RunData]) -> dict[tuple[str, str], int]:
-    """The look of every arm that runs ask for, begun or not, so that none changes while a run goes on."""
-    arms = [(run.name, arm) for run in runs for arm in run.config.arms]
+def arm_looks(configs: Sequence[tuple[str, Config]]) -> dict[tuple[str, str], int]:
+    """The look of every arm of some runs, each with its name, begun or not: none changes while a run goes on."""
+    arms = [(run, arm) for run, config in configs for arm in config.arms]
     looks = looks_of([arm.rule.name for _, arm in arms])
     return {(run, arm.name): look for (run, arm), look in zip(arms, looks, strict=True)}
 
@@ -185,7 +185,7 @@ def series(runs: Sequence[RunData], column: str) -> list[Series]:
     tested or counted. Seeds that are behind the longest of their arm are left out, so that the mean is over
     the same seeds all along a line.
     """
-    found, looks = [], arm_looks(runs)
+    found, looks = [], arm_looks([(run.name, run.config) for run in runs])
     for run in runs:
         sparse = column in _now_and_then(run.metrics)
         for arm in run.arms:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from html import escape
 
 from safari.config import Evaluation
+from safari.report.gather import arm_looks
 from safari.report.progress import going_on_after, refusal_note
 from safari.report.style import DASHES, PALETTE, thin
 from safari.runs import RoundRecord, RunFolder, RunMetrics, Trial
@@ -45,14 +46,14 @@ class LiveChart:
         self._warned: set[str] = set()
         self._metrics: RunMetrics | None = None
         self._drawn = 0.0
-        self._arms: list[str] = []
+        self._arms: dict[str, int] = {}
         self._rounds = 0
         self._evaluation = Evaluation()
         self._folder = ""
 
     def start(self, run: RunFolder) -> None:
         """Take the place below the cell."""
-        self._arms = [arm.name for arm in run.config.arms]
+        self._arms = {arm: look for (_, arm), look in arm_looks([("", run.config)]).items()}
         self._rounds, self._folder = run.config.rounds, str(run.path)
         self._evaluation = run.config.evaluation
         done = {(trial.arm, trial.seed): trial.done() for trial in run.trials()}
@@ -111,12 +112,12 @@ class LiveChart:
         return f"<div>run folder: {escape(self._folder)}</div>{picture}<table>{''.join(rows)}</table>{notes}"
 
 
-def chart(points: Points, arms: list[str], metrics: RunMetrics, target: float | None = None) -> str:
+def chart(points: Points, arms: Mapping[str, int], metrics: RunMetrics, target: float | None = None) -> str:
     """The score against rounds as SVG, a line for each arm and seed; empty before there are two rounds to draw.
 
     Args:
         points: by arm and seed, rounds and scores.
-        arms: their order, which gives the colours.
+        arms: their looks, in their order.
         metrics: those of the run; the score is drawn.
         target: a level that is marked where it lies between the scores; None: no level.
     """
@@ -147,11 +148,10 @@ def chart(points: Points, arms: list[str], metrics: RunMetrics, target: float | 
         shapes.append(_line([(LEFT, level), (right, level)], "currentColor", 'stroke-dasharray="2 3"'))
     shapes.append(_text(LEFT, HEIGHT - 8, f"round {min(rounds)}", "start"))
     shapes.append(_text(right, HEIGHT - 8, str(max(rounds)), "end"))
-    for k, arm in enumerate(arms):
-        colour = "currentColor" if k % len(PALETTE) == 0 else PALETTE[k % len(PALETTE)]
-        dashes = (
-            "" if k < len(PALETTE) else f'stroke-dasharray="{4 + 2 * (k // len(PALETTE) % len(DASHES))} 3"'
-        )
+    for k, (arm, look) in enumerate(arms.items()):
+        colour = "currentColor" if look % len(PALETTE) == 0 else PALETTE[look % len(PALETTE)]
+        dash = look // len(PALETTE) % len(DASHES)
+        dashes = f'stroke-dasharray="{4 + 2 * dash} 3"' if dash else ""
         for (name, _), line in points.items():
             if name == arm:
                 drawn = [line[i] for i in thin(len(line), MOST_POINTS)]

@@ -6,6 +6,7 @@ import io
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -69,7 +70,28 @@ _RC = {
 }
 
 
-_NAME_SIZE = 8.5
+# A column of a paper and two, in inches, with letters that are read at that size; fonts are embedded as they are.
+_COLUMN, _TWO_COLUMNS = 3.35, 7.0
+_PAPER_RC = {
+    "font.size": 7.0,
+    "axes.titlesize": 7.0,
+    "axes.labelsize": 7.0,
+    "xtick.labelsize": 6.5,
+    "ytick.labelsize": 6.5,
+    "legend.fontsize": 6.5,
+    "pdf.fonttype": 42,
+}
+_paper = ContextVar("paper", default=False)
+
+
+@contextmanager
+def for_paper() -> Iterator[None]:
+    """Figures that are made in here are one column of a paper wide, those of several panels two."""
+    token = _paper.set(True)
+    try:
+        yield
+    finally:
+        _paper.reset(token)
 
 
 @contextmanager
@@ -80,7 +102,7 @@ def styled() -> Iterator[None]:
     except ImportError as error:
         raise MissingExtraError("matplotlib", "plots", "figures") from error
     # Start from Matplotlib's own defaults: a user's matplotlibrc must not change what is drawn.
-    settings: dict[Any, Any] = {**matplotlib.rcParamsDefault, **_RC}
+    settings: dict[Any, Any] = {**matplotlib.rcParamsDefault, **_RC, **(_PAPER_RC if _paper.get() else {})}
     del settings["backend"]
     with matplotlib.rc_context(settings):
         yield
@@ -178,11 +200,12 @@ def label_ends(figure: Figure, axes: Axes, ends: Sequence[End]) -> None:
 
     The axes' limits must be final.
     """
+    size = 6.5 if _paper.get() else 8.5
     low, high = axes.get_ylim()
     shown = [end for end in ends if math.isfinite(end.y)]
     at = [min(1.0, max(0.0, (end.y - low) / (high - low))) for end in shown]
     height = 72.0 * float(figure.get_size_inches()[1])
-    places = spread_out(at, gap=1.45 * _NAME_SIZE / (0.8 * height), low=0.0, high=1.0)
+    places = spread_out(at, gap=1.45 * size / (0.8 * height), low=0.0, high=1.0)
     for end, here, place in zip(shown, at, places, strict=True):
         axes.annotate(
             end.name,
@@ -193,7 +216,7 @@ def label_ends(figure: Figure, axes: Axes, ends: Sequence[End]) -> None:
             va="center",
             ha="left",
             color=INK,
-            fontsize=_NAME_SIZE,
+            fontsize=size,
             annotation_clip=False,
             arrowprops={
                 "arrowstyle": "-",
@@ -212,6 +235,9 @@ def new_figure(width: float, height: float) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    if _paper.get():
+        column = _COLUMN if width <= _TWO_COLUMNS else _TWO_COLUMNS
+        width, height = column, max(2.0, 1.1 * column * height / width)
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure

@@ -13,7 +13,7 @@ from typing import Any
 from safari.config import Config
 from safari.errors import RunError
 from safari.report import cells, explain, rows_of, warnings_of
-from safari.report.gather import run_names
+from safari.report.gather import arm_looks, run_names
 from safari.report.track import shareable
 from safari.runs import CLASSIFICATION, RunFolder, RunMetrics, Trial, model_size, seeds_of, summarise_trial
 from safari.runs.elsewhere import decided
@@ -169,6 +169,7 @@ class Monitor:
     def _describe(self, number: int) -> dict[str, Any]:
         run, problems = self._runs[number], list[str]()
         config = shareable(run.config)
+        looks = arm_looks([(name, run.config) for name, run in zip(self._names, self._runs, strict=True)])
         clients, environment, model = (
             _read_json(run, name, problems) for name in ("clients.json", "environment.json", "model.json")
         )
@@ -180,7 +181,9 @@ class Monitor:
             "seeds": {"first": config.seed, "count": config.seeds},
             "target": config.evaluation.goal(self._metrics(number).main.percent),
             "metrics": self._metrics(number).to_json(),
-            "arms": [_arm(arm, self._rules) for arm in config.arms],
+            "arms": [
+                _arm(arm, self._rules) | {"look": looks[self._names[number], arm.name]} for arm in config.arms
+            ],
             "setting": setting(config),
             "fields": self._attempt(number, "the table of fields", lambda: _flat(decided(config)), []),
             "toml": self._attempt(

@@ -105,7 +105,7 @@ export class Store {
         const trials = [...this.trials.values()]
           .filter((t) => t.run === number && t.arm === name && t.seed >= run.seeds.first && t.seed < run.seeds.first + run.seeds.count)
           .sort((a, b) => a.seed - b.seed);
-        out.push({ id: `${number}/${name}`, run: number, label: several ? `${run.name}/${name}` : name, own, trials, index: out.length });
+        out.push({ id: `${number}/${name}`, run: number, label: several ? `${run.name}/${name}` : name, own, trials, index: own.look });
       }
     });
     return out;

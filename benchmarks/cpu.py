@@ -36,10 +36,11 @@ def demo_round(name: str, precision: str) -> Work:
     config = parse({"engine": {"name": name, "device": "cpu", "precision": precision}})
     world = assemble(config, 0, load_data(config))
     engine = engine_of(config)(world)
-    states = [initial(world, rule_of(arm.rule)) for arm in config.arms]
+    feds = [world.federation(rule_of(arm.rule)) for arm in config.arms]
+    states = [initial(world, fed) for fed in feds]
 
     def work(t: int) -> None:
-        states[:] = [state for state, _, _ in side_by_side(engine, states)]
+        states[:] = [state for state, _, _ in side_by_side(engine, list(zip(feds, states, strict=True)))]
 
     return work
 

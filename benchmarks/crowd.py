@@ -21,7 +21,6 @@ import torch
 from safari.config import parse
 from safari.data import Data
 from safari.engine.assembly import assemble
-from safari.engine.parts import rule_of
 from safari.engine.state import initial
 from safari.engine.vectorised import Vectorised
 
@@ -68,7 +67,8 @@ def main() -> None:
     world = dataclasses.replace(world, data=data)
     start = time.perf_counter()
     engine = Vectorised(world)
-    state = initial(world, rule_of(config.arms[0].rule))
+    fed = world.federation()
+    state = initial(world, fed)
     prepared = time.perf_counter() - start
     if args.device == "cuda":
         torch.cuda.empty_cache()
@@ -76,7 +76,7 @@ def main() -> None:
     seconds = []
     for _ in range(args.rounds):
         start = time.perf_counter()
-        state, _, _ = engine(state)
+        state, _, _ = engine(fed, state)
         seconds.append(time.perf_counter() - start)
     # Each number of arrivals is recorded when it first comes: the later half has seen most of them.
     later = seconds[len(seconds) // 2 :]

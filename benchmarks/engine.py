@@ -24,7 +24,6 @@ from safari.config import parse
 from safari.data import Data
 from safari.data.augment import crop_and_flip
 from safari.engine.assembly import assemble
-from safari.engine.parts import rule_of
 from safari.engine.state import initial
 from safari.engine.vectorised import Vectorised
 from safari.engine.world import World
@@ -120,18 +119,19 @@ def whole_round(
     engine_table = {"device": device, "precision": precision, "compile": kernels}
     world = world_of(10, data, device, engine=engine_table, **tables)
     engine = Vectorised(world)
-    state = initial(world, rule_of(world.config.arms[0].rule))
+    fed = world.federation()
+    state = initial(world, fed)
     seconds: list[float] = []
     parts: dict[str, float] = {}
     for t in range(rounds + 10):
         start = time.perf_counter()
-        state, _, laps = engine(state)
+        state, _, laps = engine(fed, state)
         # The first rounds compile, record graphs and (without data) find the mask for good.
         if t >= 10:
             seconds.append(time.perf_counter() - start)
             parts = {name: parts.get(name, 0) + lap for name, lap in laps.items()}
-    plain = [_plain_round(world, state.server.model, t) for t in range(10, 13)]
-    evaluation = timed(lambda t: _evaluate(world, state.server.model), device, 1, 3)["median"]
+    plain = [_plain_round(world, state.model, t) for t in range(10, 13)]
+    evaluation = timed(lambda t: _evaluate(world, state.model), device, 1, 3)["median"]
     sequential = statistics.median(plain) + evaluation / 10
     mean = statistics.fmean(seconds)
     return {
@@ -141,7 +141,7 @@ def whole_round(
         "seconds": {"mean": mean, "median": statistics.median(seconds), "n": rounds},
         "parts": {name: lap / rounds for name, lap in parts.items()},
         "ratio": sequential / mean,
-        "mask_agreement": _mask_agreement(engine, state.server.model, data, device, **tables),
+        "mask_agreement": _mask_agreement(engine, state.model, data, device, **tables),
         "note": engine.note,
     }
 

@@ -37,10 +37,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from safari.aggregation import RULES, Server
-from safari.engine.parts import rule_of
+from safari.engine.measure import Stopwatch
 from safari.engine.state import initial
 from safari.engine.vectorised import GroupTraining, Vectorised
-from safari.runs.measure import Stopwatch
 from safari.training import ClientSide, Known
 
 CLIENTS, SIZE, PARAMETERS = 10, 272_474, 271_000
@@ -203,11 +202,12 @@ def count_round(pruner: str) -> list[dict[str, object]]:
 
     engine._train_stacked = train  # type: ignore[method-assign]
     # In the second round masks are found from what is left of the model.
-    state, _, _ = engine(initial(world, rule_of(world.config.arms[0].rule)))
+    fed = world.federation()
+    state, _, _ = engine(fed, initial(world, fed))
     known = Known(OnDevice(world.known.label_counts), OnDevice(world.known.samples))
     engine.world = replace(world, device=DEVICE, start=OnDevice(world.start), known=known)
-    server = replace(state.server, model=OnDevice(state.server.model), weights=OnDevice(state.server.weights))
-    state = replace(state, server=server)
+    state = state.put("model", {**state["model"], "model": OnDevice(state.model)})
+    state = state.put("clients", {"weight": OnDevice(fed.server().weights)})
     rows: list[dict[str, object]] = []
     with counted() as found:
 
@@ -218,10 +218,10 @@ def count_round(pruner: str) -> list[dict[str, object]]:
 
         with patch.object(Stopwatch, "lap", lap):
             # What is kept for a device is there from the first round on.
-            state, _, _ = engine(state)
+            state, _, _ = engine(fed, state)
             lap(Stopwatch(DEVICE), "record")
             rows.clear()
-            engine(state)
+            engine(fed, state)
         rows.append(summary(found) | {"pruner": pruner, "part": "record"})
     return rows
 

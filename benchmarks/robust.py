@@ -24,7 +24,7 @@ import platform
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,9 @@ from torch import Tensor
 from safari.aggregation import Outcome, Server
 from safari.config import Config, parse
 from safari.data import Data
-from safari.engine import World, assemble, engine_of, load_data, rule_of
-from safari.engine.state import State, initial
+from safari.engine import World, assemble, engine_of, load_data
+from safari.engine.state import initial
+from safari.federation import Federation, State
 from safari.seeds import generator
 from safari.training import evaluate
 from safari.version import __version__
@@ -121,10 +122,22 @@ def with_flipped_labels(world: World, clients: Sequence[int]) -> World:
     return replace(world, data=replace(world.data, train_y=labels))
 
 
-def start(world: World, attack: str, hostile: tuple[int, ...]) -> State:
-    state = initial(world, rule_of(world.config.arms[0].rule))
-    parts = {f.name: getattr(state.server, f.name) for f in fields(state.server)}
-    return replace(state, server=Attacked(**parts, attack=attack, hostile=hostile))
+@dataclass(frozen=True)
+class UnderAttack(Federation):
+    """A federation some of whose clients are hostile."""
+
+    attack: str = ""
+    hostile: tuple[int, ...] = ()
+    first: dict[int, Tensor] = field(default_factory=dict)
+
+    def server(self, state: State | None = None) -> Server:
+        """The server, to which hostile clients send what they like."""
+        more = {"attack": self.attack, "hostile": self.hostile, "first": self.first}
+        return Attacked(**vars(super().server(state)), **more)
+
+
+def under_attack(world: World, attack: str, hostile: tuple[int, ...]) -> Federation:
+    return UnderAttack(**vars(world.federation()), attack=attack, hostile=hostile)
 
 
 def accuracy(data: Data, defence: str, attack: str, count: int, seed: int, rounds: int) -> dict[str, float]:
@@ -133,13 +146,14 @@ def accuracy(data: Data, defence: str, attack: str, count: int, seed: int, round
     hostile = hostile_of(seed, count)
     if attack == "label":
         world = with_flipped_labels(world, hostile)
-    engine, state = engine_of(world.config)(world), start(world, attack, hostile)
+    fed = under_attack(world, attack, hostile)
+    engine, state = engine_of(world.config)(world), initial(world, fed)
     scores, refused = [], 0
     for t in range(rounds):
-        state, record, _ = engine(state)
+        state, record, _ = engine(fed, state)
         refused += len(record["refused"])
         if t >= rounds - LAST:
-            world.layout.write(world.module, state.server.model)
+            world.layout.write(world.module, state.model)
             found = evaluate(world.module, world.data.test_x, world.data.test_y, 1000)
             scores.append(found["top1"])
     return {"top1": statistics.fmean(scores), "refused": refused}
@@ -147,19 +161,20 @@ def accuracy(data: Data, defence: str, attack: str, count: int, seed: int, round
 
 def cost(data: Data, model: str, rounds: int) -> dict[str, Any]:
     """CPU milliseconds of a round with the gate and without, nobody hostile, in turns."""
-    engines, states = [], []
+    engines, feds, states = [], [], []
     for gate in ("off", "norm"):
         world = assemble(config_of("safari+", gate, model, 10_000), 0, data)
         engines.append(engine_of(world.config)(world))
-        states.append(initial(world, rule_of(world.config.arms[0].rule)))
+        feds.append(world.federation())
+        states.append(initial(world, feds[-1]))
     seconds: list[list[float]] = [[], []]
     for t in range(rounds + 5):
         for k in (0, 1) if t % 2 else (1, 0):
             begin = time.process_time()
-            states[k], *_ = engines[k](states[k])
+            states[k], *_ = engines[k](feds[k], states[k])
             if t >= 5:
                 seconds[k].append(time.process_time() - begin)
-    same = torch.equal(states[0].server.model, states[1].server.model)
+    same = torch.equal(states[0].model, states[1].model)
     ratios = [on / off for off, on in zip(*seconds, strict=True)]
     off, on = (1000 * statistics.median(found) for found in seconds)
     quartiles = statistics.quantiles(ratios, n=4)

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from engine import timed
 from safari.config import parse
 from safari.engine.assembly import assemble
-from safari.engine.parts import load_data, rule_of
+from safari.engine.parts import load_data
 from safari.engine.state import initial
 from safari.engine.vectorised import Vectorised
 from safari.engine.world import World
@@ -77,10 +77,11 @@ def main() -> None:
     for cohort in asked.cohort:
         world = assemble(dataclasses.replace(base, cohort=cohort), 0, data)
         stacked = Vectorised(world)
-        state = [initial(world, rule_of(world.config.arms[0].rule))]
+        fed = world.federation()
+        state = [initial(world, fed)]
 
         def a_round(_: int) -> None:
-            state[0] = stacked(state[0])[0]
+            state[0] = stacked(fed, state[0])[0]
 
         # Turn by turn, so that a busy machine is as busy for both.
         fast = timed(a_round, asked.device, 3, asked.repeats)

@@ -31,11 +31,12 @@ def record(config, data, rounds, clients, prefix: Path) -> None:
     """One run with its last arm, and its uploads after those rounds."""
     world = assemble(config, config.seed, data)
     engine = vectorised.prepare(world)
-    state = initial(world, rule_of(config.arms[-1].rule))
-    previous = state.server.model
+    fed = world.federation(rule_of(config.arms[-1].rule))
+    state = initial(world, fed)
+    previous = state.model
     for t in range(1, max(rounds) + 1):
-        previous = state.server.model
-        state, line, _ = engine(state)
+        previous = state.model
+        state, line, _ = engine(fed, state)
         if t in rounds:
             for client in clients:
                 path = prefix.with_name(f"{prefix.name}-{t}-{client}.npz")

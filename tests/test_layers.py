@@ -17,6 +17,7 @@ LEVELS = (
     ("api", "exports", "lab", "testing"),
     ("sweep",),
     ("engine", "flower", "view"),
+    ("federation",),
     ("rounds",),
     ("aggregation", "sampling", "training", "links", "data", "runs", "report", "net"),
     ("pruning", "tasks", "models", "wire"),

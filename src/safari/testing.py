@@ -170,9 +170,10 @@ def _play(parts: Parts, data: Data) -> None:
     world = assemble(parts.config, 0, data, parts)
     # Training may use the mean of a task's losses alone.
     rehearse_task(world)
-    state, run = initial(world, world.rules["drop"]), engine_of(parts.config)(world)
+    fed = world.federation()
+    state, run = initial(world, fed), engine_of(parts.config)(world)
     for _ in _ARRIVALS:
-        state, *_ = run(state)
+        state, *_ = run(fed, state)
 
 
 def _arrive(state: dict[str, np.ndarray], t: int, rng: np.random.Generator) -> tuple[Any, Any]:

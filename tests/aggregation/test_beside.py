@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from safari.aggregation import GATES, Gate, Server, to_tensors, with_tensors
-from safari.rounds.half import half_step
+from safari.federation.algorithm import half_step
 from safari.training import CLIENTS as ALGORITHMS
 
 SIZE, CLIENTS = 40, 5

@@ -23,8 +23,9 @@ from aggregation.test_contract import OPTIONS as RULE_OPTIONS
 from engine.kit import SMALL, StopAfter, world_of, write_trace
 from links.test_contract import OPTIONS as LINK_OPTIONS
 from safari.engine import World, engine_of
-from safari.engine.state import State, from_saved, initial, to_saved
+from safari.engine.state import from_saved, initial, to_saved
 from safari.errors import RunError, SafariError
+from safari.federation import State
 from safari.runs import RunFolder, Saved, Trial
 
 # Crafted probabilities overflow in a division or two, with a warning and no harm.
@@ -70,8 +71,8 @@ def trial_of(arm: str) -> Trial:
 
 def goes_on(world: World, saved: Saved, arm: str) -> State:
     """One more round from a checkpoint."""
-    state = from_saved(saved, world, world.rules[arm], trial_of(arm))
-    return engine_of(world.config)(world)(state)[0]
+    fed = world.federation(world.rules[arm])
+    return engine_of(world.config)(world)(fed, from_saved(saved, world, fed, trial_of(arm)))[0]
 
 
 def attack(world: World, saved: Saved, arm: str, prefix: str) -> int:
@@ -84,9 +85,7 @@ def attack(world: World, saved: Saved, arm: str, prefix: str) -> int:
             tensors = {n: t for n, t in {**saved.tensors, name: wrong}.items() if t is not None}
             if wrong is None and name.removeprefix("rule.") in world.rules[arm].added:
                 # As in a checkpoint of an earlier version.
-                assert bool(
-                    goes_on(world, replace(saved, tensors=tensors), arm).server.model.isfinite().all()
-                )
+                assert bool(goes_on(world, replace(saved, tensors=tensors), arm).model.isfinite().all())
                 continue
             with pytest.raises(RunError, match=rf"^trial/checkpoint.* is damaged: {name} must be .*, got "):
                 goes_on(world, replace(saved, tensors=tensors), arm)
@@ -107,16 +106,17 @@ def rules_world() -> World:
 def advanced(rule: str) -> Saved:
     """A checkpoint after three rounds."""
     world = rules_world()
-    engine, state = engine_of(world.config)(world), initial(world, world.rules[rule])
+    fed = world.federation(world.rules[rule])
+    engine, state = engine_of(world.config)(world), initial(world, fed)
     for _ in range(3):
-        state, _, _ = engine(state)
+        state, _, _ = engine(fed, state)
     return to_saved(state, world, trial_of(rule))
 
 
 @pytest.mark.parametrize("rule", RULE_OPTIONS)
 def test_the_state_of_every_rule(rule: str) -> None:
     world, saved = rules_world(), advanced(rule)
-    first = initial(world, world.rules[rule]).server.state
+    first = initial(world, world.federation(world.rules[rule]))["rule"]
     assert attack(world, saved, rule, "rule.") == len(first)
 
 
@@ -124,9 +124,10 @@ def test_the_state_of_a_rule_that_weighs_blocks() -> None:
     packets = {"name": "lossy", "loss": 0.3, "size": 100}
     arms = [{"name": "cluster-fedvarp", "rule": "cluster-fedvarp", "clusters": 2}]
     world = world_of({**TINY, "arms": arms, "packets": packets, "uplink": {"name": "perfect"}})
-    engine, state = engine_of(world.config)(world), initial(world, world.rules["cluster-fedvarp"])
+    fed = world.federation(world.rules["cluster-fedvarp"])
+    engine, state = engine_of(world.config)(world), initial(world, fed)
     for _ in range(2):
-        state, _, _ = engine(state)
+        state, _, _ = engine(fed, state)
     saved = to_saved(state, world, trial_of("cluster-fedvarp"))
     assert attack(world, saved, "cluster-fedvarp", "rule.") == 4
 
@@ -141,10 +142,11 @@ def test_the_state_of_every_link(link: str, tmp_path: Path) -> None:
     world = world_of(
         {**TINY, "arms": ["drop"], "uplink": {"name": link, **options}, "downlink": {"name": link, **options}}
     )
-    state = initial(world, world.rules["drop"])
+    fed = world.federation(world.rules["drop"])
+    state = initial(world, fed)
     saved = to_saved(state, world, trial_of("drop"))
     for direction in ("uplink", "downlink"):
-        assert len(getattr(state, direction)) == attack_link(world, saved, f"{direction}.")
+        assert len(state[direction]) == attack_link(world, saved, f"{direction}.")
 
 
 def attack_link(world: World, saved: Saved, prefix: str) -> int:
@@ -162,9 +164,10 @@ def attack_link(world: World, saved: Saved, prefix: str) -> int:
 
 def test_what_packets_remember() -> None:
     world = world_of({**TINY, "arms": ["drop"], "packets": {"name": "lossy", "loss": 0.3, "size": 100}})
-    engine, state = engine_of(world.config)(world), initial(world, world.rules["drop"])
+    fed = world.federation(world.rules["drop"])
+    engine, state = engine_of(world.config)(world), initial(world, fed)
     for _ in range(2):
-        state, _, _ = engine(state)
+        state, _, _ = engine(fed, state)
     saved = to_saved(state, world, trial_of("drop"))
     name = "packets.measured"
     for wrong in (
@@ -182,7 +185,7 @@ def test_what_packets_remember() -> None:
         "drop",
         "packets.",
     )
-    assert attack_count == len(state.packets) - 1
+    assert attack_count == len(state["packets"]) - 1
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), "double", "stacked"])
@@ -200,18 +203,20 @@ def test_the_model_itself(shape: Any) -> None:
 def test_what_a_sampling_knows() -> None:
     sampling = {"name": "clustered-similarity"}
     world = world_of({**TINY, "arms": ["drop"], "cohort": 3, "sampling": sampling})
-    engine, state = engine_of(world.config)(world), initial(world, world.rules["drop"])
+    fed = world.federation(world.rules["drop"])
+    engine, state = engine_of(world.config)(world), initial(world, fed)
     for _ in range(2):
-        state, _, _ = engine(state)
+        state, _, _ = engine(fed, state)
     assert attack(world, to_saved(state, world, trial_of("drop")), "drop", "sampling.") == 2
 
 
 def test_gates_and_steps() -> None:
     config = {**TINY, "arms": ["drop"], "client": {"name": "scaffold"}}
     world = world_of({**config, "aggregation": {"steps": ["fedavgm", "fedadam"], "average": 0.5}})
-    engine, state = engine_of(world.config)(world), initial(world, world.rules["drop"])
+    fed = world.federation(world.rules["drop"])
+    engine, state = engine_of(world.config)(world), initial(world, fed)
     for _ in range(2):
-        state, _, _ = engine(state)
+        state, _, _ = engine(fed, state)
     saved = to_saved(state, world, trial_of("drop"))
     names = [n for n in saved.tensors if n.startswith(("gate.", "step.", "average"))]
     assert len([n for n in names if n.startswith("gate.beside.")]) == 1

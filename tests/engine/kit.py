@@ -12,7 +12,7 @@ from torch import Tensor
 
 import safari
 from safari.config import parse
-from safari.engine import World, assemble, engine_of, load_data, rule_of
+from safari.engine import World, assemble, engine_of, load_data
 from safari.engine.state import State, initial
 from safari.runs import RunFolder
 from safari.runs.record import RoundRecord
@@ -40,9 +40,10 @@ def play(config: dict[str, Any], seed: int = 0) -> Iterator[tuple[State, State, 
     """
     world = world_of(config, seed)
     engine = engine_of(world.config)(world)
-    state = initial(world, rule_of(world.config.arms[0].rule))
+    fed = world.federation()
+    state = initial(world, fed)
     for _ in range(world.config.rounds):
-        following, record, _ = engine(deepcopy(state))
+        following, record, _ = engine(fed, deepcopy(state))
         yield state, following, record
         state = following
 

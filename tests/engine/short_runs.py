@@ -19,7 +19,7 @@ from torch import Tensor
 
 from engine.kit import world_of
 from engine.recorded_runs import machine
-from safari.engine import engine_of, rule_of
+from safari.engine import engine_of
 from safari.engine.state import from_saved, initial, to_saved
 from safari.runs import Trial
 
@@ -119,16 +119,16 @@ def configs() -> Iterator[tuple[str, dict[str, Any]]]:
 def play(config: dict[str, Any]) -> tuple[list[dict[str, Any]], list[Tensor]]:
     """The records of a run, and its models: the newest, and the average where one is kept."""
     world = world_of({**BASE, **config})
-    rule = rule_of(world.config.arms[0].rule)
-    run_round, state = engine_of(world.config)(world), initial(world, rule)
+    fed = world.federation()
+    run_round, state = engine_of(world.config)(world), initial(world, fed)
     trial = Trial(world.config.arms[0].name, 0, Path())
     lines = []
     for t in range(ROUNDS):
         if t == STOP:
-            state = from_saved(to_saved(state, world, trial), world, rule, trial)
-        state, record, _ = run_round(state)
+            state = from_saved(to_saved(state, world, trial), world, fed, trial)
+        state, record, _ = run_round(fed, state)
         lines.append(record.to_json())
-    return lines, [state.server.model, *(() if state.average is None else [state.average])]
+    return lines, [state.model, *(() if state.average is None else [state.average])]
 
 
 # Of a federation on Flower, by how models travel: more of the config, options of the strategy.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,12 @@ import pytest
 import torch
 
 from engine.kit import SMALL, bit_equal_in_halves, play, world_of, write_trace
-from safari.aggregation import Outcome
 from safari.config import Config, Wire, parse
-from safari.engine import rule_of
-from safari.engine.codec import RoundCodec, adapted_levels, heard_losses
+from safari.engine.codec import RoundCodec
 from safari.engine.state import from_saved, initial, to_saved
 from safari.errors import ConfigError, RunError
-from safari.rounds.arrivals import Arrived
+from safari.federation.round import reported
+from safari.rounds.rate import adapted_levels
 from safari.runs import Trial
 from safari.wire import decode, encode
 
@@ -41,15 +39,6 @@ def config(tmp_path: Any) -> dict[str, Any]:
     return ADAPT | {"uplink": {"name": "trace", "file": write_trace(tmp_path / "trace.csv", rows)}}
 
 
-def arrived(*losses: float) -> tuple[Arrived, Outcome]:
-    """Clients 1, 2, ... with these losses; the server has refused client 1 where there are more than two."""
-    ids = list(range(1, len(losses) + 1))
-    nothing = torch.zeros(len(ids), 1)
-    admitted = tuple(ids[1:] if len(ids) > 2 else ids)
-    what = Arrived(ids, nothing, nothing.bool(), torch.tensor(losses, dtype=torch.float64), {}, None)
-    return what, Outcome(arrived=admitted, missing=(), refused={}, stand_ins={})
-
-
 def test_levels_over_rounds_by_hand() -> None:
     """s_0 = 2² − 1 = 3, f_0 = (1 + 3)/2; a round's levels come from the losses of the rounds before it."""
     wire, losses = Wire("qsgd", bits=3, adapt="loss"), torch.full((2,), math.nan, dtype=torch.float64)
@@ -68,27 +57,25 @@ def test_levels_over_rounds_by_hand() -> None:
     ]
     for sent, expected in story:
         assert adapted_levels(wire, losses) == expected
-        losses = heard_losses(losses, *arrived(*sent))
-        assert losses is not None
+        # Of more than two, the server has refused the first.
+        used = sent[1:] if len(sent) > 2 else sent
+        if used:
+            losses = reported(losses, torch.tensor(used, dtype=torch.float64).mean())
     assert losses.tolist() == [2.0, 1.0]
-    assert adapted_levels(Wire("qsgd"), None) is None
-    assert heard_losses(None, *arrived(1.0)) is None
 
 
 def test_a_run_takes_these_levels_and_its_bytes_grow_as_its_loss_falls(config: dict[str, Any]) -> None:
     first = latest = None
     sizes = []
-    for before, after, record in play(config):
+    for _, after, record in play(config):
         expected = 7 if first is None or latest is None else round(7 * math.sqrt(first / latest))
         assert record.to_json()["levels"] == expected
-        assert before.losses is not None
         if record.arrived:
             latest = record.train_loss
             first = latest if first is None else first
             sizes.append((expected, record.bytes["up"]))
-        assert after.losses is not None
         if latest is not None:
-            assert after.losses.tolist() == pytest.approx([first, latest], rel=1e-12)
+            assert after["wire"]["losses"].tolist() == pytest.approx([first, latest], rel=1e-12)
     assert first is not None
     assert latest is not None
     assert latest < first / 2
@@ -99,8 +86,9 @@ def test_a_run_takes_these_levels_and_its_bytes_grow_as_its_loss_falls(config: d
 def test_what_the_server_sees_is_what_the_bytes_say(config: dict[str, Any]) -> None:
     """With few levels, many, and more than fit into a byte: decoded from real frames, bit for bit."""
     world = world_of(config)
-    state = initial(world, rule_of(world.config.arms[0].rule))
-    x = state.server.model
+    fed = world.federation()
+    state = initial(world, fed)
+    x = state.model
     noise = torch.randn(2, len(x), generator=torch.Generator().manual_seed(3))
     mask = world.mask(x, 0, 0)
     models = torch.where(mask, x + 0.01 * noise, 0.0)
@@ -127,7 +115,7 @@ def test_both_engines_announce_the_same_levels(config: dict[str, Any]) -> None:
     for (_, one, theirs), (_, other, ours) in zip(*engines, strict=True):
         assert theirs.to_json()["levels"] == ours.to_json()["levels"]
         # A number between two levels may fall to either side when models differ in their last bits.
-        close = (one.server.model - other.server.model).abs() < 1e-5
+        close = (one.model - other.model).abs() < 1e-5
         assert close.double().mean() > 0.99
 
 
@@ -141,12 +129,12 @@ def test_a_resumed_run_is_bit_equal(tmp_path: Any, config: dict[str, Any], engin
 
 def test_a_checkpoint_whose_losses_are_none_is_refused(config: dict[str, Any]) -> None:
     world = world_of(config)
-    rule = rule_of(world.config.arms[0].rule)
+    fed = world.federation()
     trial = Trial("drop", 0, Path("trial"))
     for found in ([0.0, 1.0], [1.0, math.nan], [1.0, math.inf]):
-        state = replace(initial(world, rule), losses=torch.tensor(found, dtype=torch.float64))
+        state = initial(world, fed).put("wire", {"losses": torch.tensor(found, dtype=torch.float64)})
         with pytest.raises(RunError, match=r"wire\.losses must be above 0 and finite"):
-            from_saved(to_saved(state, world, trial), world, rule, trial)
+            from_saved(to_saved(state, world, trial), world, fed, trial)
 
 
 def test_other_modes_have_no_levels_to_adapt() -> None:

@@ -212,14 +212,14 @@ def assert_same(config: dict[str, Any]) -> None:
     # Rand is a rank drawn once a run, so one draw tells it: the mask of the first round.
     ranks = {n: torch.zeros(start[n].shape) for n in WEIGHTS}
     if config["pruning"]["pruner"] == "rand":
-        first = next(play(config))[1].server.model
+        first = next(play(config))[1].model
         ranks = {n: (layout.split(first)[n] != 0).float() for n in WEIGHTS}
     parts = [part.tolist() for part in world.parts]
     expected = algorithm_1(config, start, world.data, parts, ranks)
     for t, ((_, after, record), (model, masks, stand_ins)) in enumerate(
         zip(play(config), expected, strict=True)
     ):
-        found = layout.split(after.server.model)
+        found = layout.split(after.model)
         for name, value in model.items():
             if name in WEIGHTS:
                 assert torch.equal(found[name] == 0, value == 0), f"round {t}: another support in {name}"

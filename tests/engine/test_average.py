@@ -32,7 +32,7 @@ def using(engine: str, *changes: dict[str, Any]) -> dict[str, Any]:
 def test_it_changes_nothing_else(engine, change):
     without, beside = (list(play(using(engine, change, more))) for more in ({}, ON))
     for (_, state, record), (_, other, told) in zip(without, beside, strict=True):
-        assert torch.equal(state.server.model, other.server.model)
+        assert torch.equal(state.model, other.model)
         assert state.average is None
         assert record["average"] is None
         assert record == {**told, "average": None}
@@ -42,7 +42,7 @@ def test_it_changes_nothing_else(engine, change):
 def test_it_is_the_average_of_the_models_and_the_start_has_no_part_in_it(engine):
     # Batch norm has buffers, which are averaged, too.
     found = list(play(using(engine, ON, {"model": {"name": "resnet20", "width": 2}})))
-    models = [state.server.model.double() for _, state, _ in found]
+    models = [state.model.double() for _, state, _ in found]
     # The plain mean of up to 4 models; then 3/4 of the past.
     expected = torch.stack(models[:4]).mean(0)
     assert not torch.equal(models[0][-4:], models[1][-4:]), "running statistics stand at the end and move"
@@ -51,7 +51,7 @@ def test_it_is_the_average_of_the_models_and_the_start_has_no_part_in_it(engine)
     average = found[-1][1].average
     assert average.shape == models[0].shape
     torch.testing.assert_close(average.double(), expected, rtol=0, atol=1e-5)
-    assert torch.equal(found[0][1].average, found[0][1].server.model)
+    assert torch.equal(found[0][1].average, found[0][1].model)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -81,13 +81,15 @@ def test_arms_side_by_side_keep_their_own(two_threads):
     engine = Vectorised(world_of(config))
     alone = []
     for arm in engine.world.config.arms:
-        state = initial(engine.world, rule_of(arm.rule))
+        fed = engine.world.federation(rule_of(arm.rule))
+        state = initial(engine.world, fed)
         for _ in range(3):
-            state, record, _ = engine(state)
+            state, record, _ = engine(fed, state)
         alone.append((state.average, record))
-    states = [initial(engine.world, rule_of(arm.rule)) for arm in engine.world.config.arms]
+    feds = [engine.world.federation(rule_of(arm.rule)) for arm in engine.world.config.arms]
+    states = [initial(engine.world, fed) for fed in feds]
     for _ in range(3):
-        rounds = list(side_by_side(engine, states))
+        rounds = list(side_by_side(engine, list(zip(feds, states, strict=True))))
         states = [state for state, _, _ in rounds]
     for (average, record), (state, told, _) in zip(alone, rounds, strict=True):
         assert torch.equal(state.average, average)
@@ -100,7 +102,7 @@ def test_it_comes_back_after_a_stop_and_can_be_taken_away(tmp_path: Path):
     saved, records = bit_equal_in_halves(config, tmp_path, 5)
     last = [state for _, state, _ in play(config)][-1]
     assert torch.equal(saved["average"], last.average)
-    assert torch.equal(saved["model"], last.server.model)
+    assert torch.equal(saved["model"], last.model)
     assert records[-1]["average"]["top1"] is not None
 
 
@@ -151,7 +153,7 @@ def test_an_algorithm_may_have_an_average_of_its_own(engine, beside):
     parameters = world.layout.parameters
     seen = set()
     for _, state, record in play(config):
-        model = state.server.model
+        model = state.model
         held = [model if k in record["arrived"] else old for k, old in enumerate(held)]
         seen.add(len(record["arrived"]))
         mean = torch.stack(held).double().mean(0)[:parameters]

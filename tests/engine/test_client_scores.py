@@ -61,7 +61,7 @@ def test_records_have_the_score_of_each_client(tmp_path, engine):
 
 
 def test_of_a_loss_the_largest_is_the_worst(tmp_path):
-    from safari.runs.measure import client_spread
+    from safari.engine.measure import client_spread
     from safari.runs.metrics import RunMetrics
     from safari.tasks import tokens
 

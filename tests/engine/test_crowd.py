@@ -10,7 +10,6 @@ import torch
 from safari.config import parse
 from safari.data import Data
 from safari.engine import World, assemble
-from safari.engine.parts import rule_of
 from safari.engine.state import initial
 from safari.engine.vectorised import Vectorised
 from safari.errors import ConfigError
@@ -43,14 +42,15 @@ def test_only_the_cohort_is_drawn_and_the_data_stay_where_they_are(monkeypatch):
     real = World.training_draw
     monkeypatch.setattr(World, "training_draw", lambda w, c, t: drawn.append((c, t)) or real(w, c, t))
     engine = Vectorised(world)
-    state = initial(world, rule_of(world.config.arms[0].rule))
+    fed = world.federation()
+    state = initial(world, fed)
     for t in range(3):
-        state, record, _ = engine(state)
+        state, record, _ = engine(fed, state)
         cohort = set(world.cohort(t))
         assert len(cohort) == COHORT
         assert {c for c, at in drawn if at == t} == set(record["arrived"]) < cohort
         assert set(record["arrived"]) | set(record["missing"]) == cohort
-    assert not any(v.numel() >= CLIENTS * world.layout.size for v in state.server.state.values())
+    assert not any(v.numel() >= CLIENTS * world.layout.size for v in state["rule"].values())
 
 
 def test_a_rule_that_remembers_pairs_says_that_they_are_too_many():

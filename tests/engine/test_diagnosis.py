@@ -8,7 +8,6 @@ import pytest
 from engine.kit import SMALL, play, records, world_of, write_trace
 from safari.aggregation import RULES, Compensation
 from safari.engine.reference import run_round
-from safari.engine.state import initial
 
 DIAGNOSED = {**SMALL, "diagnostics": {"every": 1}}
 # Masks of each client's own, or one for all; clients that count differently; a client that hears nothing.
@@ -31,10 +30,8 @@ def seen_by_a_perfect_server(config: dict, state):
         return RULES["drop"]().apply({}, round)[0], rule_state
 
     world = world_of(config)
-    spy = initial(world, Compensation(lambda clients, size, device: {}, apply, overrides_network=True))
-    here = type(state)(type(spy.server)(**{**vars(spy.server), "model": state.server.model,
-                                            "round": state.round}), state.uplink, state.downlink)  # fmt: skip
-    run_round(world, here)
+    spy = world.federation(Compensation(lambda clients, size, device: {}, apply, overrides_network=True))
+    run_round(world, spy, state.put("rule", {}))
     (round,) = seen
     return world, round
 
@@ -42,19 +39,19 @@ def seen_by_a_perfect_server(config: dict, state):
 def by_hand(config: dict, before, after, record) -> dict[str, float | None]:
     world, round = seen_by_a_perfect_server(config, before)
     n = world.layout.parameters
-    x = before.server.model[:n].double().numpy()
+    x = before.model[:n].double().numpy()
     ids = round.cohort.tolist()
     weight = dict(zip(ids, round.weights.tolist(), strict=True))
     delta = {c: round.models[k, :n].double().numpy() - x for k, c in enumerate(ids)}
     mean = sum(weight[c] * delta[c] for c in ids)
-    new = after.server.model[:n].double().numpy()
+    new = after.model[:n].double().numpy()
     above = below = 0.0
     for missing, who in record["stand_ins"].items():
         j = int(missing)
         given = np.mean([delta[c] for c in who], axis=0)
         above += weight[j] * np.sum((given - delta[j]) ** 2)
         below += weight[j] * np.sum(delta[j] ** 2)
-    masks = [world.mask(before.server.model, c, before.round)[:n].numpy() for c in ids]
+    masks = [world.mask(before.model, c, before.round)[:n].numpy() for c in ids]
     return {
         "error": np.sum((new - x - mean) ** 2) / np.sum(mean**2),
         "phi": above / below if below else None,

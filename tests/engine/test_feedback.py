@@ -12,10 +12,10 @@ from engine.own_parts import NORMED
 from safari.config import parse
 from safari.engine import reference, vectorised
 from safari.engine.assembly import assemble
-from safari.engine.opening import network
-from safari.engine.parts import load_data, rule_of
+from safari.engine.network import deliver
+from safari.engine.parts import load_data
 from safari.engine.reference import train
-from safari.engine.state import State, initial
+from safari.engine.state import initial
 from safari.errors import ConfigError, RunError
 from safari.rounds.beside import wire_layout
 from safari.seeds import generator
@@ -40,7 +40,7 @@ def world_of(**changes):
 
 
 def start(world):
-    return initial(world, rule_of(world.config.arms[0].rule))
+    return initial(world, world.federation())
 
 
 def by_hand(world, rounds):
@@ -51,12 +51,12 @@ def by_hand(world, rounds):
     letters = {}
     states = []
     for t in range(rounds):
-        x = state.server.model
+        x = state.model
         shared = Shared(layout, x.numpy())
-        heard, answered, uplink, downlink = network(world, state, world.cohort(0))
+        delivery, following = deliver(world, state, world.federation().rule, world.cohort(0))
         received, masks = {}, {}
         for client in clients:
-            if not heard[client]:
+            if client not in delivery.hear:
                 continue
             if client in letters:
                 residual[client] = settle(residual[client], *letters.pop(client))
@@ -65,11 +65,12 @@ def by_hand(world, rounds):
             target = with_residual(model.numpy(), mask.numpy(), residual[client])
             lossy = Lossy(wire.bits, wire.step, generator(world.seed, "wire", client, t))
             got = decode(encode(target, mask.numpy(), shared, values=wire.values, lossy=lossy), shared)
-            letters[client] = target, got.vector, mask.numpy(), bool(answered[client])
-            if answered[client]:
+            letters[client] = target, got.vector, mask.numpy(), client in delivery.arriving
+            if client in delivery.arriving:
                 received[client], masks[client] = torch.from_numpy(got.vector), mask
-        server, _ = state.server.step(received, list(clients), masks)
-        state = State(server, uplink, downlink)
+        fed = world.federation()
+        server, _ = fed.server(following).step(received, list(clients), masks)
+        state = fed.after(following, server)
         told = [settle(residual[c], *letters[c]) if c in letters else residual[c] for c in clients]
         states.append((server.model, np.stack(told)))
     return states
@@ -82,9 +83,9 @@ def test_the_reference_does_what_the_loop_by_hand_does(values, pruner):
     world = world_of(wire=wire, pruning={"pruner": pruner})
     state = start(world)
     for model, residual in by_hand(world, 5):
-        state, *_ = reference.run_round(world, state)
-        assert torch.equal(state.server.model, model)
-        assert np.array_equal(state.residual.numpy(), residual)
+        state, *_ = reference.run_round(world, world.federation(), state)
+        assert torch.equal(state.model, model)
+        assert np.array_equal(state["wire"]["residual"].numpy(), residual)
     assert np.count_nonzero(residual) > 100
 
 
@@ -94,9 +95,9 @@ def test_buffers_travel_without_a_residual(tmp_path):
     world = world_of(data=data, model=model, partition={"name": "iid"}, arms=["drop"])
     state = start(world)
     for model, residual in by_hand(world, 5):
-        state, *_ = reference.run_round(world, state)
-        assert torch.equal(state.server.model, model)
-        assert np.array_equal(state.residual.numpy(), residual)
+        state, *_ = reference.run_round(world, world.federation(), state)
+        assert torch.equal(state.model, model)
+        assert np.array_equal(state["wire"]["residual"].numpy(), residual)
     assert residual.shape == (5, world.layout.size - 16)
 
 
@@ -105,24 +106,27 @@ def test_the_vectorised_engine_keeps_the_same_residual():
     one, other = start(world), start(world)
     engine = vectorised.prepare(world)
     for _ in range(4):
-        one, *_ = reference.run_round(world, one)
-        other, *_ = engine(other)
+        one, *_ = reference.run_round(world, world.federation(), one)
+        other, *_ = engine(world.federation(), other)
         # A number that lies between two steps may fall to either side when models differ in their last bits.
-        close = (one.residual - other.residual).abs() < 1e-6
+        close = (one["wire"]["residual"] - other["wire"]["residual"]).abs() < 1e-6
         assert close.float().mean() > 0.999
-        assert one.residual.count_nonzero() > 100
+        assert one["wire"]["residual"].count_nonzero() > 100
 
 
 def test_a_lost_upload_leaves_the_residual_and_feedback_changes_the_run():
     world = world_of(uplink={"name": "lost"}, downlink={"name": "perfect"}, arms=["drop"])
-    state, *_ = reference.run_round(world, start(world))
-    assert not state.residual.any()
+    state, *_ = reference.run_round(world, world.federation(), start(world))
+    assert not state["wire"]["residual"].any()
     with_it, without = world_of(), world_of(wire=SMALL["wire"] | {"feedback": False})
     states = [start(world) for world in (with_it, without)]
-    assert states[1].residual is None
+    assert "residual" not in states[1]["wire"]
     for _ in range(4):
-        states = [reference.run_round(w, s)[0] for w, s in zip((with_it, without), states, strict=True)]
-    assert not torch.equal(*(s.server.model for s in states))
+        states = [
+            reference.run_round(w, w.federation(), s)[0]
+            for w, s in zip((with_it, without), states, strict=True)
+        ]
+    assert not torch.equal(*(s.model for s in states))
 
 
 @pytest.mark.parametrize("engine", ["reference", "vectorised"])
@@ -135,8 +139,8 @@ def test_a_resumed_run_is_bit_equal(tmp_path, engine):
 @pytest.mark.parametrize("values", ["auto", "difference", "int8", "qsgd", "bf16", "step"])
 def test_by_default_what_steps_leave_out_is_kept_and_nothing_else(values):
     wire = SMALL["wire"] | {"values": values}
-    assert (start(world_of(wire=wire)).residual is not None) == (values == "step")
-    assert start(world_of(wire=wire | {"feedback": False})).residual is None
+    assert ("residual" in start(world_of(wire=wire))["wire"]) == (values == "step")
+    assert "residual" not in start(world_of(wire=wire | {"feedback": False}))["wire"]
 
 
 def test_a_run_may_be_told_what_it_does_anyway(tmp_path):
@@ -173,8 +177,8 @@ def test_rounds_in_which_clients_train_and_nobody_arrives(values):
     world = world_of(**changes)
     engine, states, lost = vectorised.prepare(world), [start(world), start(world)], 0
     for _ in range(6):
-        plain, record, _ = reference.run_round(world, states[0])
-        states = [plain, engine(states[1])[0]]
+        plain, record, _ = reference.run_round(world, world.federation(), states[0])
+        states = [plain, engine(world.federation(), states[1])[0]]
         lost += record["lost"]
-        assert torch.allclose(states[0].server.model, states[1].server.model, rtol=1e-4, atol=1e-5)
+        assert torch.allclose(states[0].model, states[1].model, rtol=1e-4, atol=1e-5)
     assert lost

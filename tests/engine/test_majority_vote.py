@@ -23,14 +23,14 @@ def test_both_engines_take_the_same_vote() -> None:
         play(VOTE | {"engine": SMALL["engine"] | {"name": name}}) for name in ("reference", "vectorised")
     ]
     for (before, one, theirs), (_, other, ours) in zip(*engines, strict=True):
-        close = (one.server.model - other.server.model).abs() < 1e-6
+        close = (one.model - other.model).abs() < 1e-6
         assert close.double().mean() > 0.995
         assert theirs.arrived == ours.arrived
         assert theirs.bytes == ours.bytes
         # All numbers take the same step: but for those that were cut, changes have one magnitude.
         if ours.arrived:
-            moved = (one.server.model - before.server.model).abs()[one.server.model != 0]
-            step = float(one.server.state["step"])
+            moved = (one.model - before.model).abs()[one.model != 0]
+            step = float(one["rule"]["step"])
             assert step > 0
             assert (((moved - step).abs() < 1e-6) | (moved < 1e-6)).all()
 

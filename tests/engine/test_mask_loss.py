@@ -7,7 +7,6 @@ import torch
 
 from engine.kit import world_of
 from safari.engine import reference, vectorised
-from safari.engine.parts import rule_of
 from safari.engine.state import initial
 
 TABLE = {
@@ -27,19 +26,19 @@ TABLE = {
 @pytest.mark.parametrize("rule", ["drop", "safari", "safari+", "mifa", "fedvarp"])
 def test_what_was_cut_is_zero_whatever_was_missed_or_is_remembered(rule, engine):
     world = world_of({**TABLE, "arms": [rule]})
-    run, state = engine.prepare(world), initial(world, rule_of(world.config.arms[0].rule))
+    run, state = engine.prepare(world), initial(world, world.federation())
     prunable, moved = world.layout.prunable, 0
     for _ in range(world.config.rounds):
         before = state
-        state, record, _ = run(before)
+        state, record, _ = run(world.federation(), before)
         deaf = [client for client in range(6) if client not in record["trained"]]
         # A client that missed the broadcast has learned nothing from the round.
-        for name, rows in state.clients.items():
-            assert torch.equal(rows[deaf], before.clients[name][deaf])
+        for name, rows in state["client"].items():
+            assert torch.equal(rows[deaf], before["client"][name][deaf])
         if record["lost"]:
-            assert torch.equal(state.server.model, before.server.model)
+            assert torch.equal(state.model, before.model)
             continue
         # Memories of older masks reach no weight that this round's mask cuts.
-        assert not bool(state.server.model[~state.mask & prunable].any())
+        assert not bool(state.model[~state.mask & prunable].any())
         moved += before.mask is not None and not torch.equal(before.mask, state.mask)
     assert moved > 3

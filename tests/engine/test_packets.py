@@ -43,10 +43,8 @@ def test_both_engines_see_the_same_parts(rule, pruner):
 @pytest.mark.parametrize("engine", ["reference", "vectorised"])
 def test_where_no_packet_is_lost_everything_is_as_without_packets(engine):
     config = {**BIG, "engine": {**BIG["engine"], "name": engine}, "uplink": {"name": "bernoulli", "p": 0.5}}
-    plain = [after.server.model for _, after, _ in play(config)]
-    packets = [
-        after.server.model for _, after, _ in play({**config, "packets": {"name": "lossy", "loss": 0.0}})
-    ]
+    plain = [after.model for _, after, _ in play(config)]
+    packets = [after.model for _, after, _ in play({**config, "packets": {"name": "lossy", "loss": 0.0}})]
     assert all(torch.equal(a, b) for a, b in zip(plain, packets, strict=True))
 
 
@@ -157,10 +155,12 @@ def test_the_residual_of_what_was_lost_waits_for_the_next_upload(tmp_path, engin
     ((_, parts, _),) = play({**config, "packets": packets})
     came = torch.zeros(size, dtype=torch.bool)
     came[wire_layout(world.layout).positions(100, 900)] = True
-    assert bool((whole.residual[1] != 0).any())
-    assert torch.equal(parts.residual[0], whole.residual[0])
-    assert torch.equal(parts.residual[1], torch.where(came[:trained], whole.residual[1], 0.0))
-    assert not bool(parts.residual[2:].any())
+    assert bool((whole["wire"]["residual"][1] != 0).any())
+    assert torch.equal(parts["wire"]["residual"][0], whole["wire"]["residual"][0])
+    assert torch.equal(
+        parts["wire"]["residual"][1], torch.where(came[:trained], whole["wire"]["residual"][1], 0.0)
+    )
+    assert not bool(parts["wire"]["residual"][2:].any())
 
 
 @pytest.mark.parametrize("client", ["scaffold", "feddyn", "fednova", "dane", "bvr-l-sgd"])

@@ -198,17 +198,17 @@ def test_the_partition_the_options_and_the_scores_are_the_users(mine):
     assert (len(world.data.train_x), len(world.data.test_x), world.data.classes) == (80, 20, 4)
     assert [e.name for e in world.layout.entries] == ["weight"]
     _, after, _ = next(play(mine))
-    assert (after.server.model != 0).tolist() == [True] * 6 + [False] * 6
+    assert (after.model != 0).tolist() == [True] * 6 + [False] * 6
 
 
 def test_a_rule_with_a_memory_does_as_it_says(mine):
     mine |= {"arms": [{"name": "memory", "rule": "mine.py:stale", "trust": 0.25}], "rounds": 2}
     mine["pruning"] = {"sparsity": 0.0}
-    first, second = (after.server for _, after, _ in play(mine))
+    first, second = (after for _, after, _ in play(mine))
     start = world_of(mine).start
-    memory = first.state["memory"]
+    memory = first["rule"]["memory"]
     torch.testing.assert_close(first.model, start + memory[[0, 2]].sum(0) / 4)
-    updates = second.state["memory"]
+    updates = second["rule"]["memory"]
     assert torch.equal(updates[[0, 2]], memory[[0, 2]]), "who is missing keeps its last update"
     expected = first.model + updates[[1, 3]].sum(0) / 4 + 0.25 * updates[[0, 2]].sum(0) / 4
     torch.testing.assert_close(second.model, expected)

@@ -16,7 +16,7 @@ import pytest
 from torch import Tensor
 
 from engine.kit import world_of
-from safari.engine import World, engine_of, rule_of
+from safari.engine import World, engine_of
 from safari.engine.experiment import RoundFunction
 from safari.engine.state import State, initial, to_saved
 from safari.errors import SafariError
@@ -92,9 +92,10 @@ def both(config: dict[str, Any], seed: int) -> tuple[list[World], list[RoundFunc
         engine = {**config["engine"], "name": name}
         try:
             world = world_of(config | {"engine": engine}, seed)
-            state = initial(world, rule_of(world.config.arms[0].rule))
+            fed = world.federation()
+            state = initial(world, fed)
             # Some combinations are found to be impossible by the first messages.
-            engine_of(world.config)(world)(state)
+            engine_of(world.config)(world)(fed, state)
             worlds.append(world)
         except SafariError:
             continue
@@ -102,7 +103,7 @@ def both(config: dict[str, Any], seed: int) -> tuple[list[World], list[RoundFunc
         raise RefusedError
     assert len(worlds) == 2, f"one engine refuses what the other takes: {config}"
     engines = [engine_of(world.config)(world) for world in worlds]
-    return worlds, engines, initial(worlds[0], rule_of(worlds[0].config.arms[0].rule))
+    return worlds, engines, initial(worlds[0], worlds[0].federation())
 
 
 def differences(config: dict[str, Any], seed: int) -> Iterator[str]:
@@ -111,15 +112,15 @@ def differences(config: dict[str, Any], seed: int) -> Iterator[str]:
     Each has a state of its own: a rule's memory is written in place.
     """
     (world, _), engines, state = both(config, seed)
-    trial = Trial(world.config.arms[0].name, seed, Path())
+    trial, fed = Trial(world.config.arms[0].name, seed, Path()), world.federation()
     entries = {e.name: slice(e.offset, e.end) for e in world.layout.entries}
     for t in range(config["rounds"]):
-        (expected, record, _), (found, other, _) = (engine(deepcopy(state)) for engine in engines)
+        (expected, record, _), (found, other, _) = (engine(fed, deepcopy(state)) for engine in engines)
         for name in ("arrived", "trained", "stand_ins"):
             one, another = (_in_order(r[name]) for r in (record, other))
             if one != another:
                 yield f"round {t}: {name} {one} and {another}"
-        if not bool(expected.server.model.isfinite().all()):
+        if not bool(expected.model.isfinite().all()):
             return
         ours, theirs, before = (to_saved(s, world, trial).tensors for s in (expected, found, state))
         assert ours.keys() == theirs.keys()

@@ -14,6 +14,7 @@ from safari.engine import rule_of, side_by_side
 from safari.engine.stack import cpu
 from safari.engine.state import State, initial
 from safari.engine.vectorised import Vectorised
+from safari.federation import Federation
 
 ARMS = {"arms": ["perfect", "drop", "safari"], "rounds": 4, "clients": 10}
 
@@ -21,18 +22,19 @@ ARMS = {"arms": ["perfect", "drop", "safari"], "rounds": 4, "clients": 10}
 pytestmark = pytest.mark.usefixtures("two_threads")
 
 
-def beginnings(engine: Vectorised) -> list[State]:
-    return [initial(engine.world, rule_of(arm.rule)) for arm in engine.world.config.arms]
+def beginnings(engine: Vectorised) -> list[tuple[Federation, State]]:
+    feds = [engine.world.federation(rule_of(arm.rule)) for arm in engine.world.config.arms]
+    return [(fed, initial(engine.world, fed)) for fed in feds]
 
 
 def one_by_one(config: dict[str, Any], rounds: int) -> list[list[tuple[State, Any]]]:
     """Every arm for itself: the states and records of its rounds."""
     engine = Vectorised(world_of(config))
     found = []
-    for state in beginnings(engine):
+    for fed, state in beginnings(engine):
         arm = []
         for _ in range(rounds):
-            state, record, _ = engine(state)
+            state, record, _ = engine(fed, state)
             arm.append((state, record))
         found.append(arm)
     return found
@@ -40,7 +42,7 @@ def one_by_one(config: dict[str, Any], rounds: int) -> list[list[tuple[State, An
 
 def the_same(found: State, expected: State) -> None:
     assert found.round == expected.round
-    assert torch.equal(found.server.model, expected.server.model)
+    assert torch.equal(found.model, expected.model)
 
 
 @pytest.mark.parametrize(
@@ -59,14 +61,14 @@ def test_every_bit_is_that_of_an_arm_by_itself(change):
     config = put(BASE, CNN, ARMS, change)
     expected = one_by_one(config, 4)
     engine = Vectorised(world_of(config))
-    states = beginnings(engine)
+    arms = beginnings(engine)
     for t in range(4):
-        rounds = list(engine.side_by_side(states))
+        rounds = list(engine.side_by_side(arms))
         for arm, (state, record, seconds) in enumerate(rounds):
             the_same(state, expected[arm][t][0])
             assert record == expected[arm][t][1]
             assert all(part >= 0 for part in seconds.values())
-        states = [state for state, _, _ in rounds]
+        arms = [(fed, state) for (fed, _), (state, _, _) in zip(arms, rounds, strict=True)]
 
 
 @pytest.mark.parametrize("stacked", [1, 2, 16])
@@ -75,8 +77,10 @@ def test_also_when_arms_are_not_equally_far(monkeypatch, stacked):
     config = put(BASE, CNN, ARMS)
     expected = one_by_one(config, 3)
     engine = Vectorised(world_of(config))
-    states = [beginnings(engine)[0], expected[1][0][0], expected[2][1][0]]
-    for arm, (state, record, _) in enumerate(engine.side_by_side(states)):
+    first = beginnings(engine)
+    later = [first[0][1], expected[1][0][0], expected[2][1][0]]
+    arms = [(fed, state) for (fed, _), state in zip(first, later, strict=True)]
+    for arm, (state, record, _) in enumerate(engine.side_by_side(arms)):
         the_same(state, expected[arm][arm][0])
         assert record == expected[arm][arm][1]
 
@@ -105,7 +109,8 @@ def test_an_error_of_one_arm_comes_out(monkeypatch):
 
 
 def test_an_engine_without_it_runs_arm_after_arm():
-    assert list(side_by_side(lambda state: (state, {}, {}), [1, 2])) == [(1, {}, {}), (2, {}, {})]
+    arms = [("a", 1), ("b", 2)]
+    assert list(side_by_side(lambda fed, state: (state, fed, {}), arms)) == [(1, "a", {}), (2, "b", {})]
 
 
 def test_a_run_of_several_arms_in_two_halves_is_bit_equal(tmp_path):

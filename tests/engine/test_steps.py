@@ -90,8 +90,8 @@ def test_both_engines_take_the_same_steps() -> None:
         for name in ("reference", "vectorised")
     ]
     (_, one, _), (_, two, _) = ends
-    assert one.server.step_state.keys() == two.server.step_state.keys()
-    assert float((one.server.model - two.server.model).norm() / one.server.model.norm()) < 1e-3
+    assert one["step"].keys() == two["step"].keys()
+    assert float((one.model - two.model).norm() / one.model.norm()) < 1e-3
 
 
 def test_steps_change_the_run_and_come_back_after_a_stop(tmp_path: Path) -> None:
@@ -116,10 +116,10 @@ def test_a_step_of_ones_own(tmp_path: Path) -> None:
     config = with_steps({"name": f"{path}:clipped", "most": 0.002})
     layout = world_of(config).layout
     for before, after, _ in play(config):
-        moved = (after.server.model - before.server.model)[: layout.parameters].abs()
-        kept = after.server.model[: layout.parameters] != 0
+        moved = (after.model - before.model)[: layout.parameters].abs()
+        kept = after.model[: layout.parameters] != 0
         assert float(moved[kept].max()) <= 0.0021
-        assert after.server.step_state["0.rounds"].item() == after.round
+        assert after["step"]["0.rounds"].item() == after.round
     found = [check(parse(with_steps(f"{path}:{name}"))) for name in ("wrong", "broken", "nothing")]
     size = layout.size
     assert found == [

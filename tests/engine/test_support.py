@@ -14,7 +14,7 @@ from safari.seeds import torch_generator
 
 def supports(config):
     world = world_of(config)
-    return [after.server.model[world.layout.prunable] != 0 for _, after, _ in play(config)]
+    return [after.model[world.layout.prunable] != 0 for _, after, _ in play(config)]
 
 
 @pytest.mark.parametrize("pruner", ["rand", "mag", "synflow"])
@@ -50,7 +50,7 @@ def test_layers_are_recorded_by_name():
     for (_, after, _), record in zip(
         play({**SMALL, "arms": ["drop"], "uplink": {"name": "perfect"}}), found, strict=True
     ):
-        parts = world.layout.split(after.server.model)
+        parts = world.layout.split(after.model)
         assert record["layers"] == {
             name: pytest.approx(float((parts[name] != 0).double().mean()), abs=1e-6)
             for name in ("1.weight", "3.weight")
@@ -60,7 +60,7 @@ def test_layers_are_recorded_by_name():
 def test_churn_is_recorded_by_layer_where_something_changed():
     config = {**SMALL, "arms": ["drop"], "rounds": 4, "pruning": {"pruner": "snip"}}
     for (before, after, _), record in zip(play(config), records(config), strict=True):
-        was, now = (world_of(SMALL).layout.split(s.server.model) for s in (before, after))
+        was, now = (world_of(SMALL).layout.split(s.model) for s in (before, after))
         expected = {
             name: float(((was[name] != 0) ^ (now[name] != 0)).double().mean())
             for name in ("1.weight", "3.weight")
@@ -87,7 +87,7 @@ def test_sparsity_0_trains_all_weights_also_those_that_begin_as_0(tmp_path):
     rounds = list(play(config))
     for _, after, record in rounds:
         assert record["density"] == 1.0
-        assert int((world.layout.split(after.server.model)["3.weight"] != 0).sum()) == head.numel()
+        assert int((world.layout.split(after.model)["3.weight"] != 0).sum()) == head.numel()
 
 
 def test_a_weight_that_begins_as_0_may_be_kept_in_the_first_round(tmp_path):
@@ -97,7 +97,7 @@ def test_a_weight_that_begins_as_0_may_be_kept_in_the_first_round(tmp_path):
     world = world_of(config)
     _, after, record = next(play(config))
     assert record["density"] == 0.5
-    trained = (world.layout.split(after.server.model)["3.weight"] != 0).sum()
+    trained = (world.layout.split(after.model)["3.weight"] != 0).sum()
     assert 20 < int(trained) < 60, "half of the 80, give or take"
 
 
@@ -113,8 +113,8 @@ def test_safari_plus_cuts_nothing_for_good_until_all_were_heard(tmp_path, pruner
     assert [r["support"] for _, _, r in rounds[:3]] == [1.0] * 3
     # In the fourth round the last of the five is heard: what anybody kept stays, the rest is cut.
     _, after, record = rounds[3]
-    anybody = after.server.state["kept"].any(0)
-    assert torch.equal(after.server.model[world.layout.prunable] != 0, anybody[world.layout.prunable])
+    anybody = after["rule"]["kept"].any(0)
+    assert torch.equal(after.model[world.layout.prunable] != 0, anybody[world.layout.prunable])
     assert record["support"] < 0.8
     assert rounds[4][2]["support"] < record["support"]
 
@@ -122,7 +122,7 @@ def test_safari_plus_cuts_nothing_for_good_until_all_were_heard(tmp_path, pruner
 @pytest.mark.parametrize("pruner", ["rand", "mag", "synflow"])
 def test_masks_that_are_the_same_for_all_wait_for_nothing(pruner):
     patient, at_once = (
-        [after.server.model for _, after, _ in play({**SMALL, "arms": [rule], "pruning": {"pruner": pruner}})]
+        [after.model for _, after, _ in play({**SMALL, "arms": [rule], "pruning": {"pruner": pruner}})]
         for rule in ("safari+", {"name": "no-wait", "rule": "safari+", "wait": 0})
     )
     assert all(torch.equal(a, b) for a, b in zip(patient, at_once, strict=True))
@@ -142,7 +142,7 @@ def test_while_nothing_arrives_the_first_model_is_scored_once(pruner, monkeypatc
         **SMALL, "clients": 3, "rounds": 6, "arms": ["drop"], "pruning": {"pruner": pruner},
         "uplink": {"name": "trace", "file": trace},
     }  # fmt: skip
-    supports_of = [after.server.model != 0 for _, after, _ in play(config)]
+    supports_of = [after.model != 0 for _, after, _ in play(config)]
     # In the first round, and in the second (within what is not 0). Once a model has arrived, what is left of it is
     # the mask.
     first, start = scored

@@ -45,7 +45,7 @@ def test_as_the_reference_in_other_settings(change):
 
 
 def models(config: dict[str, Any]) -> list[torch.Tensor]:
-    return [after.server.model for _, after, _ in play(config)]
+    return [after.model for _, after, _ in play(config)]
 
 
 def test_two_runs_are_bit_equal():

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
-import safari
-from engine.kit import StopAfter, play
+from engine.kit import play
 from engine.own_parts import NORMED
 from safari.aggregation import RULES
-from safari.runs import RunFolder
 
 # A convolution's 8·27, a norm's 2·8, and 4·32 + 4; the norm's means and variances come after them.
 PARAMETERS, BUFFERS = 364, 16
@@ -44,7 +40,7 @@ def test_all_tests_are_finite(tmp_path, engine, values, feedback):
     assert len(rounds) == 20
     # A loss that is no number is recorded as None.
     assert [record["round"] for _, _, record in rounds if record["loss"] is None] == []
-    variances = torch.stack([after.server.model[-8:] for _, after, _ in rounds])
+    variances = torch.stack([after.model[-8:] for _, after, _ in rounds])
     assert variances.min() >= 0
     # It did fall as far as one step or so.
     assert variances[-1, 0] < 0.02 < variances[0, 0]
@@ -55,25 +51,10 @@ def test_rules_that_go_beyond_a_mean_leave_them_so_too(tmp_path, rule):
     config = config_of(tmp_path, "vectorised") | {"arms": [rule], "uplink": {"name": "bernoulli", "p": 0.4}}
     rounds = list(play(config))
     assert [record["round"] for _, _, record in rounds if record["loss"] is None] == []
-    assert all(after.server.model[-8:].min() >= 0 for _, after, _ in rounds)
+    assert all(after.model[-8:].min() >= 0 for _, after, _ in rounds)
 
 
 def test_what_waits_is_about_parameters_alone(tmp_path):
     for _, after, _ in play(config_of(tmp_path, values="step") | {"rounds": 2}):
-        assert after.residual.shape == (4, PARAMETERS)
-        assert after.server.model.shape == (PARAMETERS + BUFFERS,)
-
-
-def test_checkpoints_that_hold_a_residual_of_buffers_are_still_read(tmp_path):
-    config = config_of(tmp_path, values="step") | {"rounds": 4, "checkpoint": {"every": 2}}
-    safari.run(config, tmp_path / "at once")
-    with pytest.raises(KeyboardInterrupt):
-        safari.run(config, tmp_path / "halves", [StopAfter(3)])
-    trial = RunFolder.open(tmp_path / "halves").trials()[0]
-    saved = trial.load()
-    old = torch.cat([saved.tensors["wire.residual"], torch.ones(4, BUFFERS)], dim=1)
-    trial.save(replace(saved, tensors={**saved.tensors, "wire.residual": old}))
-    safari.resume(tmp_path / "halves")
-    ends = [RunFolder.open(tmp_path / name).trials()[0].load().tensors for name in ("at once", "halves")]
-    assert ends[0]["wire.residual"].shape == (4, PARAMETERS)
-    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+        assert after["wire"]["residual"].shape == (4, PARAMETERS)
+        assert after.model.shape == (PARAMETERS + BUFFERS,)

@@ -28,7 +28,6 @@ from safari.cli import cli
 from safari.config import parse
 from safari.engine import device as device_module
 from safari.engine import world as world_module
-from safari.engine.parts import rule_of
 from safari.engine.state import initial
 from safari.engine.vectorised import Vectorised
 from safari.report.progress import Progress
@@ -87,7 +86,7 @@ def compare(config: dict[str, Any], near: float, exact: int) -> list[dict[str, A
     both = [play(engine(config, name)) for name in ("reference", "vectorised")]
     found = []
     for t, ((_, one, theirs), (_, other, ours)) in enumerate(zip(*both, strict=True)):
-        expected, model = one.server.model, other.server.model
+        expected, model = one.model, other.model
         assert float((model - expected).norm()) <= near * float(expected.norm()), f"round {t}"
         if t < exact:
             assert {key: ours[key] for key in EXACT} == {key: theirs[key] for key in EXACT}
@@ -186,10 +185,10 @@ def test_evaluation_finds_the_test_samples_as_they_were():
 def test_bfloat16_is_near():
     """8 bits: a gradient is off by some percent, and Adam makes whole steps of those that are near 0."""
     config = put(BASE, CNN, {"rounds": 4})
-    exact = [after.server.model for _, after, _ in play(config)]
+    exact = [after.model for _, after, _ in play(config)]
     rough = play(put(config, {"engine": {"precision": "bfloat16"}}))
     for expected, (_, after, _) in zip(exact, rough, strict=True):
-        error = float((after.server.model - expected).norm() / expected.norm())
+        error = float((after.model - expected).norm() / expected.norm())
         assert 1e-6 < error < 0.1
 
 
@@ -274,14 +273,15 @@ def test_when_memory_is_short_fewer_clients_go_at_once(pruner):
     config = put(BASE, {"clients": 14, "arms": ["perfect"], "pruning": {"pruner": pruner}, "rounds": 2})
     world = world_of(config)
     roomy, cramped = Vectorised(world), Cramped(world)
-    state = initial(world, rule_of(world.config.arms[0].rule))
-    expected, theirs, _ = roomy(state)
-    found, ours, _ = cramped(state)
+    fed = world.federation()
+    state = initial(world, fed)
+    expected, theirs, _ = roomy(fed, state)
+    found, ours, _ = cramped(fed, state)
     assert cramped.attempts == [14, 7, 3, 3, 3, 3, 2]
     assert cramped.chunk == 3
-    torch.testing.assert_close(found.server.model, expected.server.model, rtol=0, atol=1e-6)
+    torch.testing.assert_close(found.model, expected.model, rtol=0, atol=1e-6)
     assert {key: ours[key] for key in EXACT} == {key: theirs[key] for key in EXACT}
-    cramped(found)
+    cramped(fed, found)
     assert cramped.attempts[7:] == [3, 3, 3, 3, 2], "the size was found anew"
 
 
@@ -290,7 +290,7 @@ def test_when_not_even_one_client_fits_the_error_is_the_devices_own():
     cramped = Cramped(world)
     cramped.fits = 0
     with pytest.raises(torch.cuda.OutOfMemoryError, match=r"CUDA out of memory\."):
-        cramped(initial(world, rule_of(world.config.arms[0].rule)))
+        cramped(world.federation(), initial(world, world.federation()))
     assert cramped.attempts == [6, 3, 1]
 
 

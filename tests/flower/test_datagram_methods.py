@@ -14,7 +14,6 @@ from engine.kit import world_of
 from flower.test_datagrams import bad_network, datagrams
 from flower.test_equality import SAME, TABLE
 from flower.twin import on_flower, our_loop
-from safari.engine.parts import rule_of
 from safari.engine.reference import run_round
 from safari.engine.state import initial
 from safari.errors import SafariError
@@ -98,16 +97,17 @@ def same_as_simulated(
     strategy, lines, models = on_flower(world, our_loop(world), folder / "run", datagrams=server)
     (records,) = folder.glob("run/trials/*/seed-0/rounds.jsonl")
     again = world_of(table | {"packets": {"name": "recorded", "file": str(records)}})
-    state = initial(again, rule_of(again.config.arms[0].rule))
+    fed = again.federation()
+    state = initial(again, fed)
     for t, line in enumerate(lines):
-        state, record, _ = run_round(again, state)
-        assert torch.equal(models[t + 1], state.server.model), f"round {t + 1}"
+        state, record, _ = run_round(again, fed, state)
+        assert torch.equal(models[t + 1], state.model), f"round {t + 1}"
         for name in (*SAME, "train_loss"):
             assert line[name] == record[name], name
         assert line.get("parts") == record.get("parts")
         # With the algorithm's vectors.
         assert line["bytes"]["down"] == pytest.approx(record["bytes"]["down"], abs=1e-6)
-    for name, tensor in {**state.server.state, **state.server.step_state}.items():
+    for name, tensor in {**state["rule"], **state["step"]}.items():
         found = {**strategy.server.state, **strategy.server.step_state}[name]
         assert torch.equal(found.nan_to_num(), tensor.nan_to_num()), name
     return strategy, lines

@@ -42,10 +42,11 @@ def test_flower_and_the_engine_give_the_same_bits(rule, pruner, values, tmp_path
     world = world_of({**TABLE, "pruning": pruning, "wire": wire, "arms": [rule]})
     strategy, lines, models = on_flower(world, own_loop(world), tmp_path / "run")
 
-    state = initial(world, rule_of(world.config.arms[0].rule))
+    fed = world.federation()
+    state = initial(world, fed)
     for t in range(4):
-        state, record, _ = run_round(world, state)
-        assert torch.equal(models[t + 1], state.server.model)
+        state, record, _ = run_round(world, fed, state)
+        assert torch.equal(models[t + 1], state.model)
         assert {name: lines[t][name] for name in SAME} == {name: record[name] for name in SAME}
         assert lines[t]["train_loss"] == record["train_loss"]
         # A client that has never been heard holds any free seat, so that its number may be another's.
@@ -55,7 +56,7 @@ def test_flower_and_the_engine_give_the_same_bits(rule, pruner, values, tmp_path
         # On Flower a frame states its client, round and model, in 20 bytes; in a simulation nothing goes astray.
         up = record["bytes"]["up"]
         assert lines[t]["bytes"]["up"] == (up if up is None else up + 20) or t == 0
-    assert state.server.state.keys() == strategy.server.state.keys()
-    for name, tensor in state.server.state.items():
+    assert state["rule"].keys() == strategy.server.state.keys()
+    for name, tensor in state["rule"].items():
         assert torch.equal(strategy.server.state[name].nan_to_num(), tensor.nan_to_num())
     assert 0 < sum(len(line["missing"]) for line in lines) < 24

@@ -19,18 +19,18 @@ from flower.test_equality import SAME, TABLE
 from flower.twin import grid_of, on_flower, our_loop, own_loop
 from safari.aggregation import Server
 from safari.config import parse
-from safari.engine.parts import rule_of
 from safari.engine.reference import run_round
 from safari.engine.state import State, initial
 from safari.engine.world import World
 from safari.errors import ConfigError, RunError, SafariError
+from safari.federation import masks_of
+from safari.federation.algorithm import half_step
 from safari.flower import SafariStrategy, local_training, sparse
 from safari.flower.arrays import frame_of, frame_record, with_beside
 from safari.flower.protocol import DOWNLINK_LOST, UPLINK_LOST
 from safari.flower.rule_state import grown_half, vacated
 from safari.models import Layout
 from safari.rounds.beside import wire_layout
-from safari.rounds.half import half_step
 from safari.rounds.rate import learning_rate
 from safari.runs.elsewhere import decided
 from safari.training.algorithms import scaffold
@@ -53,10 +53,11 @@ def small(**tables) -> World:
 
 def assert_same(world: World, strategy, lines, models, *, bytes_down: bool = True) -> State:
     """Flower's records, models and the server's state against the reference engine's."""
-    state = initial(world, rule_of(world.config.arms[0].rule))
+    fed = world.federation()
+    state = initial(world, fed)
     for t, line in enumerate(lines):
-        state, record, _ = run_round(world, state)
-        assert torch.equal(models[t + 1], state.server.model), f"round {t + 1}"
+        state, record, _ = run_round(world, fed, state)
+        assert torch.equal(models[t + 1], state.model), f"round {t + 1}"
         assert {name: line[name] for name in SAME} == {name: record[name] for name in SAME}
         assert line["train_loss"] == record["train_loss"]
         assert line["bytes"]["down"] == pytest.approx(record["bytes"]["down"], abs=1e-6)
@@ -65,10 +66,14 @@ def assert_same(world: World, strategy, lines, models, *, bytes_down: bool = Tru
         # no data expects another mask where clients work it out.
         worked_out = t == 0 and world.config.policy.name == "static"
         assert worked_out or line["bytes"]["up"] == (up if up is None else pytest.approx(up + 20, abs=1e-6))
-    assert state.server.step_state.keys() == strategy.server.step_state.keys()
-    for name, tensor in state.server.step_state.items():
-        assert torch.equal(strategy.server.step_state[name], tensor), name
-    for name, tensor in state.policy.items():
+    server = world.federation().server(state)
+    for ours, theirs in (
+        (server.step_state, strategy.server.step_state),
+        (server.algorithm_state, strategy.server.algorithm_state),
+    ):
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(theirs[name], tensor) for name, tensor in ours.items())
+    for name, tensor in state["policy"].items():
         assert torch.equal(strategy._policy[name], tensor), name
     assert 0 < sum(len(line["missing"]) for line in lines) < ROUNDS * world.config.clients
     return state
@@ -114,7 +119,7 @@ def test_an_algorithms_own_average_is_the_engines(tmp_path):
     strategy, lines, models = on_flower(world, our_loop(world), tmp_path / "run")
     state = assert_same(world, strategy, lines, models)
     assert torch.equal(strategy.server.average, state.average)
-    assert not torch.equal(state.average, state.server.model)
+    assert not torch.equal(state.average, state.model)
 
 
 def test_early_bird_waits_with_the_cut_as_in_the_engine(tmp_path):
@@ -163,7 +168,7 @@ def test_policy_algorithm_and_server_step_together_and_after_a_crash(tmp_path):
     assert [line["resumed"] for line in lines] == [False, False, True, False, False]
     whole, expected, all_models = on_flower(world, our_loop(world), tmp_path / "whole")
     state = assert_same(world, whole, expected, all_models)
-    assert torch.equal(strategy.server.model, state.server.model)
+    assert torch.equal(strategy.server.model, state.model)
     assert torch.equal(models[ROUNDS], all_models[ROUNDS])
     for name, tensor in whole.server.step_state.items():
         assert torch.equal(strategy.server.step_state[name], tensor), name
@@ -257,9 +262,10 @@ def test_who_missed_a_mask_gets_the_next_one_whole(tmp_path):
     _, lines, _ = on_flower(world, None, tmp_path / "run", grid=grid)
     assert [1 in line["arrived"] for line in lines] == [True, False, False, True, True]
     assert not any(line["refused"] for line in lines)
-    state = initial(world, rule_of(world.config.arms[0].rule))
+    fed = world.federation()
+    state = initial(world, fed)
     assert len(masks) == 1
-    assert not torch.equal(masks[0], world.masks(state.policy, world.start, 0)[0].shared)
+    assert not torch.equal(masks[0], masks_of(world.federation(), state, world.start)[0].shared)
 
 
 def test_where_all_have_answered_a_mask_travels_as_what_changed(tmp_path):
@@ -274,9 +280,10 @@ def test_where_all_have_answered_a_mask_travels_as_what_changed(tmp_path):
 
     grid = grid_of(world, own_loop(world))
     _, lines, _ = on_flower(world, None, tmp_path / "run", grid=grid)
-    state = initial(world, rule_of(world.config.arms[0].rule))
+    fed = world.federation()
+    state = initial(world, fed)
     for line in lines:
-        state, record, _ = run_round(world, state)
+        state, record, _ = run_round(world, fed, state)
         assert line["bytes"]["down"] == record["bytes"]["down"]
     # A client without a memory says so once, and then gets the mask in full.
     grid = grid_of(world, own_loop(world))

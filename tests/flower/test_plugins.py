@@ -13,7 +13,6 @@ from flower.test_equality import TABLE
 from flower.test_methods import assert_same
 from flower.twin import on_flower, our_loop
 from safari.engine import vectorised
-from safari.engine.parts import rule_of
 from safari.engine.state import initial
 from safari.plugins import resolve
 from safari.training import CLIENTS
@@ -65,9 +64,10 @@ def test_a_plug_in_of_the_page_runs_everywhere(tables, page):
     strategy, lines, models = on_flower(world, our_loop(world, algorithm), page / "run")
     assert_same(world, strategy, lines, models)
 
-    engine, state = vectorised.prepare(world), initial(world, rule_of(world.config.arms[0].rule))
+    fed = world.federation()
+    engine, state = vectorised.prepare(world), initial(world, fed)
     for line in lines:
-        state, record, _ = engine(state)
+        state, record, _ = engine(fed, state)
         for field in ("arrived", "missing", "density"):
             assert record[field] == line[field]
         assert (record["churn"] > 0) == (line["churn"] > 0)

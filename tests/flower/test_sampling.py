@@ -46,20 +46,21 @@ def ordered(world) -> Loopback:
 def test_flower_and_the_engine_ask_the_same_clients_and_give_the_same_bits(name, tmp_path):
     world = world_of({**TABLE, "sampling": {"name": name}})
     strategy, lines, models = on_flower(world, own_loop(world), tmp_path / "run", grid=ordered(world))
-    state = initial(world, world.rules["safari"])
+    fed = world.federation(world.rules["safari"])
+    state = initial(world, fed)
     for t, line in enumerate(lines):
-        state, record, _ = run_round(world, state)
+        state, record, _ = run_round(world, fed, state)
         assert line["arrived"] == record["arrived"]
         # A client that has never been heard holds any free seat, so that its number may be another's.
         assert len(line["missing"]) == len(record["missing"])
         assert sorted(line["shares"].values()) == sorted(record["shares"].values())
         for client in line["arrived"]:
             assert line["shares"][str(client)] == record["shares"][str(client)]
-        assert torch.equal(models[t + 1], state.server.model)
+        assert torch.equal(models[t + 1], state.model)
     assert any(len(line["shares"]) < 4 for line in lines), "nobody was drawn twice"
     assert any(line["missing"] for line in lines)
-    assert state.sampling.keys() == strategy._sampled.keys()
-    assert all(torch.equal(tensor, strategy._sampled[key]) for key, tensor in state.sampling.items())
+    assert state["sampling"].keys() == strategy._sampled.keys()
+    assert all(torch.equal(tensor, strategy._sampled[key]) for key, tensor in state["sampling"].items())
 
 
 def test_a_restart_goes_on_with_what_the_sampling_knew(tmp_path):

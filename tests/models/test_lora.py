@@ -114,7 +114,7 @@ def test_the_base_is_read_from_a_checkpoint_or_a_state_dict(tmp_path: Path) -> N
 def test_both_engines_train_adapters_alike_and_send_little(tmp_path: Path) -> None:
     dense = list(play({**TALK, "model": {"name": "transformer", **SMALL}, "pruning": {"sparsity": 0.0}}))
     weights = str(tmp_path / "base.safetensors")
-    save_file({"model": dense[-1][1].server.model}, weights)
+    save_file({"model": dense[-1][1].model}, weights)
     model = {"name": "lora", "options": SMALL, "weights": weights, "rank": 2}
     found = [records({**TALK, "model": model, "engine": {"name": e}}) for e in ("reference", "vectorised")]
     for one, other in zip(*found, strict=True):

@@ -15,6 +15,8 @@ from safari.engine import engine_of
 from safari.engine.reference import train
 from safari.engine.state import initial
 from safari.errors import ConfigError
+from safari.federation import State
+from safari.federation import cohort as cohort_of
 from safari.runs import RunFolder
 from safari.sampling import SAMPLINGS, SamplingRound
 from safari.seeds import generator
@@ -68,12 +70,12 @@ def test_uniform_draws_what_was_always_drawn() -> None:
     world = world_of({**TABLE, "cohort": 5})
     for t in range(20):
         expected = sorted(generator(world.seed, "cohort", t).choice(12, 5, replace=False).tolist())
-        draw, _ = world.sample({}, t)
+        draw, _ = cohort_of(world.federation(), State(t, {}))
         assert list(draw.clients) == expected
         assert draw.shares is None
         assert world.cohort(t) == expected
     for cohort in (0, 12):
-        assert world_of({**TABLE, "cohort": cohort}).sample({}, 3)[0].clients == tuple(range(12))
+        assert world_of({**TABLE, "cohort": cohort}).cohort(3) == list(range(12))
 
 
 @pytest.mark.parametrize("name", WITH_SHARES)
@@ -82,17 +84,18 @@ def test_the_next_model_is_the_mean_over_the_draws(name: str) -> None:
     config = table(name, arms=["drop"], uplink={"name": "perfect"}, cohort=12, rounds=3)
     config["pruning"] = {"sparsity": 0.0}
     world, doubles = world_of(config), 0
-    state = initial(world, world.rules["drop"])
+    fed = world.federation(world.rules["drop"])
+    state = initial(world, fed)
     engine = engine_of(world.config)(world)
     for t in range(3):
-        draw, _ = world.sample(state.sampling, t)
-        x = state.server.model
+        draw, _ = cohort_of(fed, state)
+        x = state.model
         models = {c: train(world, x, torch.ones_like(x, dtype=torch.bool), c, t).model for c in draw.clients}
         assert draw.shares is not None
         expected = sum(share * models[c].double() for c, share in zip(draw.clients, draw.shares, strict=True))
         doubles += sum(share > 1.5 / 12 for share in draw.shares)
-        state, record, _ = engine(state)
-        torch.testing.assert_close(state.server.model.double(), expected, rtol=1e-5, atol=1e-6)
+        state, record, _ = engine(fed, state)
+        torch.testing.assert_close(state.model.double(), expected, rtol=1e-5, atol=1e-6)
         assert record["arrived"] == list(draw.clients)
         shares = {int(client): share for client, share in record["shares"].items()}
         assert shares == dict(zip(draw.clients, draw.shares, strict=True))
@@ -108,7 +111,7 @@ def test_both_engines_ask_the_same_clients(name: str) -> None:
     for (_, one, a), (_, two, b) in zip(first, second, strict=True):
         for field in ("arrived", "missing", "trained", "stand_ins"):
             assert a[field] == b[field]
-        torch.testing.assert_close(one.server.model, two.server.model, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(one.model, two.model, rtol=1e-4, atol=1e-5)
     assert any(record["missing"] for *_, record in first)
 
 
@@ -138,7 +141,7 @@ def test_what_is_lost_leaves_the_last_update_as_it_was() -> None:
     for before, after, record in play(table("clustered-similarity")):
         arrived = set(record["arrived"])
         heard |= arrived
-        old, new = before.sampling["updates"], after.sampling["updates"]
+        old, new = before["sampling"]["updates"], after["sampling"]["updates"]
         for client in range(12):
             if client not in arrived:
                 assert torch.equal(old[client], new[client])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from safari.aggregation import RULES, Server
-from safari.rounds.half import half_step
+from safari.federation.algorithm import half_step
 from safari.training import CLIENTS
 
 CLIENT_COUNT, SIZE, PARAMETERS = 4, 9, 7

@@ -33,7 +33,7 @@ from safari.engine.checks import (
     unseen_phases,
 )
 from safari.engine.device import device_of, placed
-from safari.engine.packets import check_packets
+from safari.engine.network import check_packets
 from safari.engine.parts import Parts, Problems, parts_of
 from safari.engine.rehearsal import rehearse, rehearse_client, rehearse_task
 from safari.engine.world import World
@@ -248,7 +248,7 @@ def _start_link(built: Parts, direction: str, seed: int, counts: np.ndarray) -> 
 
 def _start_sampling(world: World) -> None:
     """Draw the first cohort, so that what would go wrong with it is told before the run."""
-    world.sample(world.sampling.init(len(world.parts), world.layout.parameters, world.device), 0)
+    world.cohort(0)
 
 
 def _start_client(world: World) -> None:

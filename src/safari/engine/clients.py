@@ -1,4 +1,4 @@
-"""The clients' side of a round, the same for both engines: their state, and what they send."""
+"""What both engines share of the clients' side of a round: their state, and the uploads that arrive."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from torch import Tensor
 
 from safari.engine.world import World
 from safari.errors import ConfigError
+from safari.federation import Broadcast, Uploads
+from safari.federation.forms import index_of
+from safari.rounds.beside import rounded
 from safari.training import ClientSide
 
 Rows = Mapping[str, Tensor]
@@ -37,3 +40,58 @@ def put_rows(world: World, state: Rows, found: Rows, clients: Sequence[int]) -> 
 def sent_mask(world: World, mask: Tensor) -> Tensor:
     """The mask of what a client sends, which is all of it where gradients are not masked."""
     return mask if world.config.pruning.masks_gradient else torch.ones_like(mask)
+
+
+class Arriving:
+    """The uploads that arrive in a round, into rows in the order of the clients, as they are trained."""
+
+    def __init__(self, world: World, sent: Broadcast, arriving: Sequence[int]):
+        x, masks = sent.model, sent.masks
+        self._sent, self._ids = sent, sorted(arriving)
+        self._row = {client: row for row, client in enumerate(self._ids)}
+        self._models = x.new_empty((len(self._ids), len(x)))
+        self._losses = x.new_empty(len(self._ids))
+        self._shared = masks.shared
+        if self._shared is not None:
+            self._masks = sent_mask(world, self._shared)[None]
+        else:
+            self._masks = x.new_empty(self._models.shape, dtype=torch.bool)
+        self._along: dict[str, Tensor] = {}
+        self._votes = x.new_empty(self._models.shape) if masks.votes is not None else None
+
+    def add(
+        self,
+        ids: Sequence[int],
+        models: Tensor,
+        masks: Tensor,
+        losses: Tensor,
+        along: Rows,
+        votes: Tensor | None,
+    ) -> None:
+        """Copy the uploads of some clients, a row each; one row of masks may stand for all."""
+        if not ids:
+            return
+        rows = index_of([self._row[client] for client in ids])
+        self._models[rows], self._losses[rows] = models, losses
+        if self._shared is None:
+            self._masks[rows] = masks
+        for name, vectors in along.items():
+            if name not in self._along:
+                self._along[name] = vectors.new_empty((len(self._ids), *vectors.shape[1:]))
+            self._along[name][rows] = vectors
+        if self._votes is not None and votes is not None:
+            self._votes[rows] = rounded(votes)
+
+    def uploads(self, trained: Sequence[int]) -> Uploads:
+        """All of them. `trained`: who had the broadcast."""
+        return Uploads(
+            asked=self._sent.draw.clients,
+            ids=self._ids,
+            models=self._models,
+            masks=self._masks,
+            along=self._along,
+            votes=self._votes,
+            losses=self._losses,
+            same_mask=self._shared is not None,
+            trained=trained,
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,18 +10,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from safari.aggregation import Outcome
-from safari.config import Wire
 from safari.engine.lossy import encodable, seen
 from safari.engine.world import World
+from safari.federation import Broadcast, State
 from safari.modes import ValueMode
 from safari.pruning import PRUNERS, Masks
-from safari.rounds.arrivals import Arrived
 from safari.rounds.beside import encode_vector, votes_to_bytes, wire_layout
 from safari.seeds import generator
-from safari.wire import Lossy, Shared, WireLayout, adaquant_levels, encode, inspect
-from safari.wire.rounding import MOST_LEVELS
-from safari.wire.rounding.levels import qsgd_levels
+from safari.wire import Lossy, Shared, WireLayout, encode, inspect
 
 
 class RoundCodec:
@@ -57,6 +52,14 @@ class RoundCodec:
         self._beside = 0
         self._beside_down = 0.0
         self._modes: Counter[str] = Counter()
+
+    @classmethod
+    def of(cls, world: World, state: State, sent: Broadcast) -> RoundCodec:
+        """The codec of a round that has begun."""
+        residual = state["wire"].get("residual")
+        codec = cls(world, sent.model, sent.round, sent.masks, residual, state.mask, sent.levels)
+        codec.beside_down(sent.along)
+        return codec
 
     def up(self, clients: Sequence[int], models: Tensor, masks: Tensor) -> Tensor:
         """Clients' models (a row each; one row of masks may stand for all) as they arrive at the server.
@@ -184,34 +187,3 @@ class RoundCodec:
         """Count uploads as they travel in packets: the bytes that each client sent, whatever arrived."""
         if self.counts:
             self._up = list(sizes)
-
-
-def adapted_levels(wire: Wire, losses: Tensor | None) -> int | None:
-    """How many levels the server announces for a round (AdaQuantFL), from the losses that it has heard before.
-
-    `losses`: the first and the latest mean training loss, NaN before anything was heard; None where levels do not
-    change. Then so is the answer.
-
-    >>> wire = Wire("qsgd", bits=4, adapt="loss")
-    >>> [adapted_levels(wire, torch.tensor(pair)) for pair in ([torch.nan, torch.nan], [2.0, 2.0], [2.0, 0.5])]
-    [7, 7, 14]
-    """
-    if losses is None:
-        return None
-    first, latest = losses.tolist()
-    levels = qsgd_levels(wire.bits)
-    return levels if math.isnan(first) else adaquant_levels(first, latest, levels, MOST_LEVELS)
-
-
-def heard_losses(losses: Tensor | None, arrived: Arrived, outcome: Outcome) -> Tensor | None:
-    """The first and the latest mean training loss after a round; what the server has refused does not count.
-
-    A mean that is not a finite number above 0 has no root to go by: then nothing was heard.
-    """
-    if losses is None or outcome.lost:
-        return losses
-    rows = [arrived.ids.index(client) for client in outcome.arrived]
-    latest = arrived.losses.double().cpu()[rows].mean()
-    if not (math.isfinite(latest) and latest > 0):
-        return losses
-    return torch.stack([latest if bool(losses[0].isnan()) else losses[0], latest])

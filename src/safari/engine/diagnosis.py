@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from safari.aggregation import Outcome
 from safari.engine.world import World
+from safari.runs.record import RoundRecord
 from safari.sampling import Draw
 
 # Models `[clients, size]` and masks `[clients or 1, size]` of these clients, as an engine trains them.
@@ -28,7 +28,7 @@ def due(world: World, t: int) -> bool:
 
 
 def diagnose(
-    world: World, x: Tensor, after: Tensor, draw: Draw, outcome: Outcome, everyone: Everyone
+    world: World, x: Tensor, after: Tensor, draw: Draw, record: RoundRecord, everyone: Everyone
 ) -> Diagnosis:
     """What a round did, against what it would have done had everything arrived. Parameters only, no buffers.
 
@@ -49,7 +49,7 @@ def diagnose(
     cut = torch.where(masks[:, :parameters], 0.0, before)
     return {
         "error": _ratio((step - full).square().sum(), full.square().sum()),
-        "phi": _phi(updates, weights, cohort, outcome),
+        "phi": _phi(updates, weights, cohort, record),
         "delta": _finite(cut.norm(dim=1).mean() / before.norm()),
         "dissimilarity": _ratio(weights @ (updates - full).square().sum(1), full.square().sum()),
     }
@@ -63,12 +63,12 @@ def _weights(world: World, draw: Draw) -> Tensor:
     return found / found.sum()
 
 
-def _phi(updates: Tensor, weights: Tensor, cohort: Sequence[int], outcome: Outcome) -> float | None:
+def _phi(updates: Tensor, weights: Tensor, cohort: Sequence[int], record: RoundRecord) -> float | None:
     row = {client: k for k, client in enumerate(cohort)}
     wrong, right = updates.new_zeros(()), updates.new_zeros(())
-    for missing, named in outcome.stand_ins.items():
+    for missing, named in record.stand_ins.items():
         # A rule may also name what it remembers of a client: that is no update of this round.
-        who = [row[client] for client in named if client in outcome.arrived]
+        who = [row[client] for client in named if client in record.arrived]
         if who:
             k = row[missing]
             given = updates[who].mean(0)

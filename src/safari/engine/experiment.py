@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,10 +18,12 @@ from safari.config import Config, parse
 from safari.data import Data
 from safari.engine import reference, vectorised
 from safari.engine.assembly import assemble, check_rest, notes_of
+from safari.engine.measure import Round
 from safari.engine.parts import Parts, Problems, load_data, parts_of
-from safari.engine.state import State, from_saved, initial, similarity_picture, to_saved
+from safari.engine.state import from_saved, initial, similarity_picture, to_saved
 from safari.engine.world import World
 from safari.errors import ConfigError, DataError, RunError, SafariError, brief, one_of
+from safari.federation import Federation, State
 from safari.plugins import first_line, known
 from safari.rounds.resume import refuse_changes
 from safari.runs import RunFolder, Saved, Trial, best_score, done_records, seeds_of, spacing, summarise
@@ -38,8 +41,7 @@ MOST_NAMES = 10_000
 # Rounds between two checkpoints, where the config does not say and they are not large.
 _USUAL = 10
 
-Round = tuple[State, RoundRecord, dict[str, float]]
-RoundFunction = Callable[[State], Round]
+RoundFunction = Callable[[Federation, State], Round]
 
 # An engine is prepared once for a world and then runs rounds; see `reference` for what a round is.
 ENGINES: dict[str, Callable[[World], RoundFunction]] = {
@@ -358,13 +360,13 @@ class _Track:
 
     def __init__(self, run: RunFolder, world: World, engine: RoundFunction, watchers: Sequence[Watcher]):
         self._config, self._world, self._engine, self._watchers = run.config, world, engine, watchers
-        self._arms: list[tuple[Trial, State]] = []
+        self._arms: list[tuple[Trial, Federation, State]] = []
         self._best: dict[tuple[str, int], float] = {}
         self._every: dict[str, int] = {}
         for arm in world.config.arms:
             trial = run.trial(arm.name, world.seed)
-            rule, saved = world.rules[arm.name], trial.load()
-            state = initial(world, rule) if saved is None else from_saved(saved, world, rule, trial)
+            fed, saved = world.federation(world.rules[arm.name]), trial.load()
+            state = initial(world, fed) if saved is None else from_saved(saved, world, fed, trial)
             done = done_records(trial, run.config.rounds)
             for record in done:
                 for watcher in watchers:
@@ -382,34 +384,36 @@ class _Track:
                     watchers,
                     f"checkpoints of {arm.name} are large: one every {every} rounds (checkpoint.every)",
                 )
-            self._arms.append((trial, state))
+            self._arms.append((trial, fed, state))
 
     @property
     def done(self) -> bool:
         """Are all rounds of every arm done?"""
-        return all(state.round >= self._config.rounds for _, state in self._arms)
+        return all(state.round >= self._config.rounds for *_, state in self._arms)
 
     def save(self) -> None:
         """Save every arm where it stands, unless it is saved there already."""
-        for trial, state in self._arms:
+        for trial, _, state in self._arms:
             if state.round > trial.done():
                 trial.save(to_saved(state, self._world, trial), self._config.checkpoint.keep)
 
     def round(self) -> None:
         """One round of each arm that is not done."""
         rounds, checkpoint = self._config.rounds, self._config.checkpoint
-        arms = [(trial, state) for trial, state in self._arms if state.round < rounds]
+        arms = [arm for arm in self._arms if arm[2].round < rounds]
         following = []
-        with contextlib.closing(side_by_side(self._engine, [state for _, state in arms])) as results:
-            for (trial, _), (state, record, seconds) in zip(arms, results, strict=True):
-                trial.append(record, seconds, similarity_picture(state))
+        with contextlib.closing(
+            side_by_side(self._engine, [(fed, state) for _, fed, state in arms])
+        ) as results:
+            for (trial, fed, _), (state, record, seconds) in zip(arms, results, strict=True):
+                trial.append(record, seconds, similarity_picture(state, fed.clients))
                 if checkpoint.best:
                     self._keep_best(trial, state, record)
                 if state.round % self._every[trial.arm] == 0 or state.round == rounds:
                     trial.save(to_saved(state, self._world, trial), checkpoint.keep)
                 for watcher in self._watchers:
                     watcher.round(trial, record)
-                following.append((trial, state))
+                following.append((trial, fed, state))
         self._arms = following
 
     def _keep_best(self, trial: Trial, state: State, record: RoundRecord) -> None:
@@ -421,16 +425,18 @@ class _Track:
         before = self._best.get((trial.arm, trial.seed))
         if before is None or (score > before if metric.higher else score < before):
             self._best[trial.arm, trial.seed] = score
-            tensors = {"model": state.server.model}
+            tensors = {"model": state.model}
             if state.average is not None:
                 tensors["average"] = state.average
             facts = {"layout": self._world.layout.digest, "metrics": dict(record.metrics)}
             trial.save_best(Saved(record.round, tensors, facts))
 
 
-def side_by_side(engine: RoundFunction, states: Sequence[State]) -> Generator[Round, None, None]:
+def side_by_side(
+    engine: RoundFunction, arms: Sequence[tuple[Federation, State]]
+) -> Generator[Round, None, None]:
     """A round of each, as far as the engine can at the same time."""
-    yield from getattr(engine, "side_by_side", partial(map, engine))(states)
+    yield from getattr(engine, "side_by_side", partial(starmap, engine))(arms)
 
 
 @contextlib.contextmanager

@@ -15,12 +15,12 @@ from safari.config import Config, Plug
 from safari.data import DATASETS, PARTITIONS, Data, as_data
 from safari.engine.device import device_of
 from safari.errors import ConfigError, PruneError, SafariError, TrustError, brief
+from safari.federation.algorithm import running_average_of
 from safari.kinds import Kind
 from safari.links import LINKS, PACKET_LINKS, Link, PacketLink, link_contract
 from safari.models import MODELS
 from safari.plugins import check_options
 from safari.pruning import POLICIES, PRUNERS, MaskPolicy, Pruner, as_pruner, for_task
-from safari.rounds.half import running_average_of
 from safari.sampling import SAMPLINGS, Sampling
 from safari.tasks import TASKS, Task
 from safari.training import CLIENTS, ClientAlgorithm

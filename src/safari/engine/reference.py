@@ -8,57 +8,55 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from safari.engine.clients import put_rows, sent_mask, side_of
-from safari.engine.closing import close_round
-from safari.engine.opening import Opening, open_round
-from safari.engine.state import State
+from safari.engine.clients import Arriving, put_rows, sent_mask, side_of
+from safari.engine.codec import RoundCodec
+from safari.engine.measure import Round, Stopwatch, Testing, end_round
+from safari.engine.network import deliver
 from safari.engine.world import World
-from safari.rounds.arrivals import Uploads
-from safari.runs.measure import Stopwatch
-from safari.runs.record import RoundRecord
+from safari.federation import Broadcast, Federation, State, Tensors, begin
 from safari.training import ClientSide, Trained, train_local
 
 
-def prepare(world: World) -> Callable[[State], tuple[State, RoundRecord, dict[str, float]]]:
+def prepare(world: World) -> Callable[[Federation, State], Round]:
     """The engine for one world; there is nothing to prepare."""
     return partial(run_round, world)
 
 
-def run_round(world: World, state: State) -> tuple[State, RoundRecord, dict[str, float]]:
+def run_round(world: World, fed: Federation, state: State) -> Round:
     """One round: the next state, the round's record, and the seconds each part took."""
-    watch, t = Stopwatch(world.device), state.round
+    watch, before = Stopwatch(world.device), state
 
     # 1. The server broadcasts x; the network decides whom that reaches, and whose answer will arrive.
-    opening = open_round(world, state)
-    x, masks, codec = opening.model, opening.masks, opening.codec
+    state, sent = begin(fed, state)
+    delivery, state = deliver(world, state, fed.rule, sent.draw.clients)
+    codec = RoundCodec.of(world, state, sent)
 
     # 2. Each client that received it computes a mask on it and trains inside the mask (Algorithm 2).
-    uploads, clients = Uploads(), state.clients
-    for client in opening.training:
-        mask, votes = world.client_mask(masks, x, client, t)
+    uploads, clients = Arriving(world, sent, delivery.arriving), state["client"]
+    for client in delivery.hear:
+        mask, votes = world.client_mask(sent.masks, sent.model, client, sent.round)
         watch.lap("mask")
-        trained = train(world, x, mask, client, t, side_of(world, clients, opening.down, [client]))
+        side = side_of(world, clients, sent.along, [client])
+        trained = train(world, sent.model, mask, client, sent.round, side)
         # A client keeps what it has learned, whether or not its upload arrives.
         clients = put_rows(world, clients, trained.state, [client])
         watch.lap("train")
         # 3. The uplink delivers it, or does not.
-        if opening.answered[client]:
-            sent = sent_mask(world, mask)
-            model = codec.up([client], trained.model[None], sent[None])
-            uploads.add(client, model[0], sent, trained.loss, trained.up, votes)
+        if client in delivery.arriving:
+            kept = sent_mask(world, mask)[None]
+            model = codec.up([client], trained.model[None], kept)
+            loss = sent.model.new_tensor([trained.loss])
+            uploads.add([client], model, kept, loss, trained.up, None if votes is None else votes[None])
             watch.lap("wire")
 
     # 4. The server lets arrivals stand in for the missing, and averages (Algorithm 3).
-    return close_round(
-        world,
-        opening,
-        uploads.stacked(x, None if masks.shared is None else sent_mask(world, masks.shared)),
-        clients,
-        watch,
-        test=partial(world.scores, t=t),
-        test_clients=world.client_scores,
-        everyone=partial(everyone, world, opening),
+    tests = Testing(
+        model=partial(world.scores, t=sent.round),
+        clients=world.client_scores,
+        everyone=partial(everyone, world, before["client"], sent),
     )
+    state = state.put("client", clients)
+    return end_round(world, fed, before, state, sent, uploads.uploads(delivery.hear), codec, tests, watch)
 
 
 def train(
@@ -84,14 +82,12 @@ def train(
     )
 
 
-def everyone(world: World, opening: Opening, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
+def everyone(world: World, state: Tensors, sent: Broadcast, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
     """The models and masks of these clients in the round, whatever the network does to them."""
-    state, x = opening.state, opening.model
-    kept = [world.client_mask(opening.masks, x, client, state.round)[0] for client in clients]
+    x, t = sent.model, sent.round
+    kept = [world.client_mask(sent.masks, x, client, t)[0] for client in clients]
     models = [
-        train(
-            world, x, mask, client, state.round, side_of(world, state.clients, opening.down, [client])
-        ).model
+        train(world, x, mask, client, t, side_of(world, state, sent.along, [client])).model
         for client, mask in zip(clients, kept, strict=True)
     ]
     return torch.stack(models), torch.stack(kept)

@@ -26,7 +26,7 @@ def rehearse(world: World, rule: Compensation) -> None:
     sizes = world.client.sends(world.layout.parameters)
     up = {name: world.start.new_zeros(len(ids), size) for name, size in sizes.items()}
     models = world.start + 0.01 * noise.to(world.device)
-    world.server(rule).step_stacked(ids, models, cohort, up=up, lr=world.lr(0))
+    world.federation(rule).server().step_stacked(ids, models, cohort, up=up, lr=world.lr(0))
 
 
 def rehearse_task(world: World) -> None:

@@ -15,9 +15,11 @@ from safari.engine.clients import sent_mask, side_of
 from safari.engine.codec import RoundCodec
 from safari.engine.parts import load_data
 from safari.engine.reference import train
-from safari.engine.state import State, from_saved, initial, to_saved
+from safari.engine.state import from_saved, initial, to_saved
 from safari.engine.world import World
 from safari.errors import ConfigError, RunError, one_of
+from safari.federation import State, masks_of
+from safari.federation.algorithm import vectors_along
 from safari.rounds.resume import meaning, refuse_changes
 from safari.runs import RunFolder
 from safari.runs.files import write_atomically
@@ -52,20 +54,20 @@ def next_upload(run: RunFolder, arm: str | None = None, client: int = 0) -> Uplo
     config = replace(config.for_arm(arms[name]), arms=(replace(arms[name], rule=Plug("drop")),))
     world = assemble(config, config.seed, load_data(config))
     saved = replace(saved, facts={**saved.facts, "config": meaning(config, name)})
-    rule = world.rules[name]
+    fed = world.federation(world.rules[name])
     if run.is_federation:
         # Its checkpoints are the server's: links, and what clients keep to themselves, are taken as at first.
-        first = to_saved(initial(world, rule), world, trial)
+        first = to_saved(initial(world, fed), world, trial)
         saved = replace(saved, tensors={**first.tensors, **saved.tensors})
-    return upload_of(world, from_saved(saved, world, rule, trial), client)
+    return upload_of(world, from_saved(saved, world, fed, trial), client)
 
 
 def upload_of(world: World, state: State, client: int) -> Upload:
     """What a client would send in the round that follows a state."""
-    t, x = state.round, state.server.model
-    masks, _ = world.masks(state.policy, x, t)
+    t, x, fed = state.round, state.model, world.federation()
+    masks, _ = masks_of(fed, state, x)
     mask, _ = world.client_mask(masks, x, client, t)
-    side = side_of(world, state.clients, world.down(state.server), [client])
+    side = side_of(world, state["client"], vectors_along(world.client, state["algorithm"]), [client])
     model = train(world, x, mask, client, t, side).model
     codec, shapes = RoundCodec(world, x, t, masks), tuple(e.shape for e in world.layout.entries)
     return Upload(model.cpu().numpy(), sent_mask(world, mask).cpu().numpy(), codec.shared, shapes)

@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from safari.engine.clients import put_rows, sent_mask, side_of
-from safari.engine.closing import close_round
+from safari.engine.clients import Arriving, put_rows, sent_mask, side_of
+from safari.engine.codec import RoundCodec
 from safari.engine.group_steps import GroupSteps, GroupTraining, Inputs, ReplayableSteps
-from safari.engine.opening import Opening, open_round
+from safari.engine.measure import Round, Stopwatch, Testing, end_round
+from safari.engine.network import deliver
 from safari.engine.reference import train
 from safari.engine.stack.compile_policy import FORECAST, compiles
 from safari.engine.stack.cpu import TURNS, Tester, keep_freed_memory, pool_for, stacked_at_once
@@ -39,13 +40,10 @@ from safari.engine.stack.random_state import RandomState
 from safari.engine.stack.sample_draws import Draws, step_by_step
 from safari.engine.stack.thread_pool import ThreadPool, finished, threads
 from safari.engine.stack.trial import picture_format
-from safari.engine.state import State
 from safari.engine.world import World
+from safari.federation import Broadcast, Federation, State, Tensors, begin
+from safari.federation.forms import index_of
 from safari.pruning import Masks
-from safari.rounds.arrivals import Arrived, index_of
-from safari.rounds.beside import rounded
-from safari.runs.measure import Stopwatch
-from safari.runs.record import RoundRecord
 from safari.sampling import SAMPLINGS
 from safari.training import CLIENTS, ClientSide
 
@@ -54,7 +52,6 @@ _TRIAL_SAMPLES = 8
 
 T = TypeVar("T")
 
-Round = tuple[State, RoundRecord, dict[str, float]]
 # Waits for a group's training; also the seconds from the first start to the end.
 Training = Callable[[], "tuple[GroupTraining, float]"]
 
@@ -123,74 +120,79 @@ class Vectorised:
         """One line about the way taken, when it is not the fast one."""
         return f"{_SLOWER[self.stack.way]} ({self.stack.why})" if self.stack.why else ""
 
-    def __call__(self, state: State) -> Round:
+    def __call__(self, fed: Federation, state: State) -> Round:
         """One round; see `reference.run_round`, whose steps these are."""
-        (found,) = self.side_by_side([state])
+        (found,) = self.side_by_side([(fed, state)])
         return found
 
-    def side_by_side(self, states: Sequence[State]) -> Iterator[Round]:
+    def side_by_side(self, arms: Sequence[tuple[Federation, State]]) -> Iterator[Round]:
         """A round of each arm, in order. While one arm's models are averaged and tested, a thread pool trains the
         clients of the next; what comes out is the same as without the others.
         """
         if self._pool is None:
-            for state in states:
-                yield from finished([self._round(state)])
+            for fed, state in arms:
+                yield from finished([self._round(fed, state)])
             return
         # torch's own threads go on spinning for a while, on the cores that the thread pool needs next.
         with threads(1):
             try:
-                yield from finished([self._round(state) for state in states])
+                yield from finished([self._round(fed, state) for fed, state in arms])
             finally:
                 self._pool.drop()
 
-    def _round(self, state: State) -> Generator[None, None, Round]:
+    def _round(self, fed: Federation, state: State) -> Generator[None, None, Round]:
         """Stops wherever it would have to wait for the thread pool."""
-        world, t = self.world, state.round
+        world, t, before = self.world, state.round, state
         watch = Stopwatch(world.device)
-        opening = open_round(world, state)
-        x, masks, codec = opening.model, opening.masks, opening.codec
-        arriving = [client for client in opening.training if opening.answered[client]]
+        state, sent = begin(fed, state)
+        delivery, state = deliver(world, state, fed.rule, sent.draw.clients)
+        codec, arriving = RoundCodec.of(world, state, sent), set(delivery.arriving)
         # Nobody sees anything of an upload that is lost, unless its client remembers what it did.
-        training = opening.training if world.client.keeps_state else arriving
+        training = delivery.hear if world.client.keeps_state else delivery.arriving
         watch.lap("mask")
 
         def work(group: Sequence[int]) -> tuple[Tensor, Tensor | None, Training]:
-            kept, votes = self._masks(masks, x, group, t)
+            kept, votes = self._masks(sent.masks, sent.model, group, t)
             watch.lap("mask")
-            side = side_of(world, state.clients, opening.down, group)
-            return kept, votes, self._begin(x, kept, group, t, side)
+            side = side_of(world, before["client"], sent.along, group)
+            return kept, votes, self._begin(sent.model, kept, group, t, side)
 
-        uploads, clients = StackedUploads(world, x, arriving, masks), state.clients
+        uploads, clients = Arriving(world, sent, delivery.arriving), before["client"]
         for group, (kept, votes, training_of) in self._in_groups(training, work):
             yield
             found, seconds = training_of()
             watch.charge("train", seconds)
             clients = put_rows(world, clients, found.state, group)
-            arrives = [row for row, client in enumerate(group) if opening.answered[client]]
+            arrives = [row for row, client in enumerate(group) if client in arriving]
             ids, here = [group[row] for row in arrives], index_of(arrives)
-            sent = sent_mask(world, kept if len(kept) == 1 else kept[here])
-            uploads.add(ids, codec.up(ids, found.models[here], sent), sent, found, votes, here)
+            own = sent_mask(world, kept if len(kept) == 1 else kept[here])
+            uploads.add(
+                ids,
+                codec.up(ids, found.models[here], own),
+                own,
+                found.losses[here],
+                {name: vectors[here] for name, vectors in found.up.items()},
+                None if votes is None else votes[here],
+            )
             watch.lap("wire")
 
-        return close_round(
-            world,
-            opening,
-            uploads.stacked(),
-            clients,
-            watch,
-            test=partial(world.scores, t=t, memory_format=self._test_format, tester=self._tester),
-            test_clients=partial(world.client_scores, memory_format=self._test_format, tester=self._tester),
-            everyone=partial(self._everyone, opening),
+        testing = Testing(
+            model=partial(world.scores, t=t, memory_format=self._test_format, tester=self._tester),
+            clients=partial(world.client_scores, memory_format=self._test_format, tester=self._tester),
+            everyone=partial(self._everyone, before["client"], sent),
         )
+        state = state.put("client", clients)
+        got = uploads.uploads(delivery.hear)
+        return end_round(world, fed, before, state, sent, got, codec, testing, watch)
 
-    def _everyone(self, opening: Opening, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def _everyone(self, state: Tensors, sent: Broadcast, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The models and masks of these clients in the round, whatever the network does to them."""
-        world, state, x, masks = self.world, opening.state, opening.model, opening.masks
+        world, t, x, masks = self.world, sent.round, sent.model, sent.masks
 
         def work(group: Sequence[int]) -> tuple[Tensor, Tensor]:
-            kept, _ = self._masks(masks, x, group, state.round)
-            side = side_of(world, state.clients, opening.down, group)
-            return self._train(x, kept, group, state.round, side).models, kept
+            kept, _ = self._masks(masks, x, group, t)
+            side = side_of(world, state, sent.along, group)
+            return self._train(x, kept, group, t, side).models, kept
 
         row = {client: k for k, client in enumerate(clients)}
         models = x.new_empty((len(clients), world.layout.size))
@@ -409,49 +411,6 @@ class Vectorised:
             {n: torch.cat([one.state[n] for one in found]) for n in found[0].state},
             {n: torch.cat([one.up[n] for one in found]) for n in found[0].up},
         )
-
-
-class StackedUploads:
-    """What arrives in a round, group by group, into rows in the order of the arriving clients."""
-
-    def __init__(self, world: World, x: Tensor, arriving: Sequence[int], masks: Masks):
-        self._ids, self._row = list(arriving), {client: row for row, client in enumerate(arriving)}
-        self._models = x.new_empty((len(arriving), len(x)))
-        self._losses = x.new_empty(len(arriving))
-        self._shared = masks.shared is not None
-        if masks.shared is not None:
-            self._masks = sent_mask(world, masks.shared)[None]
-        else:
-            self._masks = x.new_empty(self._models.shape, dtype=torch.bool)
-        self._up: dict[str, Tensor] = {}
-        self._votes = x.new_empty(self._models.shape) if masks.votes is not None else None
-
-    def add(
-        self,
-        ids: Sequence[int],
-        models: Tensor,
-        masks: Tensor,
-        found: GroupTraining,
-        votes: Tensor | None,
-        here: slice | list[int],
-    ) -> None:
-        """Note a group's uploads: those of its clients `ids`, which are its rows `here`."""
-        if not ids:
-            return
-        rows = index_of([self._row[client] for client in ids])
-        self._models[rows], self._losses[rows] = models, found.losses[here]
-        if not self._shared:
-            self._masks[rows] = masks
-        for name, vectors in found.up.items():
-            if name not in self._up:
-                self._up[name] = vectors.new_empty((len(self._ids), *vectors.shape[1:]))
-            self._up[name][rows] = vectors[here]
-        if self._votes is not None and votes is not None:
-            self._votes[rows] = rounded(votes[here])
-
-    def stacked(self) -> Arrived:
-        """All of them."""
-        return Arrived(self._ids, self._models, self._masks, self._losses, self._up, self._votes)
 
 
 def _together(found: Sequence[tuple[GroupTraining, float, float]]) -> tuple[GroupTraining, float]:

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from safari.aggregation import Compensation, Gate, Server, ServerStep
+from safari.aggregation import Compensation, Gate, ServerStep
 from safari.config import Config
 from safari.data import Augmentation, Data
+from safari.federation import Federation, State, cohort, masks_of
 from safari.links import Link, PacketLink, Setting
 from safari.models import Layout
 from safari.pruning import (
@@ -20,18 +21,14 @@ from safari.pruning import (
     Batch,
     Budget,
     MaskPolicy,
-    MaskRound,
     Masks,
     Pruner,
     compute_mask,
     settled_mask,
 )
-from safari.pruning.policy import State as PolicyState
-from safari.rounds.half import algorithm_step, vectors_along
 from safari.rounds.masks import budget_of, mask_and_votes, masked_gradient, sparsity_of
-from safari.rounds.rate import learning_rate
-from safari.sampling import Draw, Sampling, SamplingRound
-from safari.sampling import State as SamplingState
+from safari.rounds.rate import adapted_levels, learning_rate
+from safari.sampling import Sampling
 from safari.seeds import derive, generator, torch_generator
 from safari.tasks import Task, Units
 from safari.training import ClientAlgorithm, Known, draw_batches, evaluate, gather_norms
@@ -70,6 +67,29 @@ class World:
     # Those of the labels, where models learn them standardised.
     units: Units | None = None
 
+    def federation(self, rule: Compensation | None = None) -> Federation:
+        """The server's side with one of the rules; by default with that of the first arm."""
+        config = self.config
+        return Federation(
+            model=self.start,
+            clients=len(self.parts),
+            layout=self.layout,
+            rounds=config.rounds,
+            seed=self.seed,
+            rule=next(iter(self.rules.values())) if rule is None else rule,
+            gate=self.gate,
+            steps=self.server_steps,
+            algorithm=self.client,
+            policy=self.policy,
+            sampling=self.sampling,
+            cohort=config.cohort,
+            weights=self.client_weights,
+            lr=self.lr,
+            budget=self.budget,
+            score=None if self.pruner.needs_data else self.score_mask,
+            levels=None if config.wire.adapt == "none" else partial(adapted_levels, config.wire),
+        )
+
     def setting(self, direction: str) -> Setting:
         """What a link may know."""
         return Setting(len(self.parts), self.label_counts, generator(self.seed, direction))
@@ -92,16 +112,10 @@ class World:
     def _budgets(self) -> dict[float, Budget]:
         return {}
 
-    def masks(self, policy: PolicyState, x: Tensor, t: int) -> tuple[Masks, PolicyState]:
-        """The masks of round t on the global model x, from the policy's state; and its next state."""
-        score = None if self.pruner.needs_data else partial(self.score_mask, x, t)
-        rng = generator(self.seed, "policy", t)
-        view = MaskRound(t, self.config.rounds, x, self.layout, self.budget(t), rng, score)
-        return self.policy.apply(policy, view)
-
     def first_masks(self, x: Tensor, t: int) -> Masks:
         """The masks of round t on a model, by a policy that has no past."""
-        return self.masks(dict(self.policy.init(self.layout, self.device)), x, t)[0]
+        first = State(t, {"policy": self.policy.init(self.layout, self.device)})
+        return masks_of(self.federation(), first, x)[0]
 
     def mask(self, x: Tensor, client: int, t: int) -> Tensor:
         """A client's mask of such a round."""
@@ -160,23 +174,6 @@ class World:
         """The gradient of a client's loss at the masked global model: see `masked_gradient`."""
         batch = self.samples(self.pruning_draw(client, t))
         return masked_gradient(self.fresh_module(), self.layout, x, masks.base, batch, self.task)
-
-    def server(self, rule: Compensation) -> Server:
-        """The server before the first round."""
-        return Server.start(
-            self.start,
-            len(self.parts),
-            rule,
-            weights=self.client_weights,
-            parameters=self.layout.parameters,
-            steps=self.server_steps,
-            gate=self.gate,
-            algorithm=algorithm_step(self.client, len(self.parts), self.layout.parameters),
-        )
-
-    def down(self, server: Server) -> Mapping[str, Tensor]:
-        """What travels with the broadcast beside the model."""
-        return vectors_along(self.client, server.algorithm_state)
 
     def fresh_module(self) -> nn.Module:
         """The scratch module without what the last client's training counted in it.
@@ -253,19 +250,12 @@ class World:
             found.append(scores[self.task.score])
         return found
 
-    def sample(self, state: SamplingState, t: int) -> tuple[Draw, SamplingState]:
-        """Who is asked in round t, from the sampling's state; and its next state."""
-        size, rng = self.config.cohort or len(self.parts), generator(self.seed, "cohort", t)
-        return self.sampling.apply(state, SamplingRound(t, size, self._sampling_weights, rng))
-
-    @cached_property
-    def _sampling_weights(self) -> np.ndarray:
-        return np.array(self.client_weights or np.ones(len(self.parts)), np.float64)
-
     def cohort(self, t: int) -> list[int]:
         """Who is asked in round t, ascending, by a sampling that has learned nothing before it."""
-        first = self.sampling.init(len(self.parts), self.layout.parameters, self.device)
-        return list(self.sample(first, t)[0].clients)
+        first = State(
+            t, {"sampling": self.sampling.init(len(self.parts), self.layout.parameters, self.device)}
+        )
+        return list(cohort(self.federation(), first)[0].clients)
 
     def training_draw(self, client: int, t: int) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
         """Which samples a client sees in round t, `int64[steps, batch]`, and the draws of its augmentation,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from safari.aggregation import Server
 from safari.config import Config
 from safari.errors import ConfigError
+from safari.federation.algorithm import vectors_along
 from safari.flower.protocol import OWN, SCORED, SHARED, WORKED_OUT
 from safari.models import Layout
 from safari.pruning import (
@@ -29,7 +30,6 @@ from safari.pruning import (
     compute_mask,
 )
 from safari.pruning.policies.regrow import GradientVotes, OwnMask, Steepest
-from safari.rounds.half import vectors_along
 from safari.rounds.masks import as_received, budget_of, sparsity_of
 from safari.rounds.rate import learning_rate
 from safari.runs.elsewhere import decided, undecided

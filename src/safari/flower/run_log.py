@@ -9,13 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from torch import Tensor
 
-from safari.aggregation import Outcome, Server, to_tensors
+from safari.aggregation import Server, to_tensors
 from safari.config import Config
 from safari.errors import RunError, SafariError
+from safari.federation.record import finite
 from safari.flower.broadcast import Broadcast
 from safari.flower.collect import Collected
 from safari.flower.roster import Roster
@@ -28,9 +30,8 @@ from safari.runs import RunFolder, Saved, Trial, read_checkpoint, seeds_of, spac
 from safari.runs.elsewhere import decided, undecided
 from safari.runs.environment import environment
 from safari.runs.folder import FAILURE
-from safari.runs.measure import Facts, MaskCount, record_of
+from safari.runs.metrics import CLASSIFICATION, metrics_text
 from safari.runs.metrics import FILE as METRICS_FILE
-from safari.runs.metrics import metrics_text
 from safari.runs.record import RoundRecord
 from safari.sampling import SAMPLINGS, Sampling, uniform
 from safari.text import utc_now, visible
@@ -214,55 +215,31 @@ class RunLog:
         self.run.write("summary.json", json.dumps(summarise(self.run), indent=2) + "\n")
 
 
-def round_record(
-    layout: Layout,
-    sent: Broadcast,
-    collected: Collected,
-    outcome: Outcome,
-    before: Tensor,
-    after: Tensor,
-    resumed: bool,
-    kept: tuple[Tensor, Tensor] | None = None,
-) -> RoundRecord:
-    """A round's record, as our engines write it, and beside it what only a real network has.
+def round_record(record: RoundRecord, sent: Broadcast, collected: Collected, resumed: bool) -> RoundRecord:
+    """A round's record with what a transport knows, and beside it what only a real network has.
 
     `reasons` says why each of the missing is; `nodes` which node was which client, and `names` what its operator
     calls it; `ignored` names replies
     that belong to nobody; `resumed` marks the first round of a process that found a checkpoint; `evaluation`
-    says who was asked to test the new model, where anybody was. `kept`: the announced masks of the round before
-    and of this one.
+    says who was asked to test the new model, where anybody was.
     """
-    masks = MaskCount(layout)
-    arrived = [collected.replies[seat] for seat in outcome.arrived]
-    for reply in arrived:
-        masks.add(reply.mask)
+    arrived = [collected.replies[seat] for seat in record.arrived]
+    # Losses that clients state are for the record alone.
     losses = [reply.metrics.loss for reply in arrived if reply.metrics.loss is not None]
-    sizes = {"up": _mean([r.size for r in arrived]), "down": float(sent.size)}
-    record = record_of(
-        layout,
-        Facts(
-            round=sent.instructions.round,
-            trained=collected.trained,
-            outcome=outcome,
-            losses=losses,
-            masks=masks,
-            sizes=sizes,
-            modes=dict(sorted(Counter(reply.mode for reply in arrived).items())),
-            before=before,
-            after=after,
-            kept=kept,
-        ),
-    )
-    reasons = {**collected.reasons, **outcome.refused}
-    return replace(
+    reasons = {**collected.reasons, **record.refused}
+    record = replace(
         record,
+        metrics=dict.fromkeys(CLASSIFICATION.names),
+        train_loss=finite(fmean(losses)) if losses else None,
+        bytes={"up": _mean([r.size for r in arrived]), "down": float(sent.size)},
+        modes=dict(sorted(Counter(reply.mode for reply in arrived).items())),
         reasons={seat: reasons[seat] for seat in sorted(reasons)},
         nodes={seat: str(node) for seat, node in collected.nodes.items()},
         names=collected.roster.names_of(collected.cohort),
         ignored=tuple(collected.ignored),
         resumed=resumed,
-        extra={"evaluation": None},
     )
+    return record.with_extra(evaluation=None)
 
 
 def _text(config: Config) -> str:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,10 +21,13 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor, nn
 
-from safari.aggregation import GATES, RULES, Compensation, Outcome, Server
+from safari.aggregation import GATES, RULES, Compensation, Server
 from safari.aggregation.steps import steps_of
 from safari.config import Config
 from safari.errors import ConfigError, RunError, SafariError
+from safari.federation import Broadcast as Sent
+from safari.federation import Federation, State, Uploads, finish
+from safari.federation.algorithm import running_average_of
 from safari.flower.arrays import dense_record, dense_vector, others_of, state_names
 from safari.flower.broadcast import Broadcast, broadcast
 from safari.flower.chain import Downloads
@@ -44,9 +48,9 @@ from safari.flower.selection import Selection, select, select_drawn
 from safari.flower.settings import check_arguments, settings
 from safari.flower.text import last_line
 from safari.models import Layout
-from safari.pruning import PRUNERS, Batch
-from safari.rounds.arrivals import Arrived, Uploads, learned, noted
-from safari.rounds.half import algorithm_step, running_average_of
+from safari.pruning import PRUNERS, Batch, Masks
+from safari.rounds.beside import rounded
+from safari.rounds.masks import budget_of, sparsity_of
 from safari.rounds.rate import learning_rate
 from safari.runs.record import RoundRecord
 from safari.sampling import SAMPLINGS, Draw, SamplingRound
@@ -152,6 +156,7 @@ class SafariStrategy(Strategy):
         plug = self.config.sampling
         self._sampling = SAMPLINGS.build(plug.name, plug.options)
         self._sampled = self._sampling.init(clients, self.layout.parameters, torch.device("cpu"))
+        self._fed = self._federation()
         self._handed_in: Tensor | None = None
         self._downloads = Downloads(download) if download in tuple(ValueMode) else None
         self._sent: Broadcast | None = None
@@ -290,7 +295,7 @@ class SafariStrategy(Strategy):
         """Sort the replies, let arrivals stand in for the missing, average."""
         if self._sent is None:
             raise SafariError("aggregate_train needs a round that configure_train has begun")
-        sent, before = self._sent, self.server.model
+        sent = self._sent
         weighted = self.config.aggregation.weights == "samples"
         replies, deliveries = self._deliveries(list(replies), sent)
         collected = collect(
@@ -318,67 +323,86 @@ class SafariStrategy(Strategy):
         # Nobody was there to be asked: the round is lost, and no client's fault.
         cohort = collected.cohort or tuple(range(self.config.clients))
         self._note_downloads(collected)
-        outcome = self._step(server, sent.plan, collected, cohort)
-        outcome = replace(outcome, refused={**collected.refused, **outcome.refused})
-        masks = self._announced(sent.plan)
-        self._line = round_record(
-            self.layout, sent, collected, outcome, before.cpu(), self.server.model.cpu(), self._resumed, masks
-        )
-        drawn = self._chosen.shares(cohort, collected.nodes)
-        if drawn is not None:
-            self._line = self._line.with_extra(shares={str(seat): share for seat, share in drawn.items()})
+        record = self._step(server, sent.plan, collected, cohort)
+        self._line = round_record(record, sent, collected, self._resumed)
         self._mask = sent.plan.base
         if self.datagrams is not None and deliveries is not None:
             blocks = blocks_record(deliveries, collected.nodes)
             self._line = self._line.with_extra(blocks=blocks, datagrams=self.datagrams.counts)
         self._resumed = False
-        self._evaluation = Evaluation({collected.nodes[seat]: seat for seat in outcome.arrived})
+        self._evaluation = Evaluation({collected.nodes[seat]: seat for seat in record.arrived})
         self._tell()
-        arrived = [collected.replies[seat].metrics for seat in outcome.arrived]
+        arrived = [collected.replies[seat].metrics for seat in record.arrived]
         return self.arrays, mean_metrics(arrived)
 
-    def _step(self, server: Server, plan: Plan, collected: Collected, cohort: Sequence[int]) -> Outcome:
-        """Average what came, and let the mask policy learn from it."""
-        uploads, replies, before = Uploads(), collected.replies, server.model.cpu()
-        for seat, reply in replies.items():
-            up = {name: vector[None] for name, vector in reply.up.items()}
-            # What did not come is the global model's, so that nobody learns from it.
-            model = reply.vector if reply.came is None else torch.where(reply.came, reply.vector, before)
-            # A loss that a client states is for the record, and no number of the round's.
-            uploads.add(seat, model, reply.mask, math.nan, up, reply.votes)
-        # A mask that has to be the announced one stands for all; plain arrays may have left it.
-        arrived = uploads.stacked(before, plan.shared if self.upload == "frame" else None)
-        came = None
+    def _federation(self) -> Federation:
+        config, client = self.config, self._methods.client
+        gate = config.aggregation.gate
+        return Federation(
+            model=self._first,
+            clients=config.clients,
+            layout=self.layout,
+            rounds=config.rounds,
+            seed=config.seed,
+            rule=self.rule,
+            gate=GATES.build(gate.name, gate.options),
+            steps=steps_of(
+                [(plug.name, plug.options) for plug in config.aggregation.steps],
+                running_average_of(client, config.aggregation.average),
+            ),
+            algorithm=client,
+            policy=None if config.policy.name == STATIC else self._methods.policy,
+            sampling=self._sampling,
+            cohort=config.cohort,
+            weights=None,
+            lr=partial(learning_rate, config),
+            budget=lambda t: budget_of(self.layout, config.pruning, sparsity_of(config.pruning, t)),
+        )
+
+    def _step(self, server: Server, plan: Plan, collected: Collected, cohort: Sequence[int]) -> RoundRecord:
+        """Average what came, and let the mask policy and the sampling learn from it."""
+        replies, x = collected.replies, server.model.cpu()
+        masks = torch.stack([reply.mask for reply in replies.values()]) if replies else x.bool()[None][:0]
+        votes = [reply.votes for reply in replies.values() if reply.votes is not None]
+        received = None
         if any(reply.came is not None for reply in replies.values()):
             rows = [torch.ones_like(r.mask) if r.came is None else r.came for r in replies.values()]
-            came = torch.stack(rows)
-        self._server, outcome = server.step_stacked(
-            arrived.ids,
-            arrived.models,
-            cohort,
-            arrived.masks,
-            came,
-            same_mask=self._same_mask(plan, arrived),
-            up=arrived.up,
-            lr=learning_rate(self.config, server.round),
+            received = torch.stack(rows)
+        # A mask that has to be the announced one stands for all; plain arrays may have left it.
+        if plan.shared is not None and self.upload == "frame":
+            masks = plan.shared[None]
+        names = next((reply.up.keys() for reply in replies.values()), ())
+        got = Uploads(
+            asked=cohort,
+            ids=list(replies),
+            models=torch.stack([r.vector for r in replies.values()]) if replies else x.new_empty((0, len(x))),
+            masks=masks,
+            received=received,
+            along={name: torch.stack([reply.up[name] for reply in replies.values()]) for name in names},
+            votes=rounded(torch.stack(votes)) if votes else None,
+            same_mask=self._same_mask(plan, masks),
             shares=self._chosen.shares(cohort, collected.nodes),
-            in_place=True,
+            trained=collected.trained,
+            refused=collected.refused,
         )
-        self._sampled = noted(self._sampling, self._sampled, before, self.layout.parameters, outcome, arrived)
-        self._policy = learned(
-            self._methods.policy,
-            dict(plan.policy),
-            self.config.rounds,
-            self.layout,
-            self.server,
-            outcome,
-            arrived,
+        fed, announced = self._fed, {} if self._mask is None else {"mask": self._mask}
+        state = State(server.round, {"model": announced, "clients": {"weight": server.weights}})
+        state = fed.after(state, server).put("policy", plan.policy).put("sampling", self._sampled)
+        sent = Sent(
+            round=server.round,
+            lr=fed.lr(server.round),
+            model=plan.received(x),
+            masks=plan.masks or Masks(),
+            along=plan.down,
+            draw=Draw(tuple(cohort)),
         )
-        return outcome
+        state, record = finish(fed, state, sent, got)
+        self._server, self._policy, self._sampled = fed.server(state), state["policy"], state["sampling"]
+        return record
 
-    def _same_mask(self, plan: Plan, arrived: Arrived) -> bool:
+    def _same_mask(self, plan: Plan, masks: Tensor) -> bool:
         """Do all clients have one mask, those that are missing included?"""
-        if len(arrived.masks) != 1 and bool((arrived.masks[1:] != arrived.masks[:1]).any()):
+        if len(masks) != 1 and bool((masks[1:] != masks[:1]).any()):
             return False
         return self._one_mask(plan)
 
@@ -386,12 +410,6 @@ class SafariStrategy(Strategy):
         """Is every client asked for the same mask?"""
         by_model_alone = plan.masks is None and not PRUNERS[self.config.pruning.pruner].needs_data
         return plan.shared is not None or by_model_alone
-
-    def _announced(self, plan: Plan) -> tuple[Tensor, Tensor] | None:
-        """The announced masks of the round before and of this one; before the first everything is kept."""
-        if plan.base is None:
-            return None
-        return torch.ones_like(plan.base) if self._mask is None else self._mask, plan.base
 
     def _progress(self) -> Progress:
         return Progress(self.server, self.roster, self._policy, self._mask, self._sampled)
@@ -526,19 +544,8 @@ class SafariStrategy(Strategy):
         if initial is not None and len(initial):
             vector = dense_vector(initial, self.layout)
             self._others |= others_of(initial, self._names)
-        gate, client = self.config.aggregation.gate, self._methods.client
-        self._server = Server.start(
-            vector,
-            self.config.clients,
-            self.rule,
-            parameters=self.layout.parameters,
-            steps=steps_of(
-                [(plug.name, plug.options) for plug in self.config.aggregation.steps],
-                running_average_of(client, self.config.aggregation.average),
-            ),
-            gate=GATES.build(gate.name, gate.options),
-            algorithm=algorithm_step(client, self.config.clients, self.layout.parameters),
-        )
+        self._fed = replace(self._federation(), model=vector)
+        self._server = self._fed.server()
 
     def _take_over(self, arrays: ArrayRecord) -> None:
         """Go on with the model that a strategy around this one hands in; our own `start` hands in none."""

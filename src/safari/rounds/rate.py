@@ -1,9 +1,16 @@
-"""The learning rate of a round, as a config has it."""
+"""A round's learning rate and levels, as a config has them."""
 
 from __future__ import annotations
 
-from safari.config import Config
+import math
+
+from torch import Tensor
+
+from safari.config import Config, Wire
 from safari.training import lr_at
+from safari.wire import adaquant_levels
+from safari.wire.rounding import MOST_LEVELS
+from safari.wire.rounding.levels import qsgd_levels
 
 
 def learning_rate(config: Config, t: int) -> float:
@@ -24,3 +31,18 @@ def learning_rate(config: Config, t: int) -> float:
         factor=local.factor,
         horizon=local.horizon,
     )
+
+
+def adapted_levels(wire: Wire, losses: Tensor) -> int:
+    """How many levels the server announces for a round (AdaQuantFL), from the losses that were reported before.
+
+    `losses`: the first and the latest mean training loss, NaN before any was reported.
+
+    >>> import torch
+    >>> wire = Wire("qsgd", bits=4, adapt="loss")
+    >>> [adapted_levels(wire, torch.tensor(pair)) for pair in ([torch.nan, torch.nan], [2.0, 2.0], [2.0, 0.5])]
+    [7, 7, 14]
+    """
+    first, latest = losses.tolist()
+    levels = qsgd_levels(wire.bits)
+    return levels if math.isnan(first) else adaquant_levels(first, latest, levels, MOST_LEVELS)

@@ -124,7 +124,7 @@ def apart(config: dict[str, Any], **engine: Any) -> list[float]:
     found = []
     for (_, a, mine), (_, b, yours) in zip(play(ours), play(theirs), strict=True):
         assert {key: mine[key] for key in FATE} == {key: yours[key] for key in FATE}
-        found.append(float((a.server.model - b.server.model).norm() / b.server.model.norm()))
+        found.append(float((a.model - b.model).norm() / b.model.norm()))
     return found
 
 
@@ -250,11 +250,11 @@ def test_masks_in_bfloat16_are_near_those_in_float32(tmp_path, pruner, graph):
 
 @pytest.mark.gpu
 def test_data_on_the_host_give_the_same_on_a_gpu(monkeypatch):
-    here = [after.server.model for _, after, _ in play(CONFIG)]
+    here = [after.model for _, after, _ in play(CONFIG)]
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (1000, 10**9))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device=None: 0)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device=None: 0)
     assert not world_of(CONFIG).data.train_x.is_cuda
-    there = [after.server.model for _, after, _ in play(CONFIG)]
+    there = [after.model for _, after, _ in play(CONFIG)]
     for a, b in zip(here, there, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-4)

@@ -128,7 +128,8 @@ def fast_rules() -> dict[str, Compensation]:
     return (
         found
         | {f"safari+ {option}": RULES["safari+"](wait=0, **option) for option in options}
-        | {"mifa, idle": RULES["mifa"](idle=True)}
+        | {"mifa, idle": RULES["mifa"](idle=True), "mifa, rescaled": RULES["mifa"](rescale=True)}
+        | {f"known-p, {form}": RULES["known-p"](p=0.7, form=form) for form in ("normalised", "doubly-robust")}
     )
 
 
@@ -182,8 +183,8 @@ def test_all_blocks_at_once_are_what_one_by_one_gives(rule, pieces, monkeypatch)
             masks = masks[:1].expand_as(masks)
             models = models * masks
         given = (list(range(clients))[rows], models[rows], cohort, masks[rows], came[rows])
-        fast, outcome = server.step_stacked(*given, same_mask=shared)
-        plain, expected = replace(server, rule=slow).step_stacked(*given, same_mask=shared)
+        fast, outcome = server.step_stacked(*given, same_mask=shared, lr=1 / (t + 1))
+        plain, expected = replace(server, rule=slow).step_stacked(*given, same_mask=shared, lr=1 / (t + 1))
         torch.testing.assert_close(fast.model, plain.model, rtol=1e-5, atol=1e-6)
         assert outcome.part_stand_ins == expected.part_stand_ins
         assert outcome.stand_ins == expected.stand_ins

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
@@ -122,6 +124,11 @@ def test_known_p_divides_by_the_probability() -> None:
         ("few", {"clusters": 0}, "clusters must be at least 1, got 0"),
         ("few", {"clusters": 4}, "clusters must be at most the 3 clients, got 4"),
         ("known-p", {"p": 0.0}, "p must be above 0 and at most 1, got 0.0"),
+        (
+            "known-p",
+            {"form": "plane"},
+            "form must be one of doubly-robust, normalised, plain; got 'plane' (did you mean 'plain'?)",
+        ),
         ("known-p", {"p": []}, "p must hold at least one number, got an empty list"),
         (
             "known-p",
@@ -175,3 +182,70 @@ def test_a_memory_stays_inside_the_mask_that_the_client_had() -> None:
     torch.testing.assert_close(server.model, vector(3, 5 / 3))
     server, _ = server.step({0: vector(3, 5 / 3), 2: vector(3, 5 / 3)})
     torch.testing.assert_close(server.model, vector(3 + 3 / 3, 2 / 3 * 5 / 3))
+
+
+def story(clients: int = 4, rounds: int = 12) -> Iterator[tuple[float, list[int], np.ndarray]]:
+    """Of each round the learning rate, who arrives, and what all clients change."""
+    draw = np.random.default_rng(3)
+    for t in range(rounds):
+        arrived = [] if t in (4, 9) else np.flatnonzero(draw.random(clients) < 0.5).tolist()
+        yield 0.5 / (t + 1), arrived, draw.normal(size=(clients, 3))
+
+
+def play(server: Server) -> Iterator[tuple[Server, float, list[int], np.ndarray]]:
+    """The server after each round of the story, and what happened in it."""
+    for lr, arrived, changes in story():
+        models = server.model + torch.tensor(changes[arrived], dtype=torch.float32).reshape(-1, 3)
+        server, _ = server.step_stacked(arrived, models, lr=lr)
+        yield server, lr, arrived, changes
+
+
+def test_mifa_rescaled_is_a_table_of_updates_over_the_learning_rate() -> None:
+    """The paper's loop, which its authors' code has, too: x + η_t · mean of (x_i - x) / η of i's last round."""
+    table, x = np.zeros((4, 3)), np.zeros(3)
+    for after, lr, arrived, changes in play(
+        Server.start(torch.zeros(3), 4, RULES["mifa"](idle=True, rescale=True))
+    ):
+        table[arrived] = changes[arrived] / lr
+        x = x + lr * table.mean(0)
+        np.testing.assert_allclose(after.model.numpy(), x, atol=1e-5)
+
+
+def test_mifa_rescaled_in_parts_takes_each_number_at_its_own_rate() -> None:
+    server = Server.start(torch.zeros(2), 1, RULES["mifa"](rescale=True, idle=True))
+    server, _ = server.step_stacked([0], torch.tensor([[4.0, 4.0]]), lr=2.0)
+    half = torch.tensor([[True, False]])
+    # The first number moves by 5 - 4; the second by 4 / 2 · 1, what it moved by at a rate of 2.
+    server, _ = server.step_stacked([0], torch.tensor([[5.0, 9.0]]), came=half, lr=1.0)
+    assert server.model.tolist() == [5.0, 6.0]
+    server, _ = server.step_stacked([], torch.zeros(0, 2), lr=0.5)
+    assert server.model.tolist() == [5.5, 7.0]
+
+
+P = [1.0, 0.5, 0.25, 0.5]
+WEIGHTS = np.array([0.1, 0.2, 0.3, 0.4])
+
+
+def test_known_p_normalised_is_a_mean_with_weights_over_p() -> None:
+    x = np.zeros(3)
+    server = Server.start(
+        torch.zeros(3), 4, RULES["known-p"](p=P, form="normalised"), weights=WEIGHTS.tolist()
+    )
+    for after, _, arrived, changes in play(server):
+        if arrived:
+            x = x + np.average(changes[arrived], axis=0, weights=(WEIGHTS / P)[arrived])
+        np.testing.assert_allclose(after.model.numpy(), x, atol=1e-5)
+
+
+def test_known_p_doubly_robust_corrects_a_memory_without_bias() -> None:
+    x, memory = np.zeros(3), np.zeros((4, 3))
+    server = Server.start(
+        torch.zeros(3), 4, RULES["known-p"](p=P, form="doubly-robust"), weights=WEIGHTS.tolist()
+    )
+    for after, _, arrived, changes in play(server):
+        if arrived:
+            x = x + WEIGHTS @ memory
+            for i in arrived:
+                x = x + WEIGHTS[i] / P[i] * (changes[i] - memory[i])
+            memory[arrived] = changes[arrived]
+        np.testing.assert_allclose(after.model.numpy(), x, atol=1e-5)

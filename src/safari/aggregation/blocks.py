@@ -243,6 +243,7 @@ class _Arranged:
             masks=whole.masks[:, part][block.arrived],
             weights=whole.weights,
             same_mask=whole.same_mask,
+            lr=whole.lr,
             parameters=int(self.parameters[part.stop] - self.parameters[part.start]),
         )
 

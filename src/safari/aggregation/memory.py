@@ -32,8 +32,8 @@ def blank(clients: int, size: int, device: torch.device) -> State:
     }
 
 
-def remember(state: State, round: Round) -> State:
-    """The memory after a round: arrivals replace their rows, in place; the others age.
+def remember(state: State, round: Round, rate: float = 1.0) -> State:
+    """The memory after a round: arrivals replace their rows, in place; the others age. Updates are divided by `rate`.
 
     An update is taken inside the client's own mask, x_i - x where x_i is kept: on dense models this is the
     published rule, and it adds nothing to a weight that its client cut. Of buffers the value is stored, not
@@ -47,7 +47,10 @@ def remember(state: State, round: Round) -> State:
     at_once = max(1, _AT_ONCE // max(1, len(x)))
     for rows in (slice(start, start + at_once) for start in range(0, len(round.arrived), at_once)):
         ids, kept = round.arrived[rows], round.masks[rows]
-        updates = ((round.models[rows] - x) * kept).clamp_(-LARGEST, LARGEST)
+        updates = (round.models[rows] - x) * kept
+        if rate != 1:
+            updates[:, : round.parameters] /= rate
+        updates.clamp_(-LARGEST, LARGEST)
         if round.came is not None:
             came, heard = round.came[rows], (state["age"][ids] >= 0)[:, None]
             # Of buffers the model's own value.
@@ -61,8 +64,8 @@ def remember(state: State, round: Round) -> State:
     return state | {"age": age.index_fill(0, round.arrived, 0)}
 
 
-def recall(state: State, round: Round, clients: Tensor) -> Tensor:
-    """What these clients would have sent by memory, z_j = x + y_j inside j's last mask.
+def recall(state: State, round: Round, clients: Tensor, rate: float = 1.0) -> Tensor:
+    """What these clients would have sent by memory, z_j = x + rate · y_j inside j's last mask.
 
     A weight that all arrivals cut is cut, as in their mean: old masks would hold the support above the
     budget, so that masks never settle, and every round would cut trained weights. A client never heard is
@@ -72,7 +75,10 @@ def recall(state: State, round: Round, clients: Tensor) -> Tensor:
     base = x.clone()
     base[round.parameters :] = 0
     alive = round.kept
-    recalled = state["updates"][clients].add_(base)
+    recalled = state["updates"][clients]
+    if rate != 1:
+        recalled[:, : round.parameters] *= rate
+    recalled += base
     # Where all have one mask, the missing have it too: what came back since they were heard is unchanged.
     recalled *= alive if round.same_mask else state["kept"][clients] & alive
     recalled.clamp_(-LARGEST, LARGEST)

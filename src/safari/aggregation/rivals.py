@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,10 +18,11 @@ from safari.aggregation.rule import members, own, rule, shares
 from safari.aggregation.rules import check_pairs, stand_ins
 from safari.aggregation.similarity import common_cosines, cosines, tally
 from safari.bounds import at_least, positive_share, within
-from safari.errors import ConfigError, brief
+from safari.errors import ConfigError, brief, one_of
 
 # Of rounds and of clients: as many as a config may ask for. The product of two of them fits into an int64.
 _MOST = 10**9
+_FORMS = ("plain", "normalised", "doubly-robust")
 
 
 def stale() -> Compensation:
@@ -79,26 +81,36 @@ def fdms() -> Compensation:
     return rule(weigh, init, learn=learn)
 
 
-def mifa(*, idle: bool = False) -> Compensation:
+def mifa(*, idle: bool = False, rescale: bool = False) -> Compensation:
     """MIFA (2021): x + Σ_i w_i y_i, where y_i is client i's latest update, old or new (0 at first).
 
     Gu et al., "Fast Federated Learning in the Presence of Arbitrary Device Unavailability", NeurIPS 2021. `idle`:
     step from memory alone in rounds in which nobody arrives, as published; otherwise such a round is lost, as
-    with every other rule.
+    with every other rule. `rescale`: remember an update divided by the learning rate of its round, and take it times
+    that of the present one, as the paper and its authors' code do; only with `local.schedule` is this any different.
     """
+
+    def rate(round: Round) -> float:
+        # 0: the server was not told.
+        return (round.lr or 1.0) if rescale else 1.0
 
     def weigh(state: State, round: Round, sets: Tensor) -> Weights:
         missing = ~members(round, sets) if idle else _missing(round, sets)
-        return _recalling(round, own(round, sets), missing, lambda clients: recall(state, round, clients))
+        return _recalling(
+            round, own(round, sets), missing, lambda clients: recall(state, round, clients, rate(round))
+        )
 
-    return rule(weigh, blank, remember=remember, columns=COLUMNS)
+    def keep(state: State, round: Round) -> State:
+        return remember(state, round, rate(round))
+
+    return rule(weigh, blank, remember=keep, columns=COLUMNS)
 
 
 def fedvarp() -> Compensation:
     """FedVARP (2022): x + Σ_{i arrived} w̃_i (Δ_i - y_i) + Σ_j w_j y_j; w̃ sums to 1 over the arrivals."""
 
     def weigh(state: State, round: Round, sets: Tensor) -> Weights:
-        return _varp(round, sets, recall(state, round, round.cohort))
+        return _corrected(round, sets, shares(round, sets), recall(state, round, round.cohort))
 
     return rule(weigh, blank, remember=remember, columns=COLUMNS)
 
@@ -119,7 +131,8 @@ def cluster_fedvarp(*, clusters: int = 2) -> Compensation:
         return state["cluster"].clamp(0, clusters - 1)
 
     def weigh(state: State, round: Round, sets: Tensor) -> Weights:
-        return _varp(round, sets, recall(state, round, rows_of(state)[round.cohort]))
+        recalled = recall(state, round, rows_of(state)[round.cohort])
+        return _corrected(round, sets, shares(round, sets), recalled)
 
     def remember_means(state: State, round: Round) -> State:
         mine = rows_of(state)[round.arrived]
@@ -177,13 +190,22 @@ def fedau(*, cutoff: int = 50) -> Compensation:
     return rule(weigh, init, remember=remember)
 
 
-def known_p(*, p: float | Sequence[float] = 0.3) -> Compensation:
-    """An oracle that knows the links: x + Σ_{i arrived} w_i Δ_i / p_i (`p`: a number, or a repeated list)."""
+def known_p(
+    *, p: float | Sequence[float] = 0.3, form: Literal["plain", "normalised", "doubly-robust"] = "plain"
+) -> Compensation:
+    """An oracle that knows the links: x + Σ_{i arrived} w_i Δ_i / p_i (`p`: a number, or a repeated list).
+
+    `form`: `"plain"`, as above, which has no bias; `"normalised"` (Hájek): the weights w_i / p_i of the arrivals scaled
+    to sum to 1, which trades a little bias for less variance; `"doubly-robust"`: what arrived corrects what is
+    remembered, x + Σ_j w_j y_j + Σ_{i arrived} w_i (Δ_i - y_i) / p_i, with y_j the latest update of client j.
+    """
     values = [p] if isinstance(p, int | float) else list(p)
     for value in values:
         positive_share("p", value)
     if not values:
         raise ConfigError("p must hold at least one number, got an empty list")
+    if form not in _FORMS:
+        raise ConfigError(one_of("form", form, _FORMS))
 
     def init(clients: int, size: int, device: torch.device) -> State:
         if clients % len(values):
@@ -191,13 +213,20 @@ def known_p(*, p: float | Sequence[float] = 0.3) -> Compensation:
                 f"p must hold one number or a list whose length divides the {clients} clients; "
                 f"got {len(values)} numbers"
             )
-        whole = torch.tensor(values, dtype=torch.float64, device=device)
-        return {"p": whole.repeat(clients // len(values))}
+        known = {"p": torch.tensor(values, dtype=torch.float64, device=device).repeat(clients // len(values))}
+        return known | blank(clients, size, device) if form == "doubly-robust" else known
 
     def weigh(state: State, round: Round, sets: Tensor) -> Weights:
-        return Weights(own(round, sets) / state["p"][round.arrived].cpu())
+        a = own(round, sets) / state["p"][round.arrived].cpu()
+        if form == "plain":
+            return Weights(a)
+        if form == "normalised":
+            return Weights(a / torch.where(sets.any(1), a.sum(1), 1.0)[:, None])
+        return _corrected(round, sets, a, recall(state, round, round.cohort))
 
-    return rule(weigh, init)
+    if form != "doubly-robust":
+        return rule(weigh, init)
+    return rule(weigh, init, remember=remember, columns=COLUMNS)
 
 
 def few(*, heard: int = 2, clusters: int = 2) -> Compensation:
@@ -240,9 +269,9 @@ def _unions(masks: Tensor, cluster: Tensor, heard: Tensor) -> Tensor:
     return found
 
 
-def _varp(round: Round, sets: Tensor, recalled: Tensor) -> Weights:
-    """The variance-reduced form; `recalled` has a row for each of the cohort."""
-    a = shares(round, sets)
+def _corrected(round: Round, sets: Tensor, a: Tensor, recalled: Tensor) -> Weights:
+    """What is recalled of everybody, corrected by the arrivals, a_i (Δ_i - y_i); `recalled` has a row for each of
+    the cohort."""
     b = round.weights_on_host * sets.any(1, keepdim=True)
     b[:, members(round, sets.new_ones(1, sets.shape[1]))[0]] -= a
     return Weights(a, b, recalled)

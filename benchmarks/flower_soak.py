@@ -553,7 +553,7 @@ def outages(folder: Path, rounds: int, outage: float, deadline: float) -> dict:
     begin = time.monotonic()
     with Federation(folder, 3) as federation, federation.explained():
         records = bad_day(federation, folder / "run", rounds, outage, deadline)
-        log, keeper = federation.log("keeper"), federation.log("keeper").splitlines()
+        keeper = federation.log("keeper").splitlines()
     problems = [f"round {r['round']} has no arrivals" for r in records if not r["arrived"]]
     if [r["round"] for r in records] != list(range(1, rounds + 1)):
         problems.append(f"rounds are not 1 to {rounds}: {[r['round'] for r in records]}")
@@ -563,8 +563,6 @@ def outages(folder: Path, rounds: int, outage: float, deadline: float) -> dict:
         "arrived": sum(len(r["arrived"]) for r in records),
         "missing": sum(len(r["missing"]) for r in records),
         "resumed": [r["round"] for r in records if r["resumed"]],
-        "did not count": log.count("does not count"),
-        "waited": log.count("waiting for "),
         "keeper": [line for line in keeper if "starting again" in line or "is submitted" in line],
         "nodes": sorted({(client, node) for r in records for client, node in r["nodes"].items()}),
         "problems": problems,

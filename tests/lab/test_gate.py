@@ -20,6 +20,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import httpx
@@ -37,8 +38,9 @@ from flwr.proto.fleet_pb2 import (
 from flwr.proto.message_pb2 import Message, Metadata
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, generate_key_pairs, public_key_to_bytes
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
+from flwr.supernode import node_auth_http_interceptor
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from starlette.applications import Starlette
@@ -538,6 +540,24 @@ def test_a_public_key_alone_gives_no_access(served):
     served.join(3, key)
     with served.fleet(served.outside, private, public) as client, refused(401):
         client.ActivateNode(ActivateNodeRequest(public_key=key, heartbeat_interval=30))
+
+
+@pytest.mark.parametrize(("ahead", "words"), [(60, "60 s ahead of"), (-600, "600 s behind")])
+def test_a_device_whose_clock_is_off_is_told(ahead, words, served, first_key, monkeypatch):
+    private, _ = generate_key_pairs()
+    real = node_auth_http_interceptor.now
+    monkeypatch.setattr(node_auth_http_interceptor, "now", lambda: real() + timedelta(seconds=ahead))
+    request = ActivateNodeRequest(public_key=first_key, heartbeat_interval=30)
+    with (
+        served.fleet(served.outside, private, bytes_to_public_key(first_key)) as client,
+        pytest.raises(httpx.HTTPStatusError) as found,
+    ):
+        client.ActivateNode(request)
+    # 400, because a SuperNode that is told 401 does not say why it ends.
+    assert found.value.response.status_code == 400
+    assert f"the device's clock is {words} the server's" in found.value.response.json()["detail"]
+    # Each kind of line is reported once a minute.
+    assert "the device's clock is" in (served.lab.folder / "gate.log").read_text()
 
 
 def test_headers_that_are_no_text_are_passed_on_and_refused(served, first_key):

@@ -21,6 +21,7 @@ import ssl
 import sys
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,13 +62,15 @@ FLEET_CALLS = frozenset(
     }
 )
 JOIN = "/safari/join"
-_KEY = "flwr-public-key"
+_KEY, _TIMESTAMP = "flwr-public-key", "flwr-timestamp"
+# Seconds that a SuperNode's clock may be ahead of the SuperLink's, and behind: Flower's own limits.
+_AHEAD, _BEHIND = 5, 305
 _TO_SUPERLINK = (
     "accept",
     "content-type",
     _KEY,
     "flwr-signature",
-    "flwr-timestamp",
+    _TIMESTAMP,
     "flwr-component-name",
     "flwr-package-name",
     "flwr-package-version",
@@ -194,6 +197,10 @@ class Gate:
                 answer = await self._client.post(f"/v1/fleet/{call}", content=body, headers=headers)
             except httpx.HTTPError as error:
                 raise HTTPException(502, f"the SuperLink does not answer: {type(error).__name__}") from error
+        if answer.status_code == 401 and (wrong := _wrong_clock(request.headers.get(_TIMESTAMP, ""))):
+            # A line of its own: of all others that are refused with the same status, one a minute is reported.
+            self.report("clock", f"{visible(request.client.host if request.client else '?')}: {wrong}")
+            raise HTTPException(400 if call == "activate-node" else 401, wrong)
         if 0 < len(key) <= LONGEST_KEY and answer.is_success:
             # The SuperLink has found that the key is registered, and signed with. One that asks for no keys says
             # so to everybody: then what is remembered must have an end.
@@ -355,6 +362,24 @@ def ask_to_join(address: str, authority: Path, client: int, token: str, key: byt
         except (ValueError, KeyError, TypeError):
             told = answer.text
         raise SafariError(f"{address} refuses the invitation: {visible(str(told))}")
+
+
+def _wrong_clock(signed_at: str) -> str:
+    """What is wrong with the clock of a SuperNode that signed at this time, now; empty where nothing is.
+
+    The SuperLink refuses such a signature like any other that is invalid, and the SuperNode ends without a reason.
+    """
+    try:
+        ahead = (datetime.fromisoformat(signed_at[:64]) - datetime.now(UTC)).total_seconds()
+    except (ValueError, TypeError, OverflowError):
+        return ""
+    if -_BEHIND < ahead < _AHEAD:
+        return ""
+    direction = "ahead of" if ahead > 0 else "behind"
+    return (
+        f"the device's clock is {abs(ahead):.0f} s {direction} the server's, and Flower accepts up to {_AHEAD} s "
+        f"ahead and {_BEHIND} s behind: set the clock, by NTP for example"
+    )
 
 
 def _check(call: str, body: bytes, most: int) -> None:

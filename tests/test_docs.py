@@ -165,10 +165,11 @@ def check_command(command, output, block, place, monkeypatch, capsys):
 def parse_command(arguments: list[str], place: str) -> Config:
     """The config that a command would have run."""
     name, *rest = arguments
-    assert name in cli.commands, f"{place}: {name}"
     # Under the group, as a person calls it: a command remembers how it was first asked for help.
     group = click.Context(cli, info_name="safari", **cli.context_settings)
-    given = cli.commands[name].make_context(name, list(rest), parent=group).params
+    command = cli.get_command(group, name)
+    assert command is not None, f"{place}: {name}"
+    given = command.make_context(name, list(rest), parent=group).params
     return read_config(
         given.get("config"), given.get("settings", ()), given.get("seeds"), given.get("presets", ())
     )

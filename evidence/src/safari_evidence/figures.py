@@ -242,12 +242,12 @@ def _behind(experiment: Experiment, results: Results) -> Iterator[Figure]:
             top[column].set_title(panel)
             top[column].axhline(0, color=INK, lw=1)
             below[column].set_xticks(range(len(values)), values)
-            below[column].set_xlabel(axis)
         if not drawn:
             return
         top[0].set_ylabel("points behind perfect")
         below[0].set_ylabel("right stand-ins (%)")
         top[0].invert_yaxis()
+        figure.supxlabel(axis, fontsize=9.0)
         for axes in (*top, *below):
             axes.grid(axis="y")
         figure.legend(loc="outside upper center", ncols=len(drawn))

@@ -55,15 +55,6 @@ completes names and config fields after 'safari completion bash'.
 """
 
 
-@click.group(
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog=_FIRST_STEPS,
-)
-@click.version_option(__version__, "-V", "--version", package_name="safari-fl")
-def cli() -> None:
-    """Federated learning that keeps training when the network loses most of the updates."""
-
-
 def _reproduce() -> click.Command:
     """`safari reproduce`, which comes with a package of its own."""
     if find_spec("safari_evidence"):
@@ -84,6 +75,28 @@ def _reproduce() -> click.Command:
     return missing
 
 
+class _Commands(click.Group):
+    """The commands; `reproduce` is imported when it is asked for, because its package imports this one."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Their names."""
+        return sorted([*super().list_commands(ctx), "reproduce"])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """One of them."""
+        return _reproduce() if cmd_name == "reproduce" else super().get_command(ctx, cmd_name)
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=_FIRST_STEPS,
+)
+@click.version_option(__version__, "-V", "--version", package_name="safari-fl")
+def cli() -> None:
+    """Federated learning that keeps training when the network loses most of the updates."""
+
+
 for command in (
     run,
     resume,
@@ -92,7 +105,6 @@ for command in (
     export,
     compare,
     sweep,
-    _reproduce(),
     list_,
     validate,
     init,

@@ -40,6 +40,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mifa": {},
     "fedvarp": {},
     "cluster-fedvarp": {"clusters": 1},
+    "fedstale": {},
     "fedau": {},
     "known-p": {"p": 1.0},
     "few": {"heard": 100, "clusters": 1},

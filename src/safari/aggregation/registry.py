@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from safari.aggregation.compensation import Compensation
+from safari.aggregation.fedstale import fedstale
 from safari.aggregation.majority_vote import majority_vote
 from safari.aggregation.plus import safari_plus
 from safari.aggregation.rivals import cluster_fedvarp, fdms, fedau, fedvarp, few, known_p, mifa, stale
@@ -26,6 +27,7 @@ RULES: Kind[Callable[..., Compensation]] = Kind(
         "mifa": mifa,
         "fedvarp": fedvarp,
         "cluster-fedvarp": cluster_fedvarp,
+        "fedstale": fedstale,
         "fedau": fedau,
         "known-p": known_p,
         "few": few,

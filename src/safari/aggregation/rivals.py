@@ -110,7 +110,7 @@ def fedvarp() -> Compensation:
     """FedVARP (2022): x + Σ_{i arrived} w̃_i (Δ_i - y_i) + Σ_j w_j y_j; w̃ sums to 1 over the arrivals."""
 
     def weigh(state: State, round: Round, sets: Tensor) -> Weights:
-        return _corrected(round, sets, shares(round, sets), recall(state, round, round.cohort))
+        return corrected(round, sets, shares(round, sets), recall(state, round, round.cohort))
 
     return rule(weigh, blank, remember=remember, columns=COLUMNS)
 
@@ -132,7 +132,7 @@ def cluster_fedvarp(*, clusters: int = 2) -> Compensation:
 
     def weigh(state: State, round: Round, sets: Tensor) -> Weights:
         recalled = recall(state, round, rows_of(state)[round.cohort])
-        return _corrected(round, sets, shares(round, sets), recalled)
+        return corrected(round, sets, shares(round, sets), recalled)
 
     def remember_means(state: State, round: Round) -> State:
         mine = rows_of(state)[round.arrived]
@@ -222,7 +222,7 @@ def known_p(
             return Weights(a)
         if form == "normalised":
             return Weights(a / torch.where(sets.any(1), a.sum(1), 1.0)[:, None])
-        return _corrected(round, sets, a, recall(state, round, round.cohort))
+        return corrected(round, sets, a, recall(state, round, round.cohort))
 
     if form != "doubly-robust":
         return rule(weigh, init)
@@ -269,7 +269,7 @@ def _unions(masks: Tensor, cluster: Tensor, heard: Tensor) -> Tensor:
     return found
 
 
-def _corrected(round: Round, sets: Tensor, a: Tensor, recalled: Tensor) -> Weights:
+def corrected(round: Round, sets: Tensor, a: Tensor, recalled: Tensor) -> Weights:
     """What is recalled of everybody, corrected by the arrivals, a_i (Δ_i - y_i); `recalled` has a row for each of
     the cohort."""
     b = round.weights_on_host * sets.any(1, keepdim=True)

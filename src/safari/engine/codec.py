@@ -10,14 +10,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from safari.engine.lossy import encodable, seen
+from safari.engine.lossy import as_decoded, encodable
 from safari.engine.world import World
 from safari.federation import Broadcast, State
 from safari.modes import ValueMode
 from safari.pruning import PRUNERS, Masks
 from safari.rounds.beside import encode_vector, votes_to_bytes, wire_layout
 from safari.seeds import generator
-from safari.wire import Lossy, Shared, WireLayout, encode, inspect
+from safari.wire import Lossy, Shared, WireLayout, encode, encode_frame
 
 
 class RoundCodec:
@@ -82,7 +82,9 @@ class RoundCodec:
         got = sent
         if self.lossy:
             choices = [self.choices(client) for client in clients]
-            decoded = seen(sent, masks, self._x, self.layout, wire.values, choices, self._expected(masks))
+            decoded = as_decoded(
+                sent, masks, self._x, self.layout, wire.values, choices, self._expected(masks)
+            )
             got = torch.where(fit[:, None], decoded, sent)
         if self.residual is not None:
             told = kept[:, :trained] & fit[:, None]
@@ -98,10 +100,11 @@ class RoundCodec:
                 lossy = self.choices(client)
                 arrays = vector.cpu().numpy(), mask.cpu().numpy()
                 mask_mode = "auto" if self._masks.own is None else "best"
-                frame = encode(*arrays, self.shared, values=wire.values, mask_mode=mask_mode, lossy=lossy)
-                self._up.append(len(frame))
-                modes = inspect(frame).modes
-                self._modes[f"{modes.values}, mask {modes.mask}"] += 1
+                frame = encode_frame(
+                    *arrays, self.shared, values=wire.values, mask_mode=mask_mode, lossy=lossy
+                )
+                self._up.append(len(frame.data))
+                self._modes[f"{frame.modes.values}, mask {frame.modes.mask}"] += 1
 
     def beside(self, vectors: Mapping[str, Tensor], masks: Tensor, votes: Tensor | None) -> None:
         """Count what travels beside uploads that arrive: an algorithm's vectors and votes, a row a client."""

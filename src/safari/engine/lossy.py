@@ -29,6 +29,21 @@ def encodable(models: Tensor, x: Tensor) -> Tensor:
     return (models - x).abs().amax(dim=1) < TOO_LARGE
 
 
+def as_decoded(
+    models: Tensor,
+    masks: Tensor,
+    x: Tensor,
+    layout: WireLayout,
+    values: str,
+    choices: Sequence[Lossy],
+    predicted: Tensor,
+) -> Tensor:
+    """What the server decodes of `models`, see `seen`: on a CPU by the wire's own code, which is faster there."""
+    if models.device.type == "cpu":
+        return _in_numpy(models, masks.expand(len(models), -1), x, layout, values, choices, predicted)
+    return seen(models, masks, x, layout, values, choices, predicted)
+
+
 def seen(
     models: Tensor,
     masks: Tensor,
@@ -45,7 +60,7 @@ def seen(
     """
     kept = masks.expand(len(models), -1)
     if values not in ON_TENSORS:
-        return _in_numpy(models, kept, x, layout, values, choices)
+        return _in_numpy(models, kept, x, layout, values, choices, predicted)
     target = torch.where(kept, models.double() - x.double(), 0.0)
     signs = Signs.read(models, x, layout)
     if values == "step":
@@ -59,10 +74,16 @@ def seen(
 
 
 def _in_numpy(
-    models: Tensor, kept: Tensor, x: Tensor, layout: WireLayout, values: str, choices: Sequence[Lossy]
+    models: Tensor,
+    kept: Tensor,
+    x: Tensor,
+    layout: WireLayout,
+    values: str,
+    choices: Sequence[Lossy],
+    predicted: Tensor | None,
 ) -> Tensor:
-    """The same by the wire's own code, a client at a time; models that nobody can write stay as they are."""
-    shared = Shared(layout, x.cpu().numpy())
+    """Round trips by the wire's own code, a client at a time; models that nobody can write stay as they are."""
+    shared = Shared(layout, x.cpu().numpy(), None if predicted is None else predicted[0].cpu().numpy())
     out = models.clone()
     rows = zip(models.cpu().numpy(), kept.cpu().numpy(), choices, encodable(models, x).tolist(), strict=True)
     for client, (vector, mask, lossy, fits) in enumerate(rows):

@@ -3,7 +3,7 @@
 from safari.modes import ValueMode
 from safari.wire.account import Bounds, Cost, bounds, costs, plain_costs
 from safari.wire.feedback import settle, with_residual
-from safari.wire.frame import Decoded, Info, decode, encode, roundtrip
+from safari.wire.frame import Decoded, Frame, Info, decode, encode, encode_frame, roundtrip
 from safari.wire.identity import Identity, IdentityError, Label
 from safari.wire.inspection import EntryDensity, Inspection, inspect
 from safari.wire.layout import WireLayout
@@ -19,6 +19,7 @@ __all__ = [
     "Cost",
     "Decoded",
     "EntryDensity",
+    "Frame",
     "Identity",
     "IdentityError",
     "Info",
@@ -41,6 +42,7 @@ __all__ = [
     "decode_packet",
     "decode_votes",
     "encode",
+    "encode_frame",
     "encode_mask",
     "encode_votes",
     "inspect",

@@ -38,6 +38,14 @@ class Info:
     identity: Label | None = None
 
 
+@dataclass(frozen=True)
+class Frame:
+    """A frame's bytes, and the modes that were chosen for it."""
+
+    data: bytes
+    modes: Modes
+
+
 @dataclass(frozen=True, eq=False)
 class Decoded:
     """A model back from its bytes, in the order of the layout."""
@@ -83,9 +91,34 @@ def encode(
     >>> decode(encode(vector, mask, layout), layout).vector.tolist()
     [0.0, 1.5, 0.0, -2.0, 3.0]
     """
-    model = as_model(vector, mask, as_shared(layout, reference, predicted_mask))
+    shared = as_shared(layout, reference, predicted_mask)
+    return encode_frame(
+        vector,
+        mask,
+        shared,
+        values=values,
+        mask_mode=mask_mode,
+        receiver_reference=receiver_reference,
+        lossy=lossy,
+        identity=identity,
+    ).data
+
+
+def encode_frame(
+    vector: Floats,
+    mask: Bools,
+    shared: Shared,
+    *,
+    values: str = "auto",
+    mask_mode: str = "auto",
+    receiver_reference: bytes | None = None,
+    lossy: Lossy | None = None,
+    identity: Identity | None = None,
+) -> Frame:
+    """What `encode` writes, with the modes that were chosen."""
+    model = as_model(vector, mask, shared)
     choice = choose(model, values, mask_mode, receiver_reference, lossy or Lossy())
-    return seal_frame(choice.modes, model.shared, choice.mask + choice.values, identity)
+    return Frame(seal_frame(choice.modes, shared, choice.mask + choice.values, identity), choice.modes)
 
 
 def decode(

@@ -199,7 +199,7 @@ def cut_by_magnitude(model: torch.Tensor, kept: int) -> set[int]:
 def test_early_bird_cuts_as_the_plain_loop(tolerance: float, window: int, latest: float) -> None:
     """A model that moves less and less: the masks it would have come to rest."""
     policy = POLICIES["early-bird"](tolerance=tolerance, window=window, latest=latest)
-    state, draw, weights = policy.init(LAYOUT, torch.device("cpu")), torch.Generator().manual_seed(3), 160
+    state, draw = policy.init(LAYOUT, torch.device("cpu")), torch.Generator().manual_seed(3)
     model, history, cut, rounds = torch.randn(LAYOUT.size, generator=draw), [], None, 20
     budget = budget_for(LAYOUT, 0.7, "global")
     for t in range(rounds):
@@ -214,7 +214,7 @@ def test_early_bird_cuts_as_the_plain_loop(tolerance: float, window: int, latest
         if cut is None:
             recent = history[-window:]
             rests = len(recent) == window and all(
-                len(history[-1] ^ other) / weights <= tolerance for other in recent
+                len(history[-1] - other) / budget.total <= tolerance for other in recent
             )
             cut = history[-1] if rests or t >= latest * rounds else None
         kept = {i for i in range(LAYOUT.size) if LAYOUT.prunable[i] and masks.shared[i]}
@@ -222,6 +222,26 @@ def test_early_bird_cuts_as_the_plain_loop(tolerance: float, window: int, latest
         assert kept == (everything if cut is None else cut)
     assert cut is not None
     assert history[0] != cut
+
+
+def test_early_bird_does_not_take_disjoint_masks_for_one_at_any_sparsity() -> None:
+    policy = POLICIES["early-bird"](window=2, latest=1.0)
+    state, budget = policy.init(LAYOUT, torch.device("cpu")), budget_for(LAYOUT, 0.95, "global")
+    ids = [i for i in range(LAYOUT.size) if LAYOUT.prunable[i]]
+    for t in range(6):
+        here = torch.zeros(LAYOUT.size, dtype=torch.bool)
+        here[ids[t * budget.total : (t + 1) * budget.total]] = True
+        round = MaskRound(
+            t,
+            20,
+            torch.ones(LAYOUT.size),
+            LAYOUT,
+            budget,
+            np.random.default_rng(t),
+            lambda *_, here=here: here,
+        )
+        masks, state = policy.apply(state, round)
+        assert bool(masks.shared.all())
 
 
 @pytest.mark.parametrize("strength", [0.0, 1e-7, 1e300, float("nan")])

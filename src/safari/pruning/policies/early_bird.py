@@ -1,8 +1,12 @@
 """Early-Bird tickets (You et al., ICLR 2020): train densely, and cut once the mask has come to rest.
 
     m_t         the mask that the score would give on the dense global model of round t
-    d(m, m')  = share of the prunable weights in which they differ
+    d(m, m')  = share of what one keeps that the other cuts
     cut by m_t  in the first round t with  max_{s < window} d(m_t, m_{t-s}) ≤ tolerance
+
+The paper counts the weights in which two masks differ over all there are; at the half of the channels that it cuts by
+default this is the same, but where 95% are cut, no two masks would be further apart than its tolerance. It cuts
+channels, by the scales of batch norm; here weights are cut, by any score.
 
 Until then nothing is cut, and uploads are dense; from then on the mask stays. It is the one policy that keeps more
 than the round's budget, which it applies later; a policy of your own may not.
@@ -21,8 +25,8 @@ from safari.pruning.policy import MaskPolicy, MaskRound, Masks, State
 def early_bird(*, tolerance: float = 0.1, window: int = 5, latest: float = 0.5) -> MaskPolicy:
     """Early-Bird: nothing is cut until the mask that would be cut has rested for `window` rounds.
 
-    `tolerance`: the largest share of weights in which two of these masks may differ. `latest`: the part of the run
-    at which the cut is made in any case. It wants a score that changes with the model, such as mag or synflow.
+    `tolerance`: the largest share of the weights kept in which two of these masks may differ. `latest`: the part of
+    the run at which the cut is made in any case. It wants a score that changes with the model, such as mag or synflow.
     """
     below("tolerance", tolerance, 1)
     within("window", window, 2, 100)
@@ -41,8 +45,8 @@ def early_bird(*, tolerance: float = 0.1, window: int = 5, latest: float = 0.5) 
         if bool(state["mask"].any()):
             return Masks(shared=state["mask"], announced=True), state
         found, seen = first_mask(round, "early-bird"), int(state["seen"])
-        prunable = round.prunable
-        apart = (state["last"] != found)[:, prunable].float().mean(1)
+        kept = found & round.prunable
+        apart = (kept & ~state["last"]).sum(1) / kept.sum().clamp(min=1)
         rests = seen >= window - 1 and bool((apart <= tolerance).all())
         if rests or round.number >= latest * round.rounds:
             return Masks(shared=found, announced=True), {**state, "mask": found}

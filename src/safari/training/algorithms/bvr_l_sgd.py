@@ -20,7 +20,8 @@ def bvr_l_sgd() -> ClientAlgorithm:
     In the paper the clients compute v_0 together before the local steps, on large batches. Here a client's
     gradient of its first mini-batch travels up with the model, and v_0 is the mean of those that the server
     last heard, so that a round stays one message each way; before anybody was heard v_0 is the client's own
-    gradient. When an upload is lost the server goes on with the older gradient.
+    gradient. The paper goes on with the model of one worker, drawn at random; here the server's rule combines those
+    of all. When an upload is lost the server goes on with the older gradient.
     """
 
     def direction(gradient: Tensor, local: LocalRound) -> tuple[Tensor, State]:

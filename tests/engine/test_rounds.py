@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import safari
 from engine.kit import SMALL, StopAfter, play, records, world_of, write_trace
@@ -246,6 +247,32 @@ def test_epochs_count_passes_over_each_clients_own_data(unequal):
     few = world_of({**unequal, "local": {"epochs": 0.01, "batch": 16}})
     assert [few.steps(client) for client in range(3)] == [1, 1, 1], "never less than a step"
     assert world_of(unequal).steps(0) == 2
+
+
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+def test_fednova_with_different_numbers_of_steps_is_its_formula(unequal, tmp_path, weights):
+    """x + τ_eff Σ p_i (w_i - x) / τ_i, from the clients' models as FedAvg leaves them: each arrives alone once."""
+    config = {
+        **unequal,
+        "rounds": 1,
+        "arms": ["drop"],
+        "aggregation": {"weights": weights},
+        "local": {"epochs": 2.0, "batch": 16, "optimiser": "sgd", "lr": 0.5},
+    }
+
+    def model(client: str, arrive: str) -> Tensor:
+        trace = write_trace(tmp_path / f"{arrive}.csv", [arrive])
+        link = {"name": "trace", "file": trace}
+        ((_, after, _),) = play({**config, "client": {"name": client}, "uplink": link})
+        return after.model.double()
+
+    x, taus = world_of(config).start.double(), torch.tensor([5.0, 10.0, 15.0]).double()
+    alone = torch.stack([model("fedavg", arrive) for arrive in ("100", "010", "001")])
+    shares = torch.tensor([1.0, 2.0, 3.0] if weights == "samples" else [1.0, 1.0, 1.0]).double()
+    shares /= shares.sum()
+    expected = x + (shares @ taus) * (shares / taus) @ (alone - x)
+    torch.testing.assert_close(model("fednova", "111"), expected, rtol=0, atol=1e-6)
+    assert float((model("fedavg", "111") - expected).abs().max()) > 1e-4, "it is not FedAvg"
 
 
 @pytest.mark.parametrize(

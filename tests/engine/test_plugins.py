@@ -363,7 +363,7 @@ def test_data_that_is_not_there_does_not_hide_the_rest(tmp_path):
     lines = check(parse(wrong))
     assert len(lines) == 2
     assert lines[0].startswith(f"model.name must be one of {', '.join(sorted(MODELS))}; got 'cnnn'")
-    assert lines[1].startswith(f"cifar10: expected {tmp_path}/cifar-10-batches-bin or ")
+    assert lines[1].startswith(f"cifar10: expected {tmp_path}/cifar-10-batches-bin, found none")
     with pytest.raises(safari.errors.DataError):
         safari.run({"data": wrong["data"]}, tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -115,7 +115,10 @@ def test_all_six_mistakes_of_a_config_are_reported(tmp_path):
         (["show"], "Missing argument 'RUN...'"),
         (["completion", "tcsh"], "'tcsh' is not one of"),
         (["resume", "nowhere"], "error: nowhere is not a run's folder: it has no config.toml"),
-        (["run", "--set", "data.name=cifar10"], "error: cifar10: expected data/cifar-10-batches-bin, found none"),
+        (
+            ["run", "--set", "data.name=cifar10"],
+            "error: cifar10: expected data/cifar-10-batches-bin, found none",
+        ),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

@@ -19,6 +19,10 @@ from collections.abc import Iterator, Sequence
 GRACE, _LOOK = 10.0, 1.0
 
 
+class TerminatedError(KeyboardInterrupt):
+    """SIGTERM came: a command ends as after Ctrl-C."""
+
+
 def supervised(command: Sequence[object]) -> list[str]:
     """The command under a supervisor, so that it ends when this process ends, in whichever way."""
     # By path, and with -P: the supervisor imports neither the package nor anything from the folder in which it runs.

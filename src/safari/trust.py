@@ -108,6 +108,16 @@ def using(config: Path | None, trust: bool = False, typed: Iterable[str] = ()) -
         _session.reset(token)
 
 
+@contextlib.contextmanager
+def inherited(here: Session) -> Iterator[None]:
+    """Go on inside with the session of the process that started this one."""
+    token = _session.set(here)
+    try:
+        yield
+    finally:
+        _session.reset(token)
+
+
 def contact(name: str, what: str) -> None:
     """TrustError when a network must not be used for what a config names."""
     session().permit(name, what)

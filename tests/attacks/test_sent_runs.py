@@ -311,6 +311,29 @@ def test_what_is_typed_beside_a_file_is_one_s_own(home):
     assert "other.py" not in result
 
 
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_sweep_runs_code_with_trust_alone_in_processes_too(sent, jobs):
+    shutil.copy(sent / "config.toml", "base.toml")
+    Path("theirs.toml").write_text('base = "base.toml"\n[axes]\nrounds = [1, 2]\n')
+    command = ["sweep", "theirs.toml", "--out", "out", "--jobs", jobs, "--quiet"]
+    problem = told(safari(*command))
+    assert "arms: own: 'evil/lib.py' is code, which the sweep names" in problem
+    assert not ran()
+    assert safari(*command, "--trust").exit_code == 0
+    assert ran()
+
+
+@pytest.mark.slow
+def test_a_run_in_several_processes_is_one_s_own(home):
+    Path("mine.toml").write_text(to_toml(parse({**CONFIG, "seeds": 2})))
+    assert safari("run", "mine.toml", "--out", "run", "--jobs", 2, "--trust").exit_code == 0
+    changed(Path("run"), "seeds = 2", "seeds = 2 ")
+    with pytest.raises(TrustError):
+        package.resume("run", from_round=0)
+    changed(Path("run"), "seeds = 2 ", "seeds = 2")
+    package.resume("run", from_round=0)
+
+
 def test_a_config_that_comes_through_a_pipe_is_never_known(home):
     reader, writer = os.pipe()
     os.write(writer, to_toml(parse(CONFIG)).encode())

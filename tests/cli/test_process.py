@@ -175,6 +175,28 @@ def test_a_stop_where_nothing_was_begun_is_one_word(tmp_path, name):
     assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "stopped")
 
 
+def test_sigterm_while_a_library_is_imported_is_a_stop(tmp_path):
+    """Libraries in C turn whatever interrupts their import into errors of their own."""
+    code = (
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'torch':\n"
+        "            try:\n"
+        "                os.kill(os.getpid(), signal.SIGTERM)\n"
+        "            except KeyboardInterrupt as error:\n"
+        "                raise ImportError('initialisation failed') from error\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from safari.cli import main\n"
+        "sys.argv = ['safari', 'run']\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (130, "stopped\n")
+
+
 def test_help_and_version_import_no_torch(tmp_path):
     code = """
 import sys

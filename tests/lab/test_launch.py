@@ -11,12 +11,15 @@ import pytest
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'safari-fl[flower]'")
 pytest.importorskip("raptorq", reason="needs the extra net: pip install 'safari-fl[net]'")
 
+import importlib
 from pathlib import Path
 
 from safari.errors import SafariError
 from safari.lab.app import config_of
-from safari.lab.launch import Lab, _environment
+from safari.lab.launch import Lab, _environment, supernode_arguments
 from safari.net.certificates import make_certificates
+
+flower_supernode = importlib.import_module("flwr.supernode.cli.flower_supernode")
 
 NAMES = [
     'quo"te',
@@ -36,6 +39,14 @@ SETTINGS = {"clients": 2, "rounds": 1, "client-rate": 1e6, "sparsity": 0.8, "see
 def tables(folder: Path) -> tuple[dict, dict]:
     files = folder / "flwr" / "config.toml", folder / "app" / "pyproject.toml"
     return tuple(tomllib.loads(path.read_text(encoding="utf-8")) for path in files)
+
+
+def test_a_client_waits_for_its_server_without_end(tmp_path):
+    """As Flower's own parser reads it: with an end, the SuperNode gives up, and its process stays for ever."""
+    arguments = supernode_arguments("127.0.0.1:8000", tmp_path / "ca.crt", tmp_path / "key", 0, 2)
+    read = flower_supernode._parse_args_run_supernode().parse_args([str(each) for each in arguments])
+    assert read.max_wait_time is None
+    assert read.superlink == "127.0.0.1:8000"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such names")

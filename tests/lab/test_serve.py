@@ -100,6 +100,27 @@ def test_the_reason_is_told_and_a_killed_server_leaves_nothing(tmp_path):
     assert again.returncode == 2
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_a_server_that_is_asked_to_end_does_so_in_good_order(tmp_path):
+    with (tmp_path / "log").open("wb") as log:
+        server = subprocess.Popen(serve(tmp_path / "lab"), stdin=subprocess.DEVNULL, stderr=log)
+        try:
+            wait_until(
+                "clients are told how to join",
+                lambda: b"safari net join" in (tmp_path / "log").read_bytes(),
+                180,
+            )
+            pids = family(server.pid)
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(90) == 0
+        finally:
+            server.kill()
+            server.wait()
+    assert (tmp_path / "log").read_text().endswith("stopped by SIGTERM; the same command goes on\n")
+    wait_until("all are gone", lambda: gone(pids), 60)
+
+
 SETTINGS = {
     "seed": 0, "rounds": 2, "clients": 2, "rule": "drop", "model": "mlp", "sparsity": 0.8, "values": "",
 }  # fmt: skip

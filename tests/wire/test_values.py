@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from safari.errors import SafariError, WireError
-from safari.wire import roundtrip
+from safari.wire import WireLayout, decode, encode, roundtrip
 from safari.wire.bits import Reader
 from safari.wire.kept import Kept
 from safari.wire.rounding import Lossy, plans
@@ -268,3 +268,16 @@ def test_choices_are_checked():
 def test_damaged_numbers_are_named(mode, code, data, problem):
     with pytest.raises(WireError, match=problem):
         read_values(mode, code, data, None, np.array([1]))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("values", ["auto", "bf16", "fp16"])
+def test_a_signalling_nan_is_encoded_without_a_warning(values):
+    """Its bits stay where they are sent exactly; in 16 bits it is a quiet one."""
+    vector = np.linspace(-1, 1, 64, dtype=np.float32)
+    reference = vector * np.float32(1.01)
+    vector.view(np.uint32)[3] = 0x7F800001
+    layout, mask = WireLayout(["w"], [64], [True]), np.ones(64, bool)
+    frame = encode(vector, mask, layout, reference=reference, values=values)
+    back = decode(frame, layout, reference=reference).vector
+    assert np.isnan(back).tolist() == np.isnan(vector).tolist()

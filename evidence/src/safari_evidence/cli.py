@@ -57,7 +57,11 @@ def reproduce(names: tuple[str, ...], no_report: bool, folder: Path | None, **op
       safari reproduce accuracy --add FROM-ANOTHER-MACHINE
     """
     asked = Asked(**options)
-    work(_read(names, asked, folder), asked, _Page(not no_report, own=folder is not None))
+    if folder is None:
+        # The experiments of this package.
+        asked = replace(asked, trust=True)
+    with asked.using():
+        work(_read(names, asked, folder), asked, _Page(not no_report, own=folder is not None))
 
 
 def _read(names: Sequence[str], asked: Asked, folder: Path | None) -> list[Experiment]:

@@ -32,6 +32,7 @@ from safari.cli.validate import validate
 from safari.cli.view import view
 from safari.cli.wire import wire
 from safari.errors import SafariError
+from safari.processes import TerminatedError
 from safari.text import visible
 from safari.version import __version__
 
@@ -117,8 +118,25 @@ for command in (
 
 
 def main() -> None:
-    """Run the command; what a user can mend ends in a message and exit code 2, Ctrl-C in 130."""
-    signal.signal(signal.SIGTERM, _terminated)
+    """Run the command; what a user can mend ends in a message and exit code 2, Ctrl-C and SIGTERM in 130."""
+    stops: list[int] = []
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        stops.append(number)
+        raise TerminatedError
+
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        _run()
+    except Exception:
+        # An import that is stopped halfway may end in any error.
+        if not stops:
+            raise
+        click.echo("stopped", err=True)
+        sys.exit(130)
+
+
+def _run() -> None:
     warnings.showwarning = partial(_show_warning, warnings.showwarning)
     try:
         # Click returns a command's exit code instead of leaving with it when it does not stand alone.
@@ -176,7 +194,3 @@ def _out_of_memory(error: Exception) -> bool:
     # By name and text: torch is not imported for every command, and has no class for a CPU without memory.
     words = "can't allocate memory"
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or words in str(error)
-
-
-def _terminated(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,8 @@ def serve(host: str | None, port: int, data_port: int, out: Path, rounds: int, *
     submitted from this machine alone. Each printed line has a token that is good for one client: hand it to that
     client alone. Clients run the app that this command submits, and so trust whoever runs it.
 
+    SIGTERM ends it with exit code 0, Ctrl-C with 130; the same command goes on with the run.
+
     \b
     Example, and what to run on each client is printed:
       safari net serve --clients 3
@@ -117,7 +120,7 @@ def serve(host: str | None, port: int, data_port: int, out: Path, rounds: int, *
     click.echo(
         f"server: {lab.host}, TCP port {port} for control and UDP port {data_port} for models", err=True
     )
-    with superlink(lab) as check_processes:
+    with _until_terminated(), superlink(lab) as check_processes:
         click.echo(f"on the {clients} clients, each line on one of them:", err=True)
         for client in range(min(clients, _SHOWN)):
             click.echo(f"  {lab.invitation(client)}", err=True)
@@ -129,6 +132,18 @@ def serve(host: str | None, port: int, data_port: int, out: Path, rounds: int, *
             click.echo(f"round {done + 1} of {rounds} begins when all {clients} have joined{again}", err=True)
         follow(lab, check_processes, lambda record: click.echo(_line(record, rounds)))
     click.echo(f"done: safari show {shlex.quote(str(lab.run))}", err=True)
+
+
+@contextlib.contextmanager
+def _until_terminated() -> Iterator[None]:
+    """End orderly on SIGTERM, with exit code 0: what is done is on the disk."""
+    from safari.processes import TerminatedError
+
+    try:
+        yield
+    except TerminatedError:
+        click.echo("stopped by SIGTERM; the same command goes on", err=True)
+        raise SystemExit(0) from None
 
 
 @net.command(short_help="Join the lab example as a client.")

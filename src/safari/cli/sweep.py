@@ -45,9 +45,14 @@ def sweep(files: tuple[Path, ...], **options: Any) -> None:
       safari sweep mine.toml --jobs 4
       safari sweep mine.toml --seeds 10 --only '0.8.*'
     """
+    asked = Asked(**options)
+    with asked.using():
+        _sweep(files, asked)
+
+
+def _sweep(files: Sequence[Path], asked: Asked) -> None:
     from safari.sweep import read
 
-    asked = Asked(**options)
     found = read(files, asked.changes, quick=asked.quick)
     names = [sweep.name for sweep in found]
     wrong = [

@@ -7,6 +7,7 @@ import math
 import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 
-from safari.cli.options import json_option, quiet_option, set_option
+from safari.cli.options import json_option, quiet_option, set_option, trust_option
 from safari.errors import ConfigError, RunError, one_of
 from safari.text import visible
 from safari.toml import parse_setting
+from safari.trust import names_in, using
 
 if TYPE_CHECKING:
     from safari.sweep import Case, Outcome, Results, Sweep, Unit
@@ -40,6 +42,7 @@ class Asked:
 
     settings: tuple[str, ...]
     seeds: int | None
+    trust: bool
     quick: bool
     out: Path
     jobs: int
@@ -58,6 +61,13 @@ class Asked:
         """What --set and --seeds put on top of every case."""
         changes = [parse_setting(text) for text in self.settings]
         return changes + ([("seeds", self.seeds)] if self.seeds is not None else [])
+
+    def using(self) -> AbstractContextManager[None]:
+        """The session in which files are read and worked off.
+
+        Cases are made from several files, of which none alone says that the case is known.
+        """
+        return using(Path("the sweep"), self.trust, names_in(self.changes))
 
 
 class Report(Protocol[S_contra]):
@@ -83,6 +93,7 @@ def work_options(out: str) -> Callable[[F], F]:
         click.option(
             "--seeds", type=click.IntRange(min=1), help="How many seeds to run.  [default: each file's]"
         ),
+        trust_option,
         click.option("--quick", is_flag=True, help="The small version: the file's [quick] table."),
         click.option(
             "--out",

@@ -342,13 +342,7 @@ def join(
     write_private(root, authority)
     end = time.monotonic() + (_TURNED_AWAY if key.exists() else 0.0)
     ask_to_join(address, root, client, token, own_key(key), clients)
-    arguments = [
-        *("--root-certificates", root),
-        *("--superlink", address, "--host", "127.0.0.1", "--port", _free_port()),
-        *("--auth-supernode-private-key", key),
-        *("--node-config", f"partition-id={client} num-partitions={clients}"),
-        *("--max-wait-time", 600),
-    ]
+    arguments = supernode_arguments(address, root, key, client, clients)
     while True:
         began = time.monotonic()
         process = _start([_program("flower-supernode"), *arguments], folder, None)
@@ -364,6 +358,17 @@ def join(
             f"up to a minute. Trying again, for {end - now:.0f} s more"
         )
         time.sleep(_PAUSE)
+
+
+def supernode_arguments(address: str, root: Path, key: Path, client: int, clients: int) -> list[object]:
+    """What `flower-supernode` is given. It tries again for as long as the server is away: with an end to its patience
+    (`--max-wait-time`) it stops trying and goes on running."""
+    return [
+        *("--root-certificates", root),
+        *("--superlink", address, "--host", "127.0.0.1", "--port", _free_port()),
+        *("--auth-supernode-private-key", key),
+        *("--node-config", f"partition-id={client} num-partitions={clients}"),
+    ]
 
 
 def own_address() -> str:

@@ -37,6 +37,7 @@ from safari.sweep.numbers import read_numbers, write_numbers
 from safari.sweep.plan import Case, digest
 from safari.sweep.results import Results, identity
 from safari.toml import to_toml
+from safari.trust import Session, inherited, session
 
 # Units are split where the work would take longer than this multiple of the shortest time possible.
 _UNEVEN = 1.2
@@ -367,9 +368,14 @@ class _Pool:
         self._pipes: dict[Connection, int] = {}
         self._processes: list[SpawnProcess] = []
         threads = max(1, cores() // jobs)
+        permitted = dataclasses.replace(session(), pinned={})
         for worker in range(jobs):
             here, there = context.Pipe()
-            process = context.Process(target=_process, args=(there, self._stop, threads), daemon=True)
+            process = context.Process(
+                target=_process,
+                args=(there, self._stop, threads, permitted),
+                daemon=True,
+            )
             with _environment(OMP_NUM_THREADS=str(threads)), _sigint_blocked():
                 process.start()
             there.close()
@@ -445,7 +451,7 @@ def _sigint_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _process(pipe: Connection, stop: Any, threads: int) -> None:
+def _process(pipe: Connection, stop: Any, threads: int, permitted: Session) -> None:
     # Where signals cannot be blocked before the start.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
@@ -459,7 +465,7 @@ def _process(pipe: Connection, stop: Any, threads: int) -> None:
             # The parent has gone, or no longer listens after Ctrl-C: save what has been done, and end.
             alone = True
 
-    with contextlib.suppress(BrokenPipeError, EOFError):  # the parent has gone
+    with inherited(permitted), contextlib.suppress(BrokenPipeError, EOFError):  # the parent has gone
         pipe.send(("ready", 0, ""))
         while (unit := pipe.recv()) is not None:
             problem = worker.do(unit, report, lambda: alone or stop.is_set())

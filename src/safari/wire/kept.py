@@ -27,11 +27,9 @@ class Kept:
     @property
     def target(self) -> Wide:
         """What the numbers are to say: their difference to the reference, or themselves without one."""
-        values = self.values.astype(np.float64)
-        if self.base is None:
-            return values
-        with np.errstate(invalid="ignore"):
-            return values - self.base
+        with np.errstate(invalid="ignore"):  # of a signalling NaN, too
+            values = self.values.astype(np.float64)
+            return values if self.base is None else values - self.base
 
     def select(self, sent: Bools) -> Kept:
         """Some of them."""

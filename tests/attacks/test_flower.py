@@ -116,9 +116,9 @@ def play(rule: str, names: list[str], grid: Loopback, hostile: Hostile | None = 
             records[NAMES[number - 1]] = json.loads(json.dumps(dict(strategy._line), allow_nan=False))
             assert bool(torch.isfinite(strategy.server.model).all())
         else:
-            first.append(strategy.server)
+            first.append(strategy.state)
         following = next(queue, None)
-        strategy._server = replace(first[0], round=numbers.get(following, len(numbers)))
+        strategy._state = replace(first[0], round=numbers.get(following, len(numbers)))
         if hostile is not None:
             hostile.attack = ATTACKS.get(following)
 

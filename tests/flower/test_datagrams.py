@@ -140,7 +140,10 @@ def test_over_a_network_that_loses_a_third_training_goes_on_block_by_block(tmp_p
     weather = Conditions(loss=0.34)
     big = {node: big_app() for node in NODES}
     with bad_network(weather, weather, server):
-        lines = play(tmp_path, big, rounds=3, module=BigNet(), datagrams=server, timeout=30, rule="safari")
+        lines = play(
+            tmp_path, big, rounds=3, module=BigNet(), datagrams=server, timeout=30, rule="safari",
+            config={"pruning": {"scope": "erk"}},
+        )  # fmt: skip
     assert all(line["arrived"] == [0, 1, 2] for line in lines)
     shares = [block["share"] for line in lines for block in line["blocks"].values()]
     assert len(shares) == 9

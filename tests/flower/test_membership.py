@@ -6,6 +6,8 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'safari-fl[flower]'")
 
+from dataclasses import replace
+
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
@@ -14,9 +16,10 @@ from safari.aggregation import RULES, Server
 from safari.config import Plug
 from safari.engine.parts import rule_of
 from safari.errors import RunError
+from safari.federation import cleared, init
 from safari.flower import SafariStrategy
 from safari.flower.roster import Roster
-from safari.flower.rule_state import grown, vacated
+from safari.flower.rule_state import grown
 from safari.flower.selection import select
 from safari.seeds import generator
 
@@ -147,14 +150,18 @@ def test_every_rules_state_grows_and_forgets(rule):
             torch.testing.assert_close(wide.state[name], tensor, rtol=1e-5, atol=1e-6, equal_nan=True)
     step = {i: torch.ones(6) for i in range(5)}
     assert bool(torch.isfinite(wide.step(step)[0].model).all())
-    empty = vacated(small, [1])
-    for name, tensor in Server.start(torch.zeros(6), 3, rule_of(Plug(rule))).state.items():
+    fed = replace(SafariStrategy(net(), 3, rule)._fed, model=torch.zeros(6))
+    known = fed.after(init(fed), small)
+    known = known.put("gate", {**known["gate"], "beside.variate": torch.ones(3)})
+    empty = cleared(fed, known, [1])
+    for name, tensor in init(fed)["rule"].items():
         if tensor.ndim and tensor.shape[0] == 3:
-            assert torch.equal(empty.state[name][1].nan_to_num(-9), tensor[1].nan_to_num(-9)), name
-            assert torch.equal(empty.state[name][0].reshape(-1)[:1], small.state[name][0].reshape(-1)[:1])
+            assert torch.equal(empty["rule"][name][1].nan_to_num(-9), tensor[1].nan_to_num(-9)), name
+            assert torch.equal(empty["rule"][name][0].reshape(-1)[:1], small.state[name][0].reshape(-1)[:1])
     # What is usual of a client, as the update filter knows it, is not the next one's.
-    assert empty.gate_state["norms"].isnan().any(1).tolist() == [False, True, False]
-    assert vacated(small, []) is small
+    for norms in empty["gate"].values():
+        assert norms.reshape(3, -1).isnan().any(1).tolist() == [False, True, False]
+    assert cleared(fed, known, []) is known
 
 
 def test_clients_without_names_that_are_started_twice_are_refused_with_a_reason(tmp_path):

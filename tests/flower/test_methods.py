@@ -17,18 +17,16 @@ from engine.kit import world_of
 from flower.kit import Loopback, Net
 from flower.test_equality import SAME, TABLE
 from flower.twin import grid_of, on_flower, our_loop, own_loop
-from safari.aggregation import Server
 from safari.config import parse
 from safari.engine.reference import run_round
 from safari.engine.state import State, initial
 from safari.engine.world import World
 from safari.errors import ConfigError, RunError, SafariError
-from safari.federation import masks_of
-from safari.federation.algorithm import half_step
+from safari.federation import cleared, init, masks_of
 from safari.flower import SafariStrategy, local_training, sparse
 from safari.flower.arrays import frame_of, frame_record, with_beside
 from safari.flower.protocol import DOWNLINK_LOST, UPLINK_LOST
-from safari.flower.rule_state import grown_half, vacated
+from safari.flower.rule_state import grown_half
 from safari.models import Layout
 from safari.rounds.beside import wire_layout
 from safari.rounds.rate import learning_rate
@@ -74,7 +72,7 @@ def assert_same(world: World, strategy, lines, models, *, bytes_down: bool = Tru
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(theirs[name], tensor) for name, tensor in ours.items())
     for name, tensor in state["policy"].items():
-        assert torch.equal(strategy._policy[name], tensor), name
+        assert torch.equal(strategy.state["policy"][name], tensor), name
     assert 0 < sum(len(line["missing"]) for line in lines) < ROUNDS * world.config.clients
     return state
 
@@ -531,12 +529,10 @@ def strategy_arrays() -> ArrayRecord:
 
 
 def test_a_new_client_in_a_seat_starts_without_the_old_ones_variate(tmp_path):
-    layout = Layout.of(Net())
-    half = scaffold().server
-    server = Server.start(torch.zeros(layout.size), 3, "drop", parameters=layout.parameters,
-                          algorithm=half_step(half, 3, layout.parameters))  # fmt: skip
-    server = replace(server, algorithm_state={"variate": torch.ones(3, layout.parameters)})
-    found = vacated(server, [1], half).algorithm_state["variate"]
+    layout, half = Layout.of(Net()), scaffold().server
+    fed = SafariStrategy(Net(), 3, "drop", config={"client": {"name": "scaffold"}})._fed
+    state = init(fed).put("algorithm", {"variate": torch.ones(3, layout.parameters)})
+    found = cleared(fed, state, [1])["algorithm"]["variate"]
     assert found.sum(1).tolist() == [layout.parameters, 0, layout.parameters]
-    wide = grown_half({"algorithm.variate": found, "model": server.model}, half, 5, layout.parameters)
+    wide = grown_half({"algorithm.variate": found, "model": state.model}, half, 5, layout.parameters)
     assert wide["algorithm.variate"].sum(1).tolist() == [layout.parameters, 0, layout.parameters, 0, 0]

@@ -15,9 +15,9 @@ from flower.twin import NODES, on_flower, own_loop
 from safari.engine.reference import run_round
 from safari.engine.state import initial
 from safari.errors import RunError
+from safari.federation import cleared
 from safari.flower import SafariStrategy
 from safari.flower.roster import Roster
-from safari.flower.rule_state import vacated_rows
 from safari.flower.selection import select_drawn
 from safari.runs import RunFolder
 from safari.sampling import Draw
@@ -59,8 +59,10 @@ def test_flower_and_the_engine_ask_the_same_clients_and_give_the_same_bits(name,
         assert torch.equal(models[t + 1], state.model)
     assert any(len(line["shares"]) < 4 for line in lines), "nobody was drawn twice"
     assert any(line["missing"] for line in lines)
-    assert state["sampling"].keys() == strategy._sampled.keys()
-    assert all(torch.equal(tensor, strategy._sampled[key]) for key, tensor in state["sampling"].items())
+    assert state["sampling"].keys() == strategy.state["sampling"].keys()
+    assert all(
+        torch.equal(tensor, strategy.state["sampling"][key]) for key, tensor in state["sampling"].items()
+    )
 
 
 def test_a_restart_goes_on_with_what_the_sampling_knew(tmp_path):
@@ -74,16 +76,16 @@ def test_a_restart_goes_on_with_what_the_sampling_knew(tmp_path):
     second = SafariStrategy(net(seed=5), 4, config=config, run=tmp_path / "run")
     second.start(Loopback(apps), num_rounds=6, timeout=0.1)
     assert torch.equal(second.server.model, whole.server.model)
-    for key, tensor in whole._sampled.items():
-        assert torch.equal(second._sampled[key], tensor)
+    for key, tensor in whole.state["sampling"].items():
+        assert torch.equal(second.state["sampling"][key], tensor)
     assert [line["shares"] for line in lines_of(tmp_path / "run")] == [
         line["shares"] for line in lines_of(tmp_path / "whole")
     ]
     # A checkpoint of fewer clients grows; one that does not fit is refused.
     more = SafariStrategy(net(), 5, config=config, run=tmp_path / "run")
     more.start(Loopback(apps), num_rounds=7, timeout=0.1)
-    assert more._sampled["updates"].shape == (5, more.layout.parameters)
-    assert not more._sampled["updates"][4].any()
+    assert more.state["sampling"]["updates"].shape == (5, more.layout.parameters)
+    assert not more.state["sampling"]["updates"][4].any()
     (trial,) = RunFolder.open(tmp_path / "run").trials()
     saved = trial.load()
     trial.save(type(saved)(saved.round, {**saved.tensors, "sampling.products": torch.zeros(2)}, saved.facts))
@@ -98,19 +100,19 @@ def test_a_newcomer_in_a_seat_does_not_inherit_its_updates(tmp_path):
     strategy = SafariStrategy(net(), 2, config=config, run=tmp_path / "run", patience=0)
     grid = Loopback({30: good_app(), 50: good_app()}, {30: {"safari-id": "a"}, 50: {"safari-id": "b"}})
     strategy.start(grid, num_rounds=2, timeout=0.1)
-    old = strategy._sampled["updates"].clone()
+    old = strategy.state["sampling"]["updates"].clone()
     assert old.any(1).all()
     again = SafariStrategy(net(), 2, config=config, run=tmp_path / "run", patience=0)
     # b is gone for longer than patience, and c sits in its place.
     grid = Loopback({30: good_app(), 60: good_app()}, {30: {"safari-id": "a"}, 60: {"safari-id": "c"}})
     again.start(grid, num_rounds=4, timeout=0.1)
     assert again.roster.names == {"a": 0, "c": 1}
-    assert not torch.equal(again._sampled["updates"][1], old[1])
+    assert not torch.equal(again.state["sampling"]["updates"][1], old[1])
     known = {"updates": old, "products": (old @ old.T).double()}
-    cleared = vacated_rows(again._sampling.init, known, 2, again.layout.parameters, [1])
-    assert not cleared["updates"][1].any()
-    assert torch.equal(cleared["updates"][0], old[0])
-    assert cleared["products"].tolist() == [[known["products"][0, 0].item(), 0.0], [0.0, 0.0]]
+    found = cleared(again._fed, again.state.put("sampling", known), [1])["sampling"]
+    assert not found["updates"][1].any()
+    assert torch.equal(found["updates"][0], old[0])
+    assert found["products"].tolist() == [[known["products"][0, 0].item(), 0.0], [0.0, 0.0]]
 
 
 def test_who_is_drawn_and_away_is_missing_with_its_share():

@@ -77,6 +77,8 @@ def grid_of(app) -> Loopback:
 PLAIN = app_of(function(wrap=False))
 SPARSE = app_of(sparse(lambda context: build())(train))
 WITH_MOD = sparse_mod(lambda context: build(), remask=True)
+# At the default of 80% the largest weights are all in the first layer.
+HALF = {"pruning": {"sparsity": 0.5}}
 
 
 class Seen:
@@ -154,7 +156,7 @@ def test_a_strategy_around_ours_cannot_have_a_run(tmp_path):
 
 def test_frames_inside_a_strategy_that_reads_arrays_are_warned_of(caplog):
     with pytest.raises(TypeError, match=r"safari\.frame"):
-        play(DifferentialPrivacyServerSideFixedClipping, SPARSE)
+        play(DifferentialPrivacyServerSideFixedClipping, SPARSE, config=HALF)
     assert "it needs SafariStrategy(..., download='dense', upload='dense')" in caplog.text
 
 
@@ -191,7 +193,7 @@ def test_around_frames_it_fails_by_name():
     with pytest.raises(
         SafariError, match=r"Unsupported serialization type for numpy conversion: 'safari\.frame"
     ):
-        play(None, app, rounds=1)
+        play(None, app, rounds=1, config=HALF)
 
 
 def test_records_of_the_clients_own_travel_untouched():
@@ -218,7 +220,7 @@ def test_records_of_the_clients_own_travel_untouched():
             return super().aggregate_train(server_round, replies)
 
     other = app_of(sparse(lambda context: build())(decorated))
-    strategy = Listening(build(), 2)
+    strategy = Listening(build(), 2, config=HALF)
     strategy.start(Loopback({10: app, 20: other}), num_rounds=1, timeout=0.1)
     assert strategy._line["arrived"] == [0, 1]
     first, second = heard

@@ -167,10 +167,17 @@ def cleared(fed: Federation, state: State, clients: Sequence[int]) -> State:
     rows = sorted(set(clients))
     if not rows:
         return state
-    first = init(fed)
+    first, axes = init(fed), client_axes(fed)
+    # A first state does not know the norms of vectors that come beside the models: NaN for a client never heard.
+    beside = {
+        name: torch.full_like(norms, math.nan)
+        for name, norms in state["gate"].items()
+        if name not in first["gate"] and norms.shape == (fed.clients,) and norms.is_floating_point()
+    }
+    first = first.put("gate", {**first["gate"], **beside})
+    axes |= {("gate", name): [0] for name in beside}
     parts = {
         part: {name: _cleared(part, name, tensor, first, axes, rows) for name, tensor in tensors.items()}
-        for axes in [client_axes(fed)]
         for part, tensors in state.parts.items()
     }
     return replace(state, parts=parts)

@@ -16,7 +16,6 @@ import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor
 
-from safari.aggregation import Server
 from safari.config import Config
 from safari.errors import SafariError
 from safari.models import Layout
@@ -80,21 +79,16 @@ class Downloads:
     chain: Chain | None = None
     held: Mapping[str, int] = field(default_factory=dict)
 
-    def publish(self, server: Server, layout: Layout, config: Config) -> tuple[Server, Downloads]:
-        """The server with its model replaced by the next public one, unless it is public already."""
+    def publish(self, model: Tensor, round: int, layout: Layout, config: Config) -> tuple[Tensor, Downloads]:
+        """The public model of a round: close to this one, or itself where it is public already."""
         known = self.chain
-        if known is not None and known.round == server.round and torch.equal(known.model, server.model.cpu()):
-            return server, self
-        if self.chain is None or self.chain.round + 1 != server.round:
-            start = Chain.start(server.model.cpu(), server.round, layout.parameters)
-            return server, Downloads(self.values, start)
-        rng = generator(config.seed, "download", server.round)
-        lossy = Lossy.of(config.wire, rng)
-        chain = self.chain.advance(
-            server.model.cpu(), wire_layout(layout), layout.prunable, self.values, lossy
-        )
-        public = replace(server, model=chain.model.to(server.model.device))
-        return public, replace(self, chain=chain)
+        if known is not None and known.round == round and torch.equal(known.model, model):
+            return model, self
+        if known is None or known.round + 1 != round:
+            return model, Downloads(self.values, Chain.start(model, round, layout.parameters))
+        lossy = Lossy.of(config.wire, generator(config.seed, "download", round))
+        chain = known.advance(model, wire_layout(layout), layout.prunable, self.values, lossy)
+        return chain.model, replace(self, chain=chain)
 
     def frames_for(self, name: str | None) -> tuple[bytes, ...] | None:
         """The frames that a client needs; None: the full model."""

@@ -11,29 +11,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from safari.aggregation import Server
 from safari.config import Config
 from safari.errors import ConfigError
+from safari.federation import Federation, State, masks_of
 from safari.federation.algorithm import vectors_along
 from safari.flower.protocol import OWN, SCORED, SHARED, WORKED_OUT
 from safari.models import Layout
 from safari.pruning import (
     POLICIES,
-    PRUNERS,
-    Batch,
     Budget,
     MaskPolicy,
-    MaskRound,
     Masks,
-    compute_mask,
 )
 from safari.pruning.policies.regrow import GradientVotes, OwnMask, Steepest
 from safari.rounds.masks import as_received, budget_of, sparsity_of
-from safari.rounds.rate import learning_rate
 from safari.runs.elsewhere import decided, undecided
-from safari.seeds import generator, torch_generator
 from safari.training import CLIENTS, ClientAlgorithm
 
 STATIC, PLAIN = "static", "fedavg"
@@ -44,7 +38,7 @@ _SILENT = (STATIC, "set", "feddst", "early-bird")
 @dataclass(frozen=True)
 class Plan:
     """A round as it was planned: the policy's answer as clients are told it (None: they work their masks out from
-    the model alone), the policy's state from there on, and the vectors that travel down beside the model.
+    the model alone), and the vectors that travel down beside the model.
 
     `each`: those of which every client gets a row of its own, `[clients, n]`, and `fresh` the row of a client
     that has no seat yet. `up`: the vectors that come up beside each model, by name, and how many numbers each has.
@@ -54,7 +48,6 @@ class Plan:
     number: int
     budget: Budget
     masks: Masks | None = None
-    policy: Mapping[str, Tensor] = field(default_factory=dict)
     down: Mapping[str, Tensor] = field(default_factory=dict)
     each: Mapping[str, Tensor] = field(default_factory=dict)
     fresh: Mapping[str, Tensor] = field(default_factory=dict)
@@ -158,50 +151,28 @@ class Methods:
                     f"{client!r}, whose clients send {', '.join(self.up)}"
                 )
 
-    def start(self) -> dict[str, Tensor]:
-        """The policy's state before the first round."""
-        return dict(self.policy.init(self.layout, torch.device("cpu")))
-
     def alone(self, number: int) -> Plan:
         """A round in which nothing travels but the model."""
         pruning = self.config.pruning
         return Plan(number, budget_of(self.layout, pruning, sparsity_of(pruning, number)))
 
-    def plan(
-        self, state: Mapping[str, Tensor], server: Server, module: nn.Module, batch: Batch | None
-    ) -> Plan:
-        """The round that comes next. `module` is scratch; `batch` is what a score at the server looks at."""
-        t, x, config = server.round, server.model.cpu(), self.config
-        budget = budget_of(self.layout, config.pruning, sparsity_of(config.pruning, t))
-        rate = learning_rate(config, t) if self.client.plain_steps else 0.0
-        plan = Plan(t, budget, None, dict(state), *self._down(server), self.up, rate)
-        if config.policy.name == STATIC:
-            return plan
-        pruner = PRUNERS[config.pruning.pruner]
+    def plan(self, fed: Federation, state: State) -> tuple[Plan, State]:
+        """The round that comes next, and the state with what the policy has decided."""
+        t = state.round
+        rate = fed.lr(t) if self.client.plain_steps else 0.0
+        plan = Plan(t, fed.budget(t), None, *self._down(state), self.up, rate)
+        if fed.policy is None:
+            return plan, state
+        masks, state = masks_of(fed, state, state.model)
+        return replace(plan, masks=self._told(masks, state.model)), state
 
-        def by_score(support: Tensor | None) -> Tensor:
-            draws = torch_generator(config.seed, "pruner")
-            return compute_mask(module, self.layout, x, pruner, budget, batch, draws, support)
-
-        view = MaskRound(
-            number=t,
-            rounds=config.rounds,
-            model=x,
-            layout=self.layout,
-            budget=budget,
-            rng=generator(config.seed, "policy", t),
-            by_score=None if pruner.needs_data else by_score,
-        )
-        masks, after = self.policy.apply(dict(state), view)
-        return replace(plan, masks=self._told(masks, x), policy=after)
-
-    def _down(self, server: Server) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    def _down(self, state: State) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
         """The vectors that travel down: the same for all, a row for each client, and the row of a newcomer."""
         half = self.client.server
         if half is None:
             return {}, {}, {}
-        found = vectors_along(self.client, server.algorithm_state)
-        first = half.down(half.init(1, self.layout.parameters, server.model.device))
+        found = vectors_along(self.client, state["algorithm"])
+        first = half.down(half.init(1, self.layout.parameters, state.model.device))
         each = {name: rows for name, rows in found.items() if rows.ndim > 1}
         same = {name: vector for name, vector in found.items() if vector.ndim == 1}
         return same, each, {name: first[name][0] for name in each}

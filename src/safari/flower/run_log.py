@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
@@ -14,16 +14,16 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from safari.aggregation import Server, to_tensors
+from safari.aggregation import to_tensors
 from safari.config import Config
 from safari.errors import RunError, SafariError
+from safari.federation import Federation, State
 from safari.federation.record import finite
 from safari.flower.broadcast import Broadcast
 from safari.flower.collect import Collected
 from safari.flower.roster import Roster
 from safari.flower.rule_state import grown, grown_half, inside
 from safari.flower.scores import metrics_with
-from safari.models import Layout
 from safari.pruning import POLICIES
 from safari.rounds.resume import checked_rule_state, fitting, meaning, refuse_changes, saved_server
 from safari.runs import RunFolder, Saved, Trial, read_checkpoint, seeds_of, spacing, summarise
@@ -33,81 +33,54 @@ from safari.runs.folder import FAILURE
 from safari.runs.metrics import CLASSIFICATION, metrics_text
 from safari.runs.metrics import FILE as METRICS_FILE
 from safari.runs.record import RoundRecord
-from safari.sampling import SAMPLINGS, Sampling, uniform
+from safari.sampling import SAMPLINGS
 from safari.text import utc_now, visible
 from safari.toml import to_toml
-from safari.training import ServerHalf
 
 # Where a checkpoint holds what the mask policy carries from round to round.
-_POLICY, _MASK = "policy.", "mask"
+_POLICY = "policy."
 # And what the sampling does.
 _SAMPLING = "sampling."
 _LONGEST_FAILURE = 1000
 
 
 @dataclass(frozen=True)
-class Progress:
-    """Where a run stands between two rounds: what a checkpoint holds.
-
-    `policy` is the mask policy's state, `mask` the one that was announced last, where one was; `sampling` is what
-    the sampling has learned of the clients.
-    """
-
-    server: Server
-    roster: Roster
-    policy: Mapping[str, Tensor]
-    mask: Tensor | None
-    sampling: Mapping[str, Tensor] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class RunLog:
-    """A run's folder while it is being written. `half`: the server's half of the client algorithm; `sampling`: what
-    chooses the clients of a round."""
+    """A run's folder while it is being written."""
 
     run: RunFolder
     trial: Trial
-    layout: Layout
-    half: ServerHalf | None
-    sampling: Sampling = field(default_factory=uniform)
+    fed: Federation
 
     @classmethod
-    def open(
-        cls,
-        path: Path,
-        config: Config,
-        layout: Layout,
-        half: ServerHalf | None = None,
-        sampling: Sampling | None = None,
-    ) -> RunLog:
+    def open(cls, path: Path, config: Config, fed: Federation) -> RunLog:
         """The folder, new or as an earlier process left it; one that is there is only looked at."""
         arm, seed = config.arms[0].name, config.seed
-        sampling = sampling or uniform()
         trial = Trial(arm, seed, path / "trials" / arm / f"seed-{seed}")
         if not (path / "config.toml").exists():
             run = RunFolder.create(path, config)
             run.write("config.toml", _text(config))
             table = {**environment(torch.device("cpu")), "flwr": version("flwr")}
             run.write("environment.json", json.dumps(table, indent=2) + "\n")
-            return cls(run, trial, layout, half, sampling)
+            return cls(run, trial, fed)
         there = RunFolder.open(path)
         if there.trials():
             _refuse_another(there, config, trial)
         # Asked for fewer rounds than are done, the run is as long as it is.
         config = replace(config, rounds=max(config.rounds, trial.done()))
-        return cls(RunFolder(path, config), trial, layout, half, sampling)
+        return cls(RunFolder(path, config), trial, fed)
 
-    def check(self, first: Progress) -> None:
+    def check(self, first: State, roster: Roster) -> None:
         """RunError where the last checkpoint does not fit. Nothing in the folder changes."""
         if self.trial.checkpoint.exists():
             self._found(read_checkpoint(self.trial.checkpoint), first)
 
-    def load(self, first: Progress) -> Progress:
+    def load(self, first: State, roster: Roster) -> tuple[State, Roster]:
         """The run as of the last checkpoint; as it is at first where there is none.
 
         Nothing in the folder changes before all of the checkpoint is found to fit.
         """
-        found = first
+        found = first, roster
         if self.trial.checkpoint.exists():
             found = self._found(read_checkpoint(self.trial.checkpoint), first)
         there = RunFolder.open(self.run.path)
@@ -118,9 +91,9 @@ class RunLog:
             self.run.write("config.toml", _text(wanted))
         return found
 
-    def _found(self, saved: Saved, first: Progress) -> Progress:
+    def _found(self, saved: Saved, first: State) -> tuple[State, Roster]:
         model = saved.tensors.get("model")
-        if saved.facts.get("layout") != self.layout.digest or model is None:
+        if saved.facts.get("layout") != self.fed.layout.digest or model is None:
             raise RunError(
                 f"{self.trial.checkpoint} is of another model: names, shapes or kinds of its tensors differ"
             )
@@ -136,18 +109,20 @@ class RunLog:
             )
         refuse_changes(saved, replace(self.run.config, clients=known.clients), self.trial)
         if clients > known.clients:
-            tensors = grown_half(saved.tensors, self.half, clients, self.layout.parameters)
+            half, parameters = self.fed.algorithm.server, self.fed.parameters
+            tensors = grown_half(saved.tensors, half, clients, parameters)
             saved = replace(saved, tensors=tensors)
-        server = saved_server(saved, first.server, self.run.config, self.trial)
+        before = self.fed.server()
+        server = saved_server(saved, before, self.run.config, self.trial)
         if clients > known.clients:
             server, known = grown(server, clients), replace(known, clients=clients)
-        server = checked_rule_state(server, first.server, self.run.config, self.trial)
-        mask = saved.tensors.get(_MASK)
-        if mask is not None:
-            mask = fitting(self.trial, _MASK, mask, first.server.model.bool())
-        return Progress(
-            server, known, self._policy(saved, first.policy), mask, self._sampled(saved, first.sampling)
-        )
+        state = self.fed.after(first, checked_rule_state(server, before, self.run.config, self.trial))
+        if (mask := saved.tensors.get("mask")) is not None:
+            mask = fitting(self.trial, "mask", mask, first.model.bool())
+            state = state.put("model", {**state["model"], "mask": mask})
+        if self.fed.policy is not None:
+            state = state.put("policy", self._policy(saved, first["policy"]))
+        return state.put("sampling", self._sampled(saved, first["sampling"])), known
 
     def _sampled(self, saved: Saved, first: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What the sampling knew, with rows for clients that are new; RunError where it has another form."""
@@ -175,25 +150,26 @@ class RunLog:
             self.run.write(METRICS_FILE, metrics_text(metrics_with(known, found, first=first)))
         self.trial.append(record, seconds)
 
-    def every(self, now: Progress) -> int:
+    def every(self, state: State, roster: Roster) -> int:
         """Rounds between two checkpoints."""
-        return spacing(self.run.config.checkpoint.every, 1, self._saved(now))
+        return spacing(self.run.config.checkpoint.every, 1, self._saved(state, roster))
 
-    def save(self, now: Progress) -> None:
+    def save(self, state: State, roster: Roster) -> None:
         """Make a checkpoint of the round that is done."""
-        self.trial.save(self._saved(now), self.run.config.checkpoint.keep)
+        self.trial.save(self._saved(state, roster), self.run.config.checkpoint.keep)
 
-    def _saved(self, now: Progress) -> Saved:
+    def _saved(self, state: State, roster: Roster) -> Saved:
         facts = {
-            "layout": self.layout.digest,
+            "layout": self.fed.layout.digest,
             "config": meaning(self.run.config, self.trial.arm),
-            "roster": now.roster.to_json(),
+            "roster": roster.to_json(),
         }
-        tensors = to_tensors(now.server) | {f"{_POLICY}{name}": t for name, t in now.policy.items()}
-        tensors |= {f"{_SAMPLING}{name}": t for name, t in now.sampling.items()}
-        if now.mask is not None:
-            tensors[_MASK] = now.mask
-        return Saved(now.server.round, tensors, facts)
+        tensors = to_tensors(self.fed.server(state))
+        tensors |= {f"{_POLICY}{name}": tensor for name, tensor in state["policy"].items()}
+        tensors |= {f"{_SAMPLING}{name}": tensor for name, tensor in state["sampling"].items()}
+        if state.mask is not None:
+            tensors["mask"] = state.mask
+        return Saved(state.round, tensors, facts)
 
     @contextmanager
     def ending(self) -> Iterator[None]:

@@ -26,7 +26,7 @@ from safari.aggregation.steps import steps_of
 from safari.config import Config
 from safari.errors import ConfigError, RunError, SafariError
 from safari.federation import Broadcast as Sent
-from safari.federation import Federation, State, Uploads, finish
+from safari.federation import Federation, State, Uploads, finish, init
 from safari.federation.algorithm import running_average_of
 from safari.flower.arrays import dense_record, dense_vector, others_of, state_names
 from safari.flower.broadcast import Broadcast, broadcast
@@ -41,20 +41,19 @@ from safari.flower.protocol import PACKETS
 from safari.flower.reply import mean_metrics
 from safari.flower.residual import NEVER
 from safari.flower.roster import Roster
-from safari.flower.rule_state import vacated, vacated_rows
-from safari.flower.run_log import Progress, RunLog, round_record
+from safari.flower.run_log import RunLog, round_record
 from safari.flower.scores import scored
 from safari.flower.selection import Selection, select, select_drawn
 from safari.flower.settings import check_arguments, settings
 from safari.flower.text import last_line
 from safari.models import Layout
-from safari.pruning import PRUNERS, Batch, Masks
+from safari.pruning import PRUNERS, Batch, Masks, compute_mask
 from safari.rounds.beside import rounded
 from safari.rounds.masks import budget_of, sparsity_of
 from safari.rounds.rate import learning_rate
 from safari.runs.record import RoundRecord
 from safari.sampling import SAMPLINGS, Draw, SamplingRound
-from safari.seeds import generator
+from safari.seeds import generator, torch_generator
 from safari.wire import ValueMode
 
 if TYPE_CHECKING:
@@ -147,16 +146,11 @@ class SafariStrategy(Strategy):
         self.roster = Roster(clients)
         self._names = state_names(self.module, self.layout)
         self._others = others_of(ArrayRecord(dict(self.module.state_dict())), self._names)
-        self._first = self.layout.read(self.module)
         self._batch = batch
-        self._server: Server | None = None
-        # The mask policy's state, and the mask that was announced last.
-        self._policy = self._methods.start()
-        self._mask: Tensor | None = None
-        plug = self.config.sampling
-        self._sampling = SAMPLINGS.build(plug.name, plug.options)
-        self._sampled = self._sampling.init(clients, self.layout.parameters, torch.device("cpu"))
-        self._fed = self._federation()
+        self._fed = self._federation(self.layout.read(self.module))
+        # After the last round that counted; and what the round under way, which may be begun again, made of it.
+        self._state: State | None = None
+        self._opened: State | None = None
         self._handed_in: Tensor | None = None
         self._downloads = Downloads(download) if download in tuple(ValueMode) else None
         self._sent: Broadcast | None = None
@@ -177,21 +171,26 @@ class SafariStrategy(Strategy):
         self._line = RoundRecord(round=1, arrived=(), missing=(), metrics={})
 
     @property
-    def server(self) -> Server:
-        """The aggregation's whole state."""
-        if self._server is None:
+    def state(self) -> State:
+        """All that lasts from round to round, beside the clients' names."""
+        if self._state is None:
             raise SafariError("the strategy has no model yet: call start, or configure_train with one")
-        return self._server
+        return self._state
+
+    @property
+    def server(self) -> Server:
+        """The aggregating server as of this state."""
+        return self._fed.server(self.state)
 
     @property
     def arrays(self) -> ArrayRecord:
         """The global model as a state_dict's arrays, in its order."""
-        return self._dense(self.server.model)
+        return self._dense(self.state.model)
 
     @property
     def averaged(self) -> ArrayRecord | None:
         """The running average of the models likewise; None where `aggregation.average` asks for none."""
-        average = None if self._server is None else self._server.average
+        average = None if self._state is None else self._state.average
         return None if average is None else self._dense(average)
 
     def summary(self) -> None:
@@ -227,25 +226,25 @@ class SafariStrategy(Strategy):
         log.info("Starting SafariStrategy:")
         self.summary()
         with self._run_log(initial_arrays, num_rounds) as folder:
-            first = self.server.round
+            first = self.state.round
             if evaluate_fn is not None and first == 0:
                 _keep(result.evaluate_metrics_serverapp, 0, evaluate_fn(0, self.arrays))
-            every = 1 if folder is None else folder.every(self._progress())
+            every = 1 if folder is None else folder.every(self.state, self.roster)
             if every > max(1, self.config.checkpoint.every):
                 log.info("Checkpoints are large: one every %s rounds (checkpoint.every)", every)
-            while self.server.round < num_rounds:
+            while self.state.round < num_rounds:
                 tests = evaluate_fn, average_fn
                 seconds = self._round(
                     grid, result, train_config or {}, evaluate_config or {}, tests, num_rounds
                 )
                 if folder is not None:
                     folder.write(self._line, seconds)
-                    done = self.server.round
+                    done = self.state.round
                     if done % every == 0 or done == num_rounds:
-                        folder.save(self._progress())
+                        folder.save(self.state, self.roster)
                 arrived_ever = arrived_ever or not self._line["lost"]
                 self._count_lost()
-            if self.server.round > first and not arrived_ever and self.give_up is not None:
+            if self.state.round > first and not arrived_ever and self.give_up is not None:
                 raise SafariError(self._nothing_came("no round brought a usable reply"))
         result.arrays = self.arrays
         return result
@@ -257,6 +256,8 @@ class SafariStrategy(Strategy):
         self._take_over(arrays)
         online = wait_for_nodes(grid, self.quorum) if self._begun else self._wait_for_all(grid)
         self._begun = True
+        self._publish()
+        self._opened = self.state
         chosen = self._select(online)
         self._sent, self._messages = self._prepare(chosen.nodes, config, server_round, MessageType.TRAIN)
         if self.datagrams is not None:
@@ -272,7 +273,8 @@ class SafariStrategy(Strategy):
 
     def _select(self, online: Sequence[int]) -> Selection:
         """Whom to ask in this round."""
-        number = self.server.round
+        state = self.state
+        number = state.round
         # Begun again, a round asks others: those who were drawn may be the ones that are away.
         again = (self._silent,) if self._silent else ()
         rng = generator(self.config.seed, "cohort", number, *again)
@@ -282,7 +284,8 @@ class SafariStrategy(Strategy):
 
         def draw(weights: np.ndarray) -> Draw:
             view = SamplingRound(number, self.config.cohort or self.config.clients, weights, rng)
-            drawn, self._sampled = self._sampling.apply(self._sampled, view)
+            drawn, after = self._fed.sampling.apply(state["sampling"], view)
+            self._opened = state.put("sampling", dict(after))
             return drawn
 
         weighted = self.config.aggregation.weights == "samples"
@@ -312,20 +315,12 @@ class SafariStrategy(Strategy):
             expected = torch.from_numpy(sent.shared.predicted_mask)
             collected = replace(collected, replies=complete_masks(collected.replies, expected))
         changed = collected.roster.changed_seats(self.roster)
-        server = vacated(self.server, changed, self._methods.client.server)
-        self._sampled = vacated_rows(
-            self._sampling.init, self._sampled, self.config.clients, self.layout.parameters, changed
-        )
         self.roster, self._messages, self._sent = collected.roster, [], None
-        if weighted:
-            shares = server.weights.new_tensor(self.roster.shares())
-            server = replace(server, weights=shares)
         # Nobody was there to be asked: the round is lost, and no client's fault.
         cohort = collected.cohort or tuple(range(self.config.clients))
         self._note_downloads(collected)
-        record = self._step(server, sent.plan, collected, cohort)
+        self._state, record = self._finish(sent.plan, collected, cohort, changed)
         self._line = round_record(record, sent, collected, self._resumed)
-        self._mask = sent.plan.base
         if self.datagrams is not None and deliveries is not None:
             blocks = blocks_record(deliveries, collected.nodes)
             self._line = self._line.with_extra(blocks=blocks, datagrams=self.datagrams.counts)
@@ -335,11 +330,11 @@ class SafariStrategy(Strategy):
         arrived = [collected.replies[seat].metrics for seat in record.arrived]
         return self.arrays, mean_metrics(arrived)
 
-    def _federation(self) -> Federation:
+    def _federation(self, model: Tensor) -> Federation:
         config, client = self.config, self._methods.client
-        gate = config.aggregation.gate
+        gate, sampling, pruner = config.aggregation.gate, config.sampling, PRUNERS[config.pruning.pruner]
         return Federation(
-            model=self._first,
+            model=model,
             clients=config.clients,
             layout=self.layout,
             rounds=config.rounds,
@@ -352,16 +347,27 @@ class SafariStrategy(Strategy):
             ),
             algorithm=client,
             policy=None if config.policy.name == STATIC else self._methods.policy,
-            sampling=self._sampling,
+            sampling=SAMPLINGS.build(sampling.name, sampling.options),
             cohort=config.cohort,
             weights=None,
             lr=partial(learning_rate, config),
             budget=lambda t: budget_of(self.layout, config.pruning, sparsity_of(config.pruning, t)),
+            score=None if pruner.needs_data else self._score,
         )
 
-    def _step(self, server: Server, plan: Plan, collected: Collected, cohort: Sequence[int]) -> RoundRecord:
-        """Average what came, and let the mask policy and the sampling learn from it."""
-        replies, x = collected.replies, server.model.cpu()
+    def _score(self, x: Tensor, t: int, support: Tensor | None) -> Tensor:
+        """The configured score's mask of a model, as the server works it out."""
+        pruner, draws = PRUNERS[self.config.pruning.pruner], torch_generator(self.config.seed, "pruner")
+        return compute_mask(
+            self.module, self.layout, x, pruner, self._fed.budget(t), self._batch, draws, support
+        )
+
+    def _finish(
+        self, plan: Plan, collected: Collected, cohort: Sequence[int], changed: Sequence[int]
+    ) -> tuple[State, RoundRecord]:
+        """The state and the record after the round, of what came."""
+        fed, state = self._fed, self._opened or self.state
+        replies, x = collected.replies, state.model
         masks = torch.stack([reply.mask for reply in replies.values()]) if replies else x.bool()[None][:0]
         votes = [reply.votes for reply in replies.values() if reply.votes is not None]
         received = None
@@ -382,23 +388,20 @@ class SafariStrategy(Strategy):
             votes=rounded(torch.stack(votes)) if votes else None,
             same_mask=self._same_mask(plan, masks),
             shares=self._chosen.shares(cohort, collected.nodes),
+            weights=self.roster.shares() if self.config.aggregation.weights == "samples" else None,
             trained=collected.trained,
             refused=collected.refused,
+            new=changed,
         )
-        fed, announced = self._fed, {} if self._mask is None else {"mask": self._mask}
-        state = State(server.round, {"model": announced, "clients": {"weight": server.weights}})
-        state = fed.after(state, server).put("policy", plan.policy).put("sampling", self._sampled)
         sent = Sent(
-            round=server.round,
-            lr=fed.lr(server.round),
+            round=state.round,
+            lr=fed.lr(state.round),
             model=plan.received(x),
             masks=plan.masks or Masks(),
             along=plan.down,
             draw=Draw(tuple(cohort)),
         )
-        state, record = finish(fed, state, sent, got)
-        self._server, self._policy, self._sampled = fed.server(state), state["policy"], state["sampling"]
-        return record
+        return finish(fed, state, sent, got)
 
     def _same_mask(self, plan: Plan, masks: Tensor) -> bool:
         """Do all clients have one mask, those that are missing included?"""
@@ -410,9 +413,6 @@ class SafariStrategy(Strategy):
         """Is every client asked for the same mask?"""
         by_model_alone = plan.masks is None and not PRUNERS[self.config.pruning.pruner].needs_data
         return plan.shared is not None or by_model_alone
-
-    def _progress(self) -> Progress:
-        return Progress(self.server, self.roster, self._policy, self._mask, self._sampled)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -440,7 +440,7 @@ class SafariStrategy(Strategy):
         if self._downloads is not None:
             # They hold the model that the next round begins with.
             names = [self.roster.nodes[node] for node in found.nodes if node in self.roster.nodes]
-            self._downloads = self._downloads.noted(self.server.round, names, ())
+            self._downloads = self._downloads.noted(self.state.round, names, ())
         return mean_metrics(found.metrics)
 
     def _round(
@@ -453,7 +453,7 @@ class SafariStrategy(Strategy):
         num_rounds: int,
     ) -> dict[str, float]:
         """One round; returns the seconds of each part."""
-        number, watch = self.server.round + 1, _Watch()
+        number, watch = self.state.round + 1, _Watch()
         log.info("")
         log.info("[ROUND %s/%s]", number, num_rounds)
         replies = self._ask(grid, number, train_config, watch)
@@ -473,7 +473,7 @@ class SafariStrategy(Strategy):
 
     def _ask(self, grid: Grid, number: int, config: Mapping[str, Any], watch: _Watch) -> list[Message]:
         """The replies of a round. One in which no node answers does not count: it is begun again after a while."""
-        sampled, self._silent = self._sampled, 0
+        self._silent = 0
         while True:
             messages = list(self.configure_train(number, ArrayRecord(), ConfigRecord({**config}), grid))
             watch.lap("wire")
@@ -484,7 +484,7 @@ class SafariStrategy(Strategy):
             watch.lap("train")
             if any(map(of_a_node, replies)) or (self.datagrams is not None and self.datagrams.heard):
                 return replies
-            self._sampled, self._silent = sampled, self._silent + 1
+            self._silent += 1
             reasons = [last_line(reply.error.reason or "") for reply in replies]
             silence = [f"no reply within {self._timeout:g} s"] * (len(messages) - len(replies))
             if self.give_up is not None and self._silent >= self.give_up:
@@ -508,10 +508,10 @@ class SafariStrategy(Strategy):
             return
         self.config = replace(self.config, rounds=num_rounds)
         self._begin(None)
-        self._open_log(self.run).check(self._progress())
+        self._open_log(self.run).check(self.state, self.roster)
 
     def _open_log(self, run: Path) -> RunLog:
-        return RunLog.open(run, self.config, self.layout, self._methods.client.server, self._sampling)
+        return RunLog.open(run, self.config, self._fed)
 
     @contextmanager
     def _run_log(self, initial: ArrayRecord | None, num_rounds: int) -> Iterator[RunLog | None]:
@@ -525,13 +525,10 @@ class SafariStrategy(Strategy):
                 return
             folder = self._open_log(self.run)
             with folder.run.writing():
-                found = folder.load(self._progress())
-                self._server, self.roster = found.server, found.roster
-                self._policy, self._mask = dict(found.policy), found.mask
-                self._sampled = dict(found.sampling)
-                self._resumed = self._among_strangers = self.server.round > 0
+                self._state, self.roster = folder.load(self.state, self.roster)
+                self._resumed = self._among_strangers = self.state.round > 0
                 if self._resumed:
-                    log.info("Going on after round %s of %s", self.server.round, self.run)
+                    log.info("Going on after round %s of %s", self.state.round, self.run)
                 with folder.ending():
                     yield folder
         finally:
@@ -540,18 +537,18 @@ class SafariStrategy(Strategy):
                 self.datagrams.close()
 
     def _begin(self, initial: ArrayRecord | None) -> None:
-        vector = self._first
+        vector = self._fed.model
         if initial is not None and len(initial):
             vector = dense_vector(initial, self.layout)
             self._others |= others_of(initial, self._names)
-        self._fed = replace(self._federation(), model=vector)
-        self._server = self._fed.server()
+        self._fed = self._federation(vector)
+        self._state = init(self._fed)
 
     def _take_over(self, arrays: ArrayRecord) -> None:
         """Go on with the model that a strategy around this one hands in; our own `start` hands in none."""
         if not self._starting:
             self._check_wrapped()
-        if self._server is None:
+        if self._state is None:
             self._begin(arrays)
         if not len(arrays):
             return
@@ -560,7 +557,10 @@ class SafariStrategy(Strategy):
             return
         self._handed_in = vector
         self._others |= others_of(arrays, self._names)
-        self._server = replace(self.server, model=vector.to(self.server.model.device))
+        self._hand_over(vector)
+
+    def _hand_over(self, model: Tensor) -> None:
+        self._state = self.state.put("model", {**self.state["model"], "model": model})
 
     def _check_wrapped(self) -> None:
         """What cannot be done for a strategy around this one, told at its first round."""
@@ -607,15 +607,14 @@ class SafariStrategy(Strategy):
     ) -> tuple[Broadcast, list[Message]]:
         """The model in the shortest form that each node can read; the broadcast's size is their mean."""
         nodes = list(nodes)
-        if self._downloads is not None:
-            self._server, self._downloads = self._downloads.publish(self.server, self.layout, self.config)
+        self._publish()
         sent = broadcast(
             self.module,
             self.layout,
-            self.server.model,
+            self.state.model,
             self.config,
             self._plan(kind),
-            dense=self._dense(self.server.model) if self.download == "dense" else None,
+            dense=self._dense(self.state.model) if self.download == "dense" else None,
             held=self._held_mask(nodes) if kind == MessageType.TRAIN else None,
             remember=self._downloads is not None,
             upload=PACKETS if self.datagrams is not None and kind == MessageType.TRAIN else self.upload,
@@ -632,24 +631,34 @@ class SafariStrategy(Strategy):
             sizes += [sent.bytes_with(frames, own)] * len(group)
         return replace(sent, size=sum(sizes) / len(sizes) if sizes else sent.size), messages
 
+    def _publish(self) -> None:
+        """Go on from the model as clients will hold it, where downloads are lossy; once in a round."""
+        if self._downloads is not None:
+            state = self.state
+            model, self._downloads = self._downloads.publish(
+                state.model, state.round, self.layout, self.config
+            )
+            self._hand_over(model)
+
     def _held_mask(self, nodes: Sequence[int]) -> Tensor | None:
         """The mask of the round before, where all of these nodes are known to hold it: they have answered that round.
 
         After a restart they may be processes without a memory. Of datagrams more may arrive than was answered; of a
         round that is begun again they may hold the mask already.
         """
-        if self._mask is None or self._resumed or self._silent or self.datagrams is not None:
+        mask = self.state.mask
+        if mask is None or self._resumed or self._silent or self.datagrams is not None:
             return None
         names = [self.roster.nodes.get(node) for node in nodes]
-        last = self.server.round - 1
-        return self._mask if all(n is not None and self.roster.heard.get(n) == last for n in names) else None
+        last = self.state.round - 1
+        return mask if all(n is not None and self.roster.heard.get(n) == last for n in names) else None
 
     def _plan(self, kind: str) -> Plan:
         """The round's masks and what travels beside the model; to be tested, a model travels alone."""
-        methods = replace(self._methods, config=self.config)
         if kind != MessageType.TRAIN:
-            return methods.alone(self.server.round)
-        return methods.plan(self._policy, self.server, self.module, self._batch)
+            return self._methods.alone(self.state.round)
+        plan, self._opened = self._methods.plan(self._fed, self._opened or self.state)
+        return plan
 
     def _by_news(
         self, nodes: Sequence[int], each: bool
@@ -714,7 +723,7 @@ class SafariStrategy(Strategy):
             names = {seat: name for name, seat in self.roster.names.items()}
             arrived = [reply.name for reply in collected.replies.values()]
             failed = [names[seat] for seat in collected.failed if seat in names]
-            self._downloads = self._downloads.noted(self.server.round, arrived, failed)
+            self._downloads = self._downloads.noted(self.state.round, arrived, failed)
 
     def _count_lost(self) -> None:
         """SafariError after too many rounds in a row without any arrival."""

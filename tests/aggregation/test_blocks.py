@@ -107,8 +107,8 @@ def plain_loop(server: Server, models: Tensor, masks: Tensor, came: Tensor) -> T
 @pytest.mark.parametrize("rule", RULES)
 def test_blocks_are_what_a_plain_loop_over_coordinates_gives(rule, seed):
     server = server_of(rule, seed)
-    # safari+ holds cuts back by a look at all coordinates of a block together: masks that are alike here.
-    cut = 0.0 if rule == "safari+" else 0.4
+    # These two hold cuts back by a look at all coordinates of a block together: masks that are alike here.
+    cut = 0.0 if rule in ("safari+", "blue") else 0.4
     for t in range(4):
         models, masks = round_data(t, seed, cut)
         came = in_packets(t, seed)
@@ -122,12 +122,13 @@ def test_blocks_are_what_a_plain_loop_over_coordinates_gives(rule, seed):
 
 def fast_rules() -> dict[str, Compensation]:
     """Rules that weigh all blocks at once; safari+ with each of its options, and never waiting."""
-    rules = {name: RULES[name](**OPTIONS.get(name, {})) for name in RULES if name != "safari+"}
+    rules = {name: RULES[name](**OPTIONS.get(name, {})) for name in RULES if name not in ("safari+", "blue")}
     found = {name: rule for name, rule in rules.items() if rule.phases.weigh is not None}
     options = [{}, {"friends": False}, {"memory": False}, {"fade": False}, {"stay": True}, {"calm": 1.0}]
     return (
         found
         | {f"safari+ {option}": RULES["safari+"](wait=0, **option) for option in options}
+        | {"blue": RULES["blue"](wait=0)}
         | {"mifa, idle": RULES["mifa"](idle=True), "mifa, rescaled": RULES["mifa"](rescale=True)}
         | {f"known-p, {form}": RULES["known-p"](p=0.7, form=form) for form in ("normalised", "doubly-robust")}
     )
@@ -166,7 +167,7 @@ def many_clients(t: int, clients: int, size: int, parameters: int) -> tuple[Tens
 @pytest.mark.parametrize("pieces", ["one piece", "many pieces"])
 @pytest.mark.parametrize("rule", FAST)
 def test_all_blocks_at_once_are_what_one_by_one_gives(rule, pieces, monkeypatch):
-    clients, size, parameters = (34, 80, 50) if rule in ("safari", "safari+ {}") else (9, 400, 330)
+    clients, size, parameters = (34, 80, 50) if rule in ("safari", "safari+ {}", "blue") else (9, 400, 330)
     if pieces == "many pieces":
         monkeypatch.setattr("safari.aggregation.blocks._AT_ONCE", 5 * clients**2)
         monkeypatch.setattr("safari.aggregation.plus._AT_ONCE", 7 * clients**2)

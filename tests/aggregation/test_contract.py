@@ -35,6 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "drop": {},
     "safari": {},
     "safari+": {},
+    "blue": {},
     "stale": {},
     "fdms": {},
     "mifa": {},

@@ -140,6 +140,7 @@ def test_known_p_divides_by_the_probability() -> None:
         ("cluster-fedvarp", {"clusters": 0}, "clusters must be at least 1, got 0"),
         ("cluster-fedvarp", {"clusters": 4}, "clusters must be at most the 3 clients, got 4"),
         ("safari+", {"patience": 0.5}, "patience must be at least 1, got 0.5"),
+        ("blue", {"ridge": -1.0}, "ridge must lie between 0 and 1000000, got -1.0"),
         ("safari+", {"keep": 0.0}, "keep must be above 0 and at most 1, got 0.0"),
     ],
 )

@@ -14,7 +14,7 @@ from torch import Tensor
 from aggregation.samples import vector
 from safari.aggregation import RULES, Decision, Round, Server, combine
 from safari.aggregation.compensation import Compensation, NotFiniteError
-from safari.aggregation.plus import _cosines
+from safari.aggregation.plus import cosines_with_memory
 from safari.errors import ConfigError
 
 SIZE, PARAMETERS, CLIENTS = 24, 20, 6
@@ -146,7 +146,7 @@ def test_cosines_of_huge_updates_are_those_of_their_directions(scale: float) -> 
             weights=torch.ones(CLIENTS),
             parameters=SIZE,
         )
-        return _cosines({"updates": old * factor}, view)
+        return cosines_with_memory({"updates": old * factor}, view)
 
     found = cosines(scale)
     assert found.shape == (4, 4 + CLIENTS)

@@ -434,7 +434,7 @@ def test_a_diverging_run_goes_on_to_its_end(gate, lr, packets):
     """Products of such updates overflow float32, which ended `safari+` with a linear-algebra error; where all that
     came in part is refused, a rule sees a round without arrivals."""
     local = {**SMALL["local"], "lr": lr}
-    for rule in ("safari", "safari+", "cluster-fedvarp", "fdms", "geometric-median", "trimmed-mean"):
+    for rule in ("safari", "safari+", "blue", "cluster-fedvarp", "fdms", "geometric-median", "trimmed-mean"):
         config = {**SMALL, "arms": [rule], "local": local, "aggregation": {"gate": gate}, "packets": packets}
         for _, after, _ in play(config):
             assert bool(torch.isfinite(after.model).all()), rule

@@ -12,13 +12,20 @@ _WORTH = 1e-9
 
 
 def blend(
-    among: Tensor, to: Tensor, allowed: Tensor, *, whole: bool = False, which: Tensor | None = None
+    among: Tensor,
+    to: Tensor,
+    allowed: Tensor,
+    *,
+    whole: bool = False,
+    which: Tensor | None = None,
+    near: Tensor | None = None,
 ) -> Tensor:
     """For each row j the weights c ≥ 0, Σ c ≤ 1, that minimise cᵀ·among·c - 2·to[j]ᵀ·c (`whole`: Σ c = 1).
 
     `among[i, k]` is the expected product of two known vectors (or `among[j, i, k]`, where each row has its
     own), `to[j, i]` of an unknown and a known one. `which`: for many rows of which several share a matrix,
-    `among[which[j], i, k]`; then rows that are done are left out of further passes.
+    `among[which[j], i, k]`; then rows that are done are left out of further passes. `near[j]`: the weights that the
+    ridge penalty favours, instead of 0.
 
     An active-set method: vectors with negative weights leave the set, and vectors that would improve the
     objective re-enter it, until neither happens. A row with an empty set is 0.
@@ -33,8 +40,10 @@ def blend(
     eye = torch.eye(count, dtype=among.dtype, device=among.device)
     # A matrix of pairwise estimates need not be positive semidefinite: shift its spectrum until it is.
     least = torch.linalg.eigvalsh(among)[..., :1, None].clamp(max=0.0)
-    known = among + (_RIDGE - least) * eye
-    known = known if which is None else known[which]
+    ridge = _RIDGE - least
+    known = among + ridge * eye
+    known, ridge = (known, ridge) if which is None else (known[which], ridge[which])
+    to = to if near is None else to + ridge[..., 0] * near
     found, rows = torch.zeros_like(to), torch.arange(len(to), device=to.device)
     inside = allowed
     # Each pass removes vectors, re-admits one, or is the last; in the second half nothing is re-admitted.

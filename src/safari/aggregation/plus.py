@@ -125,7 +125,7 @@ def safari_plus(
         known = {name: state[name].cpu() for name in _nothing_known(0)}
         if len(round.arrived):
             ids = torch.tensor(round.arrived_ids, dtype=torch.int64)
-            known = _learn(known, _cosines(state, round), ids, state["age"].cpu(), options)
+            known = _learn(known, cosines_with_memory(state, round), ids, state["age"].cpu(), options)
         return state | known
 
     def weigh(state: State, round: Round, sets: Tensor) -> Weights | None:
@@ -156,7 +156,7 @@ def _nothing_known(clients: int) -> State:
     }
 
 
-def _cosines(held: State, round: Round) -> Tensor:
+def cosines_with_memory(held: State, round: Round) -> Tensor:
     """The cosine of each arrival's update with every arrival's and with everybody's last one.
 
     Where parts of models arrived: over what came of both; NaN where that is nothing.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from safari.aggregation.blue import blue
 from safari.aggregation.compensation import Compensation
 from safari.aggregation.fedstale import fedstale
 from safari.aggregation.majority_vote import majority_vote
@@ -22,6 +23,7 @@ RULES: Kind[Callable[..., Compensation]] = Kind(
         "drop": drop,
         "safari": safari,
         "safari+": safari_plus,
+        "blue": blue,
         "stale": stale,
         "fdms": fdms,
         "mifa": mifa,

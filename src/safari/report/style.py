@@ -31,7 +31,7 @@ DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (5, 1.5, 1, 
 # rules of one family share a colour.
 RULE_LOOKS = {
     "perfect": 0, "drop": 1, "safari": 2, "safari+": 3, "mifa": 4, "fedau": 5, "stale": 6,
-    "attainable": 7, "known-p": 8, "fdms": 9, "fedvarp": 11, "few": 13,
+    "attainable": 7, "known-p": 8, "fdms": 9, "blue": 10, "fedvarp": 11, "few": 13,
     "cluster-fedvarp": 18, "geometric-median": 19, "trimmed-mean": 20, "fedstale": 25, "majority-vote": 26,
 }  # fmt: skip
 

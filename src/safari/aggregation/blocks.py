@@ -50,7 +50,7 @@ class Block:
 
 
 def aggregate(rule: Compensation, state: State, round: Round) -> tuple[Decision, Tensor, State]:
-    """What the rule decides, the next model, and the rule's state, in which it does not yet remember the round.
+    """The rule's decision, the next model, and the rule's state, in which it does not yet remember the round.
 
     Where models arrived in part the decision is the one about clients from which nothing arrived at all, with the
     stand-ins of all blocks.
@@ -130,7 +130,7 @@ def _at_once(
 def _one_by_one(
     rule: Compensation, state: State, columns: State, round: Round, came: Tensor
 ) -> tuple[Tensor, StandIns]:
-    """The same for any rule, which is asked for each block."""
+    """The next model and who stood in for whom, from any rule: it is asked for each block."""
     order, blocks = arrange(came)
     arranged = _Arranged.of(round, columns, order)
     model = torch.empty_like(round.global_model)

@@ -1,4 +1,4 @@
-"""What a server remembers of each client: its last update, the weights it kept, and how long ago that was."""
+"""Memory of clients at the server: the last update of each, the weights it kept, and how long ago that was."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def remember(state: State, round: Round, rate: float = 1.0) -> State:
 
 
 def recall(state: State, round: Round, clients: Tensor, rate: float = 1.0) -> Tensor:
-    """What these clients would have sent by memory, z_j = x + rate · y_j inside j's last mask.
+    """The models that these clients would have sent by memory, z_j = x + rate · y_j inside j's last mask.
 
     A weight that all arrivals cut is cut, as in their mean: old masks would hold the support above the
     budget, so that masks never settle, and every round would cut trained weights. A client never heard is

@@ -270,8 +270,8 @@ def _unions(masks: Tensor, cluster: Tensor, heard: Tensor) -> Tensor:
 
 
 def corrected(round: Round, sets: Tensor, a: Tensor, recalled: Tensor) -> Weights:
-    """What is recalled of everybody, corrected by the arrivals, a_i (Δ_i - y_i); `recalled` has a row for each of
-    the cohort."""
+    """Memory of everybody, corrected by the arrivals: Σ_j w_j y_j + Σ_i a_i (Δ_i - y_i); `recalled` has a row for each
+    of the cohort."""
     b = round.weights_on_host * sets.any(1, keepdim=True)
     b[:, members(round, sets.new_ones(1, sets.shape[1]))[0]] -= a
     return Weights(a, b, recalled)

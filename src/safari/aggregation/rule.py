@@ -1,4 +1,4 @@
-"""What rules are made of: their phases as one rule, and the weights that most of them begin with."""
+"""Rules from their phases, and the weights that most of them begin with."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def own_columns(state: State, columns: Sequence[str]) -> State:
 
 
 def respond(phases: Phases, state: State, round: Round, name: str = "the rule") -> Decision:
-    """What a rule that has learned decides in a round in which models arrived whole."""
+    """The decision of a rule that has learned, in a round in which models arrived whole."""
     if phases.estimate is not None:
         return _as_next(phases.estimate(state, round), round) if len(round.arrived) else Decision(round.own)
     sets = torch.ones(1, len(round.arrived), dtype=torch.bool)

@@ -24,7 +24,7 @@ _ROUNDING = 1e-6
 
 
 def waits(state: State, round: Round) -> int:
-    """How many more rounds may hold cuts back after this one, or `OVER`; `state` is that of before the round."""
+    """The number of rounds after this one that may hold cuts back, or `OVER`; `state` is that of before the round."""
     left = int(state["wait"])
     if left == OVER or not len(round.arrived):
         return left

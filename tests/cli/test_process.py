@@ -131,6 +131,7 @@ def test_mistakes_end_in_a_message_and_exit_code_2(tmp_path, arguments, said):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_plug_in_that_cannot_work_is_one_line_and_exit_code_2(tmp_path):
     """At once where the first round shows it, in `validate` as in `run`; else in the round that does."""
     (tmp_path / "bad.py").write_text(
@@ -374,6 +375,7 @@ def test_a_file_size_limit_ends_in_a_message_and_resume_finishes(tmp_path, refer
     assert checkpoints(tmp_path / "mine") == checkpoints(reference)
 
 
+@pytest.mark.slow
 def test_bars_on_a_terminal(tmp_path):
     (tmp_path / "tiny.toml").write_text(to_toml(parse(TINY)))
     ours, theirs = pty.openpty()

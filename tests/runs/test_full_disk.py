@@ -54,6 +54,7 @@ def assert_same(run: Path, reference: Path) -> None:
     assert leftovers(run) == []
 
 
+@pytest.mark.slow
 def test_a_record_that_does_not_fit_is_not_written_at_all(tmp_path, reference):
     ends = {}
     for arm in CONFIG["arms"]:
@@ -135,6 +136,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(place)], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_stops_the_run_and_more_space_lets_it_go_on(small_disk, tmp_path):
     config = {**TINY, "rounds": 40}
     run = small_disk / "run"

@@ -87,7 +87,8 @@ def reference(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [5, 20])
 def test_kills_leave_no_trace(reference, tmp_path, kills):
     rng = random.Random(20)
     total, run = records(reference), tmp_path / "run"

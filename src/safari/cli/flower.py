@@ -9,7 +9,7 @@ import click
 
 @click.group(short_help="Look after a run on Flower.")
 def flower() -> None:
-    """Look after a run on Flower: see docs/deploy.md."""
+    """Look after a run on Flower: a SuperLink or a ServerApp that dies is started again (docs/deploy.md)."""
 
 
 @flower.command(short_help="Start a run's SuperLink and ServerApp again until it is complete.")

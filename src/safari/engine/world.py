@@ -28,10 +28,11 @@ from safari.pruning import (
 )
 from safari.rounds.masks import budget_of, mask_and_votes, masked_gradient, sparsity_of
 from safari.rounds.rate import adapted_levels, learning_rate
+from safari.runs.record import MOST_BY_CLASS
 from safari.sampling import Sampling
 from safari.seeds import derive, generator, torch_generator
 from safari.tasks import Task, Units
-from safari.training import ClientAlgorithm, Known, draw_batches, evaluate, gather_norms
+from safari.training import ClientAlgorithm, Known, Scores, draw_batches, evaluate, gather_norms
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,7 @@ class World:
         t: int,
         memory_format: torch.memory_format = torch.preserve_format,
         tester: nn.Module | None = None,
-    ) -> dict[str, float] | None:
+    ) -> Scores | None:
         """The test of a model after round t, or None where the config asks for none.
 
         `tester`: what runs the module in a way of its own.
@@ -224,6 +225,7 @@ class World:
             evaluation.batch,
             memory_format,
             task=self.task,
+            classes=self.data.classes if self.data.classes <= MOST_BY_CLASS else 0,
         )
 
     def _norm_batches(self) -> Iterator[Tensor]:

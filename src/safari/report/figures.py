@@ -266,6 +266,33 @@ def label_counts(counts: NDArray[np.int64]) -> Figure:
         return figure
 
 
+def by_class(arms: Sequence[str], names: Sequence[str], accuracy: Floats) -> Figure:
+    """Accuracy of each class, a row an arm: one sees which classes an arm has forgotten.
+
+    `accuracy[arm, class]` is a fraction; NaN where a class has no test samples.
+    """
+    with styled():
+        rows, classes = accuracy.shape
+        longest = max(map(len, arms))
+        figure = new_figure(min(9.0, 1.6 + 0.08 * longest + 0.46 * classes), 0.9 + 0.34 * rows)
+        axes = figure.add_subplot()
+        shown = np.ma.masked_invalid(100.0 * accuracy)
+        axes.imshow(shown, cmap="Blues", vmin=0, vmax=100, interpolation="none", aspect="auto")
+        if classes <= MOST_CELLS_WITH_NUMBERS:
+            for (row, label), value in np.ndenumerate(100.0 * accuracy):
+                if np.isfinite(value):
+                    # Not the ink: these stand on blue, on a dark page too.
+                    shade = "#fefefe" if value > 68 else "#1a1a1b"
+                    axes.text(label, row, f"{value:.0f}", ha="center", va="center", color=shade, fontsize=8)
+        axes.set_yticks(range(rows), [visible(arm, _LONGEST_NAME) for arm in arms])
+        every = max(1, -(-classes // 20))
+        axes.set_xticks(range(0, classes, every), [visible(name, _LONGEST_NAME) for name in names[::every]])
+        axes.set(xlabel="class", title="test accuracy by class (%)")
+        axes.spines[:].set_visible(False)
+        axes.tick_params(length=0)
+        return figure
+
+
 def _look(k: int, line: Series) -> int:
     return k if line.look is None else line.look
 

@@ -191,6 +191,17 @@ def _own(run: RunData) -> Iterator[Drawn]:
                 figures.similarity(arm.similarity),
                 run.name,
             )
+    known = [(arm.name, arm.by_class) for arm in run.arms if arm.by_class is not None]
+    if known and len({len(row) for _, row in known}) == 1:
+        classes = len(known[0][1])
+        labels = run.class_names if len(run.class_names) == classes else tuple(map(str, range(classes)))
+        yield Drawn(
+            "classes",
+            "Accuracy by class",
+            "Which classes each arm has learned: accuracy of each class in the last evaluations, mean over seeds.",
+            figures.by_class([name for name, _ in known], labels, np.stack([row for _, row in known])),
+            run.name,
+        )
     if run.label_counts is not None:
         yield Drawn(
             "labels",

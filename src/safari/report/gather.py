@@ -115,6 +115,7 @@ class ArmData:
     status: `status[client, k]` is the `ClientStatus` in the k-th record; no rows beyond `MOST_CLIENTS`.
     stood_in: where another client stood in.
     layers: density and churn of each layer.
+    by_class: accuracy of each class, the mean over seeds and the last evaluations; None where nobody measured it.
     similarity: the rule's estimate at the last checkpoint; None for a rule that keeps none, and beyond 256 clients.
     size: how many numbers the model has; None before a checkpoint.
     """
@@ -124,6 +125,7 @@ class ArmData:
     status: Codes
     stood_in: Flags
     layers: LayerData
+    by_class: Floats | None
     similarity: Floats | None
     size: int | None
 
@@ -137,6 +139,7 @@ class RunData:
     metrics: RunMetrics
     arms: tuple[ArmData, ...]
     label_counts: NDArray[np.int64] | None
+    class_names: tuple[str, ...] = ()
     skipped: tuple[str, ...] = field(default=())
 
 
@@ -167,8 +170,14 @@ def read_run(run: RunFolder, name: str | None = None) -> RunData:
         metrics=run.metrics,
         arms=tuple(arm for arm in arms if arm is not None),
         label_counts=_label_counts(run, clients.get("label_counts")),
+        class_names=_class_names(run),
         skipped=tuple(skipped),
     )
+
+
+def _class_names(run: RunFolder) -> tuple[str, ...]:
+    names = run.read("data.json").get("class_names", [])
+    return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
 def arm_looks(configs: Sequence[tuple[str, Config]]) -> dict[tuple[str, str], int]:
@@ -237,19 +246,41 @@ def _longest(arm: ArmData) -> list[TrialData]:
 def _read_arm(name: str, trials: Sequence[Trial], run: RunFolder, skipped: list[str]) -> ArmData | None:
     """None for an arm without a single record."""
     metrics, clients = run.metrics, run.config.clients
-    read, first = [], None
+    read, first, by_class = [], None, []
     for trial in trials:
         problems: list[str] = []
         records = trial.records(clients, problems)
         skipped += [f"{trial.arm}, seed {trial.seed}: {problem}" for problem in problems]
         if records:
             read.append(TrialData(trial.seed, _columns(records, metrics)))
+            by_class += last_by_class(records, run.config)
             first = first or (trial, records)
     if first is None:
         return None
     status, stood_in = _statuses(first[1], clients)
     similarity, size = _from_checkpoint(first[0], clients)
-    return ArmData(name, tuple(read), status, stood_in, _layers(first[1]), similarity, size)
+    return ArmData(
+        name, tuple(read), status, stood_in, _layers(first[1]), _mean_of(by_class), similarity, size
+    )
+
+
+def last_by_class(records: Sequence[RoundRecord], config: Config) -> list[list[float]]:
+    """Accuracies by class in the evaluations of the last rounds, which summaries are about."""
+    since = config.rounds - config.evaluation.last
+    tested = [record for record in records if record.by_class]
+    counted = [record for record in tested if record.round > since] or tested[-1:]
+    return [[_float(value) for value in record.by_class or ()] for record in counted]
+
+
+def _mean_of(rows: Sequence[Sequence[float]]) -> Floats | None:
+    """The mean of rows of one length; None of none."""
+    if not rows or len({len(row) for row in rows}) > 1:
+        return None
+    table = np.array(rows)
+    # A class without test samples is NaN in every row.
+    return np.where(
+        np.isnan(table).all(0), np.nan, np.nansum(table, 0) / np.maximum(1, (~np.isnan(table)).sum(0))
+    )
 
 
 def _columns(records: Sequence[RoundRecord], metrics: RunMetrics) -> dict[str, Floats]:

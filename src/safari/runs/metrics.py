@@ -105,7 +105,7 @@ RESERVED = frozenset({
     "bytes_up", "bytes_down", "modes", "diagnosis", "reasons", "nodes", "names", "ignored", "resumed", "seed", "arm",
     "clients", "clients_mean", "clients_worst", "clients_spread", "client_scores",
     "rounds", "finished", "rounds_to_target", "rounds_to_stay", "reached_target", "stayed_at_target",
-    "lost_updates", "seeds", "seconds",
+    "lost_updates", "seeds", "seconds", "by_class",
 })  # fmt: skip
 
 CLASSIFICATION = RunMetrics.of(classification())

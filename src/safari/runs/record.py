@@ -22,6 +22,8 @@ from safari.runs.metrics import CLASSIFICATION, RunMetrics
 
 Number = float | int
 LAST_ROUND = 10**9
+# Classes whose accuracies are recorded one by one.
+MOST_BY_CLASS = 100
 MOST_CLIENTS = 10**9
 # Beyond this, sums of squares and the limits of a chart's axes are no longer finite.
 LARGEST_NUMBER = 1e150
@@ -30,7 +32,7 @@ LARGEST_NUMBER = 1e150
 TIME = "time"
 
 # In the order in which a line has them; the metrics stand after the round.
-_OPTIONAL = ("parts", "clients", "mask_age", "reasons", "nodes", "names", "ignored", "resumed")
+_OPTIONAL = ("by_class", "parts", "clients", "mask_age", "reasons", "nodes", "names", "ignored", "resumed")
 
 
 # What is said of the scores of single clients, over all of them.
@@ -90,6 +92,7 @@ class RoundRecord(Mapping[str, Any]):
     lost: nobody arrived, so that the model stayed as it was.
     parts: for each client of whom only some packets came, the share of its model that did; None where models
         arrive whole or not at all.
+    by_class: the accuracy of each class in the test; None where the task has no classes, or there was no test.
     clients: the score on the samples that each client holds out (`scores`), with `mean`, `worst` and `spread`
         over clients; None where clients hold none out, or there was no test.
     density: mean fraction of the prunable weights that a client's mask kept.
@@ -122,6 +125,7 @@ class RoundRecord(Mapping[str, Any]):
     refused: Mapping[int, str] = field(default_factory=dict)
     stand_ins: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     lost: bool = False
+    by_class: tuple[Number | None, ...] | None = None
     parts: Mapping[int, Number] | None = None
     clients: Mapping[str, Any] | None = None
     density: Number | None = None
@@ -404,6 +408,16 @@ class _Reader:
         found: dict[str, Any] = {key: _number(table.get(key), f"{name}.{key}") for key in OVER_CLIENTS}
         return {**found, "scores": [_number(score, f"{name}.scores") for score in listed]}
 
+    def optional_row(self, name: str) -> tuple[Number | None, ...] | None:
+        value = self._value.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) > MOST_BY_CLASS:
+            raise RecordError(
+                f"{name} must be a list of at most {MOST_BY_CLASS} numbers, got {_short(value)}"
+            )
+        return tuple(_number(each, name) for each in value)
+
     def optional_shares(self, name: str) -> dict[int, Number] | None:
         if self._value.get(name) is None:
             return None
@@ -463,6 +477,7 @@ _KINDS = {
     "refused": "texts",
     "stand_ins": "groups",
     "lost": "flag",
+    "by_class": "optional_row",
     "parts": "optional_shares",
     "clients": "optional_scores",
     "density": "number",

@@ -34,6 +34,7 @@ def classification() -> Task:
         score="top1",
         check=_check,
         mean=F.cross_entropy,
+        by_class=_by_class,
     )
 
 
@@ -46,6 +47,10 @@ def _measure(outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
     found = {"loss": F.cross_entropy(outputs, labels, reduction="sum"), "top1": best[:, 0].sum()}
     # With five classes or fewer every answer is among the best five.
     return {**found, "top5": best.sum()} if outputs.shape[1] > TOP else found
+
+
+def _by_class(outputs: Tensor, labels: Tensor, classes: int) -> Tensor:
+    return labels[outputs.argmax(1) == labels].bincount(minlength=classes)
 
 
 def _check(outputs: Tensor, labels: Tensor, classes: int) -> None:

@@ -15,6 +15,7 @@ from safari.errors import ConfigError
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Measure: TypeAlias = Callable[[Tensor, Tensor], Mapping[str, Tensor]]
 Finish: TypeAlias = Callable[[Mapping[str, float]], Mapping[str, float]]
+ByClass: TypeAlias = Callable[[Tensor, Tensor, int], Tensor]
 Check: TypeAlias = Callable[[Tensor, Tensor, int], None]
 
 LabelKind = Literal["class", "tokens", "multi-hot", "numbers"]
@@ -77,6 +78,8 @@ class Task:
     logits: the outputs are logits, so that dividing them by a temperature makes sense (GraSP).
     standardise: models learn labels that are standardised over the training set, and are tested in the labels' own
         units; for labels that are numbers.
+    by_class: `(outputs, labels, classes) -> int[classes]`, how many samples of each class are right; for tasks with one
+        class a sample.
     """
 
     name: str
@@ -90,6 +93,7 @@ class Task:
     mean: Loss | None = None
     logits: bool = True
     standardise: bool = False
+    by_class: ByClass | None = None
 
     def __post_init__(self) -> None:
         names = [metric.name for metric in self.metrics]

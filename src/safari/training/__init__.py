@@ -10,7 +10,7 @@ from safari.training.algorithm import (
     per_sample,
 )
 from safari.training.kinds import CLIENTS
-from safari.training.local import OPTIMISERS, ClientSide, Trained, draw_batches, evaluate, train_local
+from safari.training.local import OPTIMISERS, ClientSide, Scores, Trained, draw_batches, evaluate, train_local
 from safari.training.norms import batch_norms, gather_norms
 from safari.training.schedule import LR_SCHEDULES, lr_at
 
@@ -23,6 +23,7 @@ __all__ = [
     "Known",
     "LocalRound",
     "Scaled",
+    "Scores",
     "ServerHalf",
     "Trained",
     "batch_norms",

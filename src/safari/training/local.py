@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -230,6 +231,12 @@ def draw_batches(rng: np.random.Generator, samples: int, batch: int, steps: int)
     return np.concatenate(passes)[:wanted].reshape(steps, batch)
 
 
+class Scores(dict[str, float]):
+    """What a test of a model finds: metrics by name, and in `by_class` the accuracy of each class."""
+
+    by_class: tuple[float, ...] = ()
+
+
 @torch.no_grad()
 def evaluate(
     module: nn.Module,
@@ -239,7 +246,8 @@ def evaluate(
     memory_format: torch.memory_format = torch.preserve_format,
     *,
     task: Task | None = None,
-) -> dict[str, float]:
+    classes: int = 0,
+) -> Scores:
     """The task's metrics of the module as it stands, in eval mode.
 
     Parameters
@@ -249,22 +257,31 @@ def evaluate(
     batch: samples in one forward pass.
     memory_format: the layout in memory in which the module gets its inputs.
     task: what to measure; classification where none is given: loss, top-1 and top-5 accuracy (fractions).
+    classes: measure the accuracy of each of so many classes as well, where the task knows of such; 0: do not.
     """
     task = task or classification()
     module.eval()
     device = next((p.device for p in module.parameters()), x.device)
     # Summed where the module is, so that the host waits once and not after every batch.
     totals: dict[str, Tensor] = {}
+    right = torch.zeros(classes, dtype=torch.int64, device=device)
     for start in range(0, len(y), batch):
         labels = y[start : start + batch].to(device, non_blocking=True)
         # A copy: a module may write into its inputs, and must find them as they are the next time.
         part = x[start : start + batch].to(device, copy=True, memory_format=memory_format)
-        for name, value in task.measure(module(part), labels).items():
+        outputs = module(part)
+        for name, value in task.measure(outputs, labels).items():
             totals[name] = totals[name] + value.double() if name in totals else value.double()
+        if classes and task.by_class is not None:
+            right += task.by_class(outputs, labels, classes)
     sums = torch.stack(list(totals.values())).tolist()
     scores = task.finish({name: value / len(y) for name, value in zip(totals, sums, strict=True)})
     if task.score not in scores:
         raise ConfigError(
             f"task.name: {task.name}: a test must find the score {task.score}, got {brief(dict(scores))}"
         )
-    return dict(scores)
+    tested = Scores(scores)
+    if classes and task.by_class is not None:
+        there = y.bincount(minlength=classes).tolist()
+        tested.by_class = tuple(r / n if n else math.nan for r, n in zip(right.tolist(), there, strict=True))
+    return tested

@@ -42,7 +42,7 @@ $(VENV)/bin/python:
 # torch first and pinned: a range would fetch the CUDA build.
 $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) -r constraints.txt
-	$(PIP) -e ".[plots]"
+	$(PIP) -e ".[plots,view]"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo

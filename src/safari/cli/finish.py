@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
+import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,8 +47,8 @@ def stoppable(folder: Path) -> Iterator[None]:
         raise
 
 
-def finish(folder: Path, *, as_json: bool, quiet: bool) -> None:
-    """Write figures and report, and show the table."""
+def finish(folder: Path, *, as_json: bool, quiet: bool, suggest: bool = False) -> None:
+    """Write figures and report, and show the table; `suggest`: say what one types next."""
     run = RunFolder.open(folder)
     page = draw([run], folder)
     if as_json:
@@ -55,6 +57,24 @@ def finish(folder: Path, *, as_json: bool, quiet: bool) -> None:
     print_table([run])
     if not quiet:
         click.echo(f"report: {page}", err=True)
+        for line in next_commands(run) if suggest else ():
+            click.echo(line, err=True)
+
+
+def next_commands(run: RunFolder) -> list[str]:
+    """Commands that continue from a finished run, as they are typed here."""
+    here = Path(sys.argv[0])
+    found = shutil.which("safari")
+    safari = "safari" if found and Path(found).resolve() == here.resolve() else shlex.quote(str(here))
+    place, arms = shlex.quote(str(run.path)), [arm.name for arm in run.config.arms]
+    lines = [f"look at it in the browser:  {safari} view {place}"]
+    if run.config.seeds == 1:
+        lines.append(f"ask five seeds:             {safari} run {place}/config.toml --seeds 5 --jobs 2")
+    elif len(arms) > 1:
+        first = "drop" if "drop" in arms[:-1] else arms[0]
+        pair = f"{place}:{first} :{arms[-1]}"
+        lines.append(f"is a difference real?       {safari} compare {pair}")
+    return lines
 
 
 def draw(runs: Sequence[RunFolder], place: Path) -> Path:

@@ -89,7 +89,7 @@ def run(
                 engine.run(wanted, folder, watchers(wanted, quiet), overwrite=overwrite)
             else:
                 _in_processes(wanted, folder, jobs, overwrite, quiet)
-    finish(folder, as_json=as_json, quiet=quiet)
+    finish(folder, as_json=as_json, quiet=quiet, suggest=True)
 
 
 def _in_processes(config: Config, folder: Path, jobs: int, overwrite: bool, quiet: bool) -> None:

@@ -18,8 +18,11 @@ from safari.report.track import shareable
 from safari.runs import CLASSIFICATION, RunFolder, RunMetrics, Trial, model_size, seeds_of, summarise_trial
 from safari.runs.elsewhere import decided
 from safari.runs.files import is_alive
+from safari.runs.metrics import LONGEST_LABEL
+from safari.runs.record import MOST_BY_CLASS
 from safari.runs.soundness import Course, course_of
 from safari.runs.summary import whole
+from safari.text import visible
 from safari.toml import to_toml
 from safari.view.arrays import encode_array
 from safari.view.follow import without_folder
@@ -170,8 +173,9 @@ class Monitor:
         run, problems = self._runs[number], list[str]()
         config = shareable(run.config)
         looks = arm_looks([(name, run.config) for name, run in zip(self._names, self._runs, strict=True)])
-        clients, environment, model = (
-            _read_json(run, name, problems) for name in ("clients.json", "environment.json", "model.json")
+        clients, environment, model, data = (
+            _read_json(run, name, problems)
+            for name in ("clients.json", "environment.json", "model.json", "data.json")
         )
         found = {
             "name": self._names[number],
@@ -191,6 +195,7 @@ class Monitor:
             ),
             "environment": [[str(key), str(value)] for key, value in environment.items()],
             "label_counts": _counts(clients.get("label_counts"), drawn_clients(config.clients)),
+            "class_names": _texts(data.get("class_names")),
             "numbers": self._numbers(number, model),
             "state": self._state(number),
         }
@@ -336,6 +341,15 @@ def _counts(value: Any, clients: int) -> list[list[int]] | None:
     if len(widths) != 1 or 0 in widths or not all(_whole(n) for row in value for n in row):
         return None
     return value
+
+
+def _texts(value: Any) -> list[str]:
+    """The first of a list of texts, each as far as there is room for it; none where it is no list."""
+    return (
+        [visible(str(each), LONGEST_LABEL) for each in value[:MOST_BY_CLASS]]
+        if isinstance(value, list)
+        else []
+    )
 
 
 def _whole(value: Any) -> bool:

@@ -69,6 +69,8 @@ class TrialLog:
         self.seconds: dict[str, list[float | None]] = {"round": []}
         self.times: list[str | None] = []
         self.names: dict[int, str] = {}
+        # Accuracy of each class in the newest test.
+        self.by_class: tuple[float | None, ...] | None = None
 
     @property
     def generation(self) -> int:
@@ -129,6 +131,7 @@ class TrialLog:
             "snapshots_note": self.snapshots.note,
             "problems": self.problems,
             "dead_layers": self.dead_layers(),
+            "by_class": self.by_class,
             "detail": None if fresh or start.rounds == self.length else self.detail(start.rounds),
         }
 
@@ -171,6 +174,7 @@ class TrialLog:
             self._add_clients(record)
             named = record.names or {}
             self.names |= {client: visible(name) for client, name in named.items() if client < self.drawn}
+        self.by_class = record.by_class or self.by_class
         self.layer_density.extend(_row(record.layers, self.layers, math.nan))
         # Layers without churn are left out of a record that says it.
         silent = math.nan if record.layer_churn is None else 0.0

@@ -3,6 +3,7 @@
 import { BOTTOM, RoundChart, TOP, drawRoundAxis, roundSpan } from "./axes.js";
 import { BAR, drawBar } from "./heat.js";
 import { NOTHING, exact, lastUpTo, told } from "./numbers.js";
+import { noDetail } from "./store.js";
 import { colours, paint, rgb } from "./theme.js";
 
 const BELOW = BOTTOM + BAR + 6;
@@ -25,7 +26,7 @@ class LayerMap extends RoundChart {
 
   empty() {
     const detail = this.detail();
-    if (!detail?.length) return this.page.trial()?.lacksDetail ? "Left out of this file to keep it small: safari view shows it." : "No rounds yet.";
+    if (!detail?.length) return noDetail(this.page.trial());
     if (!detail.layers.length) return "These records do not name layers.";
     return this.values().some((v) => !Number.isNaN(v)) ? null : "These records are from before this was written down.";
   }

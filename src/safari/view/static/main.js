@@ -8,7 +8,7 @@ import { LabelMap } from "./heat.js";
 import { ChurnMap, DensityMap, LifeMap } from "./layers.js";
 import { LineChart } from "./lines.js";
 import { asBytes } from "./numbers.js";
-import { drawConfig, drawHead, drawNotes, drawTable, drawTiles } from "./panels.js";
+import { drawClasses, drawConfig, drawHead, drawNotes, drawTable, drawTiles } from "./panels.js";
 import { metricsOf, scoreCharts } from "./scores.js";
 import { SimilarityMap, StandIns } from "./similarity.js";
 import { FrozenSource, LiveSource } from "./source.js";
@@ -111,6 +111,7 @@ class Page {
       drawHead(this, document.getElementById("runs"));
       drawTiles(this, document.getElementById("tiles"));
       drawTable(this, document.getElementById("results"));
+      drawClasses(this, document.getElementById("classes"));
       drawConfig(this, document.getElementById("config"));
       drawNotes(this, document.getElementById("notes"));
       this.controls.draw();

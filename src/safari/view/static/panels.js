@@ -115,6 +115,29 @@ export function drawTable(page, node) {
   );
 }
 
+// Which classes each arm has learned: a row an arm, the mean over its seeds in the newest test.
+export function drawClasses(page, node) {
+  const rows = page.store.arms().flatMap((arm) => {
+    const known = arm.trials.map((trial) => trial.byClass).filter((row) => row?.length);
+    return known.length ? [{ arm, means: known[0].map((_, k) => mean(known.map((row) => row[k]).filter((v) => v !== null && v !== undefined))) }] : [];
+  });
+  node.hidden = !rows.length;
+  const key = JSON.stringify(rows.map(({ arm, means }) => [arm.label, means]));
+  if (!rows.length || key === node.dataset.shown) return;
+  node.dataset.shown = key;
+  const count = Math.max(...rows.map(({ means }) => means.length));
+  const names = page.store.runs[rows[0].arm.run].class_names;
+  const head = el("tr", {}, el("th", { scope: "col" }, "class"), Array.from({ length: count }, (_, k) => el("th", { scope: "col" }, names[k] ?? String(k))));
+  const body = rows.map(({ arm, means }) =>
+    el("tr", {}, el("th", { scope: "row" }, arm.label), means.map((value) => el("td", { class: "share", style: { "--share": String(value || 0) } }, Number.isFinite(value) ? asPercent(value, 0) : NOTHING))),
+  );
+  fill(
+    node,
+    scroll("Accuracy by class", el("table", { class: "numbers" }, el("caption", {}, "Accuracy by class"), el("thead", {}, head), el("tbody", {}, body))),
+    el("p", { class: "caption" }, "The global model in the newest test, mean over seeds: which classes an arm has learned, and which it has forgotten."),
+  );
+}
+
 function scroll(label, table) {
   return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, table);
 }

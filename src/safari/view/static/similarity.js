@@ -2,7 +2,7 @@
 
 import { HeatMap } from "./heat.js";
 import { exact, lastUpTo, plural } from "./numbers.js";
-import { nameOf } from "./store.js";
+import { nameOf, noDetail } from "./store.js";
 import { clientColours, colours } from "./theme.js";
 
 const MOST_IN_A_RING = 40;
@@ -126,7 +126,7 @@ export class StandIns extends HeatMap {
   }
 
   empty() {
-    if (!this.detail()?.length) return this.page.trial()?.lacksDetail ? "Left out of this file to keep it small: safari view shows it." : "No rounds yet.";
+    if (!this.detail()?.length) return noDetail(this.page.trial());
     if (!this.detail().clients || this.detail().clients > MOST_IN_A_TABLE) return "Too many clients to show them one by one.";
     return this.counts().most ? null : "Nobody stood in for anybody in these rounds.";
   }

@@ -52,6 +52,7 @@ export class Store {
     trial.note = news.snapshots_note;
     trial.problems = news.problems;
     trial.deadLayers = news.dead_layers;
+    trial.byClass = news.by_class;
     if (trial.detail && news.detail) trial.detail = joined(trial.detail, news.detail);
   }
 
@@ -119,6 +120,12 @@ export class Store {
     }
     return this.series.get(column);
   }
+}
+
+// Why a chart of clients or layers has nothing to show yet.
+export function noDetail(trial) {
+  if (trial?.lacksDetail) return "Left out of this file to keep it small: safari view shows it.";
+  return trial?.columns.round?.length ? "Loading …" : "No rounds yet.";
 }
 
 // What a client is called: by its number, and on a real network by the name that its operator gave it.

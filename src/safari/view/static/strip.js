@@ -2,7 +2,7 @@
 
 import { BOTTOM, RoundChart, TOP, drawRoundAxis, roundSpan } from "./axes.js";
 import { lastUpTo, plural } from "./numbers.js";
-import { nameOf, timeOf } from "./store.js";
+import { nameOf, noDetail, timeOf } from "./store.js";
 import { clientColours, colours, rgb } from "./theme.js";
 
 // As ClientStatus in runs/record.py has them.
@@ -22,7 +22,7 @@ export class ArrivalStrip extends RoundChart {
 
   empty() {
     if (this.detail()?.length) return this.detail().clients ? null : "Too many clients to show them one by one.";
-    return this.page.trial()?.lacksDetail ? "Left out of this file to keep it small: safari view shows it." : "No rounds yet.";
+    return noDetail(this.page.trial());
   }
 
   caption() {

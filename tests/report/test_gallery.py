@@ -18,7 +18,7 @@ from safari.report.style import RULE_LOOKS, colour, dash, for_paper
 def test_figures_as_files(tiny, tmp_path):
     names = ["top1", "top5", "loss", "bytes", "masks", "arrivals-drop", "arrivals-safari"]
     # Masks by magnitude: those of all arms are the same, whoever arrives.
-    names += ["layers-perfect", "similarity-safari", "labels"]
+    names += ["layers-perfect", "similarity-safari", "classes", "labels"]
     paths = write_figures(tiny, tmp_path / "figures")
     assert [path.name for path in paths] == [f"{name}.{kind}" for name in names for kind in ("png", "svg")]
     assert sorted(tmp_path.glob("figures/*")) == sorted(paths)

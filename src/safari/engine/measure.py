@@ -20,6 +20,7 @@ from safari.federation import Broadcast, Federation, State, Uploads, finish
 from safari.federation.record import finite
 from safari.runs.metrics import CLASSIFICATION, RunMetrics
 from safari.runs.record import RoundRecord
+from safari.training import Scores
 
 # The next state, the record, and the seconds each part took.
 Round = tuple[State, RoundRecord, dict[str, float]]
@@ -55,7 +56,7 @@ class Testing:
         everyone: Trains any clients of the round again, whatever the network does to them.
     """
 
-    model: Callable[[Tensor], Mapping[str, float] | None]
+    model: Callable[[Tensor], Scores | None]
     clients: Callable[[Tensor], list[float]]
     everyone: Everyone
 
@@ -107,6 +108,7 @@ def measured(
     return replace(
         record,
         metrics=_scores(metrics, scores or {}),
+        by_class=None if scores is None or not scores.by_class else tuple(map(finite, scores.by_class)),
         average=None if average is None else _scores(metrics, average),
         clients=None if clients is None else client_spread(clients, metrics),
         diagnosis=diagnosis,

@@ -4,7 +4,7 @@ docs/configuration.md           from the config's fields and the plug-ins' signa
 src/safari/cli/names.json       names and options of the plug-ins, which a shell completes
 docs/images/partition-*.svg     label counts of each partition of the digits
 With `--demo RUN`, from a finished run of the demo:
-docs/images/demo.svg, demo-dark.svg, the table in README.md and docs/quickstart.md, and
+docs/images/demo.svg, demo-dark.svg, README.md's caption, the table in docs/quickstart.md, and
 results/demo/, the records behind them
 """
 
@@ -37,7 +37,7 @@ TABLE = re.compile(r"(?<=<!-- demo table -->\n)(.*?)(?=<!-- end of demo table --
 Row = tuple[str, str, Any, str]
 
 # Names for a reader who has never seen the arms' own.
-_SPOKEN = {"perfect": "perfect network", "drop": "drop the missing", "safari": "SAFARI", "safari+": "SAFARI+"}
+_SPOKEN = {"perfect": "perfect network", "drop": "drop the missing", "safari": "the paper's rule"}
 _LIMITS = {"least": "at least {}", "above": "above {}", "below": "below {}", "most": "at most {}"}
 _INTRO = """\
 <!-- Written by `make docs` from the code. Do not edit: change the field's documentation instead. -->
@@ -45,7 +45,7 @@ _INTRO = """\
 
 An experiment is a TOML file (`safari run mine.toml`, in Python `safari.run("mine.toml", "runs/mine")`), a
 table of the same form in Python (`safari.run({...}, "runs/mine")`), or `--set key=value` on the command line.
-What is left out has its default, and the defaults are those of the demo.
+What is left out has its default.
 `safari init mine.toml` writes all fields with their documentation; `safari validate mine.toml` says
 everything that is wrong at once.
 
@@ -80,13 +80,20 @@ def names_file() -> str:
 
 
 def demo_results() -> dict[Path, str]:
-    """The demo's table for the pages that show it, from the records in results/demo."""
-    from safari.report import rows_of, to_markdown, to_text
+    """What the pages say of the demo, from the records in results/demo: README's caption, and a table."""
+    from safari.report import rows_of, to_text
 
-    rows = rows_of({"demo": json.loads((DEMO / SUMMARY).read_text(encoding="utf-8"))})
+    summary = json.loads((DEMO / SUMMARY).read_text(encoding="utf-8"))
+    scores = {name: f"{100 * arm['top1']['mean']:.1f} %" for name, arm in summary["arms"].items()}
+    seeds = summary["arms"]["drop"]["top1"]["n"]
+    caption = (
+        f"*Top-1 of the demo after {summary['rounds']} rounds, means of {seeds} seeds: a perfect network "
+        f"{scores['perfect']}, dropping the missing {scores['drop']}, the paper's rule {scores['safari']}, "
+        f"`safari+` {scores['safari+']}, the recipe {scores['recipe']}.*\n"
+    )
     return {
-        ROOT / "README.md": to_markdown(rows),
-        DOCS / "quickstart.md": f"```text\n{to_text(rows)}```\n",
+        ROOT / "README.md": caption,
+        DOCS / "quickstart.md": f"```text\n{to_text(rows_of({'demo': summary}))}```\n",
     }
 
 
@@ -202,17 +209,16 @@ def draw_partitions() -> None:
 
 
 def show_demo(run: Path) -> None:
-    """The picture and the table of README.md, and the records behind them, from a run of the demo."""
+    """The picture and the caption of README.md, the quick start's table, and the records behind them."""
+    import numpy as np
+
     from safari.report import figures
-    from safari.report.gather import read_run, series
+    from safari.report.gather import read_run
     from safari.report.style import render
 
-    folder = RunFolder.open(run)
-    lines = [
-        dataclasses.replace(line, label=_SPOKEN.get(line.label, line.label))
-        for line in series([read_run(folder)], "top1")
-    ]
-    figure = figures.curves(lines, "test accuracy (%)", percent=True)
+    data = read_run(RunFolder.open(run))
+    rows = {_SPOKEN.get(arm.name, arm.name): arm.by_class for arm in data.arms if arm.by_class is not None}
+    figure = figures.by_class([*rows], data.class_names, np.stack([*rows.values()]))
     _write(IMAGES / "demo.svg", render(figure, "svg"))
     _write(IMAGES / "demo-dark.svg", _darkened(render(figure, "svg", transparent=True)))
     for name in ("config.toml", SUMMARY, "environment.json"):

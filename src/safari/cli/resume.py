@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from safari.cli.offers import complete_run
-from safari.cli.options import json_option, quiet_option, trust_option
+from safari.cli.options import json_option, quiet_option, set_option, trust_option
 from safari.errors import SafariError, TrustError
-from safari.trust import using
+from safari.toml import parse_setting
+from safari.trust import names_in, using
 
 if TYPE_CHECKING:
     from safari.runs import RunFolder
@@ -28,15 +29,26 @@ if TYPE_CHECKING:
     metavar="ROUND",
     help="Go back to the state after ROUND first; it must have a checkpoint (checkpoint.keep).",
 )
+@set_option
 @trust_option
 @json_option
 @quiet_option
-def resume(folder: Path, from_round: int | None, trust: bool, as_json: bool, quiet: bool) -> None:
+def resume(
+    folder: Path,
+    from_round: int | None,
+    settings: tuple[str, ...],
+    trust: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
     """Go on with a run that was stopped or killed.
 
     The result is bit for bit what it would have been without the stop. A run that is finished is only shown.
     With --from, all arms and seeds go back to an earlier round; what came after it is kept in
     trials/ARM/seed-N/cut-1, cut-2 and so on.
+
+    With --set rounds=300 a run becomes longer, with --set seeds=5 it gets more seeds; what its numbers follow from
+    cannot change.
 
     A run that you have made goes on without more; one that names code or addresses and comes from somebody else, or
     has been edited since, needs --trust.
@@ -45,12 +57,17 @@ def resume(folder: Path, from_round: int | None, trust: bool, as_json: bool, qui
     Examples:
       safari resume runs/mine
       safari resume runs/mine --from 120
+      safari resume runs/mine --set rounds=300
     """
     from safari import engine
     from safari.runs import RunFolder
 
     run = RunFolder.open(folder)
-    if from_round is None and engine.finished(run):
+    if settings:
+        changes = [parse_setting(text) for text in settings]
+        with using(run.path / "config.toml", trust, names_in(changes)):
+            _go_on(engine.changed(run, changes), from_round, trust, as_json=as_json, quiet=quiet)
+    elif from_round is None and engine.finished(run):
         _show(run, trust, as_json=as_json, quiet=quiet)
     elif from_round is not None and run.is_federation:
         with run.writing():

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from safari.aggregation import RULES
-from safari.config import Config, parse
+from safari.config import Config, override, parse
 from safari.data import Data
 from safari.engine import reference, vectorised
 from safari.engine.assembly import assemble, check_rest, notes_of
@@ -33,7 +33,7 @@ from safari.runs.metrics import FILE as TASK_FILE
 from safari.runs.metrics import RunMetrics, metrics_text
 from safari.runs.record import RoundRecord
 from safari.runs.versions import note_version
-from safari.toml import read_toml
+from safari.toml import read_toml, to_toml
 from safari.trust import using
 
 # Names of classes, and tokens, that a run's folder lists.
@@ -143,6 +143,30 @@ def resume(
             aside = run.rewind(from_round)
         words = f"back to round {from_round}; what came after it is in"
         return _go(run, watchers, found, [f"{words} {place}" for place in aside])
+
+
+def changed(run: RunFolder, settings: Sequence[tuple[str, Any]]) -> RunFolder:
+    """The run with other settings, such as more rounds; RunError where what is done does not follow from them.
+
+    Args:
+        run: a run that no process is writing.
+        settings: fields and values, as `safari.config.override` takes them.
+    """
+    config = parse(override(run.config.to_dict(), settings))
+    for trial in run.trials():
+        if trial.arm not in {arm.name for arm in config.arms}:
+            raise RunError(
+                f"arms must keep {trial.arm}, which has rounds, got {', '.join(a.name for a in config.arms)}"
+            )
+        if done := trial.done():
+            refuse_changes(trial.about(), config, trial)
+            if done > config.rounds:
+                raise RunError(
+                    f"rounds must be at least {done}, which {trial.arm} has done, got {config.rounds}"
+                )
+    with run.writing():
+        run.write("config.toml", to_toml(config))
+    return RunFolder.open(run.path)
 
 
 def finished(run: RunFolder) -> bool:

@@ -4,7 +4,8 @@
 
 Writes docs/images/headline.svg and headline-dark.svg: accuracy against megabytes sent, from `safari reproduce recipe`;
 and rules.svg and rules-dark.svg: how far behind a perfect network dropping the missing, FedAU, the paper's rule, MIFA
-and safari+ end, from `safari reproduce rules`.
+and safari+ end, from `safari reproduce rules`. uneven.svg and uneven-dark.svg: the same against how uneven the links of
+two groups are, from `safari reproduce uneven --quick`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from safari.report.sheet import _DARK
 from safari.report.style import render
 from safari.sweep import Results
 from safari_evidence.experiments import find, read
+from safari_evidence.figures import figures_of
 from safari_evidence.folder import shipped
 from safari_evidence.headline import Line, Row, behind, race
 
@@ -98,12 +100,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Draw the figures of the README from the records.")
     parser.add_argument("--recipe", type=Path, default=ROOT / "results/evidence-recipe", help="of `recipe`")
     parser.add_argument("--rules", type=Path, default=ROOT / "results/evidence-second", help="of `rules`")
+    parser.add_argument("--uneven", type=Path, default=ROOT / "results/uneven", help="of `uneven --quick`")
     parser.add_argument("--out", type=Path, default=IMAGES)
     given = parser.parse_args()
     lines = lines_of(Results.open(given.recipe), shipped())
     rows = rows_of(Results.open(given.rules), ROWS, shipped())
     paths = save(race(lines, RACE_WORDS, RACE_GOAL), given.out, "headline")
-    for path in paths + save(behind(rows, ROWS_WORDS), given.out, "rules"):
+    paths += save(behind(rows, ROWS_WORDS), given.out, "rules")
+    (experiment,) = read(find(shipped(), ["uneven"]), [], quick=True)
+    (drawn,) = figures_of(experiment, Results.open(given.uneven))
+    for path in paths + save(drawn.figure, given.out, "uneven"):
         print(f"wrote {path}")
 
 

@@ -188,6 +188,8 @@ def test_an_option_that_a_rule_got_later_does_not_make_old_records_strange():
     plain, idle = Arm("mifa", Plug("mifa")), Arm("mifa", Plug("mifa", {"idle": True}))
     old = {"rule": {"name": "mifa"}, "defaults": {}}
     assert made_by(old, plain)
+    known = Arm("known-p", Plug("known-p", {"p": 0.5}))
+    assert made_by({"rule": {"name": "known-p", "p": 0.5}, "defaults": {}}, known), "from before it had forms"
     assert not made_by(old, idle)
     assert all(made_by(maker_of(arm), arm) for arm in (plain, idle))
     assert not made_by(maker_of(idle), plain)

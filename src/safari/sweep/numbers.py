@@ -65,7 +65,10 @@ _ROUNDING = 1e-6
 # As many as a config may ask for.
 _MOST_ROUNDS = 1e9
 # Options that rules were given after records were made, with the value that is what they did before.
-_FORMER: dict[str, dict[str, Any]] = {"mifa": {"idle": False}}
+_FORMER: dict[str, dict[str, Any]] = {
+    "mifa": {"idle": False, "rescale": False},
+    "known-p": {"form": "plain"},
+}
 _WINDOWS = 20
 _DIGITS = 5
 

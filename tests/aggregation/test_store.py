@@ -101,15 +101,6 @@ def test_another_model_is_refused() -> None:
             with_tensors(start("drop"), 3, {**tensors, **wrong})
 
 
-def test_what_a_rule_did_not_have_at_first_may_be_missing() -> None:
-    server = played(start("safari+"))
-    tensors = to_tensors(server)
-    del tensors["rule.shift"]
-    again = with_tensors(start("safari+"), server.round, tensors)
-    assert torch.equal(again.state["shift"], start("safari+").state["shift"])
-    assert bool(step(again).model.isfinite().all())
-
-
 def test_a_rule_of_ones_own_whose_state_grows() -> None:
     def apply(state: dict[str, Tensor], round: Round) -> tuple[Decision, dict[str, Tensor]]:
         seen = state.get("seen", round.arrived[:0])

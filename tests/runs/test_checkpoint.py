@@ -219,7 +219,9 @@ def test_a_checkpoint_of_another_format(run, trial):
     for about, problem in [
         (None, ": format must be safari-run-1, got None"),
         ('{"format": "safari-run-2"}', ": format must be safari-run-1, got 'safari-run-2'"),
-        ('{"format": "safari-run-1"}', unreadable + "'round'"),
+        ('{"format": "safari-run-1"}', ": round must be a whole number of at least 0, got None"),
+        ('{"format": "safari-run-1", "round": 7}', ": seed must be a whole number of at least 0, got None"),
+        ('{"format": "safari-run-1", "round": 7, "seed": 0}', ": digest must be a text, got None"),
         *(
             (
                 f'{{"format": "safari-run-1", {fields}, "facts": {{}}}}',
@@ -232,7 +234,10 @@ def test_a_checkpoint_of_another_format(run, trial):
                 ('"round": 2, "seed": Infinity', "seed", "inf"),
             ]
         ),
-        ('{"format": "safari-run-1", "round": 7, "facts": 3}', unreadable + "'int' object"),
+        (
+            '{"format": "safari-run-1", "round": 7, "seed": 0, "digest": "", "facts": 3}',
+            unreadable + "'int' object",
+        ),
         ("[]", unreadable + "'list' object"),
         ("{", unreadable + "Expecting"),
     ]:

@@ -270,16 +270,3 @@ def test_an_older_checkpoint_under_another_round_s_name_is_refused(run, trial):
     shutil.copy(trial.checkpoint, trial.path / "checkpoint-000012.safetensors")
     with pytest.raises(RunError, match=r"checkpoint-000012.safetensors is of round 14, not of round 12"):
         safari.resume(run, from_round=12)
-
-
-def test_checkpoints_of_version_0_1_are_still_read(run, finished):
-    """They have neither seed nor digest, and there is one."""
-    for path in run.rglob("checkpoint-*.safetensors"):
-        path.unlink()
-    for path in run.rglob("checkpoint.safetensors"):
-        head = json.loads(_head(path))
-        del head["digest"], head["seed"]
-        save_file(load_file(path), path, {"safari": json.dumps(head)})
-    text = (run / "config.toml").read_text()
-    (run / "config.toml").write_text(text.replace("keep = 3\n", "").replace("rounds = 14", "rounds = 15"))
-    assert safari.resume(run)["arms"]["safari"]["seeds"]["0"]["rounds"] == 15

@@ -285,9 +285,6 @@ class Compensation:
 
     `phases` has one by one what `apply` does at once, for rules that are made from it by `rule`: all blocks are
     weighed in one call, and a memory of clients can be written in place.
-
-    `added` names tensors of the state that the rule did not have at first: a checkpoint without them can be resumed,
-    and they begin as `init` gives them.
     """
 
     init: Init
@@ -297,7 +294,6 @@ class Compensation:
     columns: tuple[str, ...] = ()
     needs_arrival: bool = False
     phases: Phases | None = None
-    added: tuple[str, ...] = ()
 
 
 def _any_row(rows: Tensor) -> Tensor:

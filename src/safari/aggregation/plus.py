@@ -33,7 +33,7 @@ The rule uses no link probabilities, groups or labels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -140,8 +140,7 @@ def safari_plus(
     def remember_all(state: State, round: Round) -> State:
         return remember(state, round) | {"wait": torch.tensor([waits(state, round)])}
 
-    made = rule(weigh, init, learn=learn, remember=remember_all, columns=COLUMNS)
-    return replace(made, added=("shift",))
+    return rule(weigh, init, learn=learn, remember=remember_all, columns=COLUMNS)
 
 
 def _nothing_known(clients: int) -> State:

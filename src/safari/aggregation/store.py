@@ -38,8 +38,7 @@ def with_tensors(
     """The server after `round` rounds, from what `to_tensors` gave; names of other parts are ignored.
 
     SafariError where model, rule, steps or gate are not those of `server`: where a tensor is not there, or of
-    another form. What a rule's `added` names may be missing, and so may the state of a gate, which then
-    starts anew: older checkpoints have none. A gate's state may be of fewer clients.
+    another form. A gate's state may be of fewer clients.
 
     Args:
         server: a server that was started with the same clients, rule, steps and gate.
@@ -90,8 +89,7 @@ def _rule_state(server: Server, found: State) -> State:
             f"{_RULE}{more[0]} is no part of the state of {server.rule.name}: it must have {expected}, "
             f"got shape {[*found[more[0]].shape]}; start the server with the rule that was saved"
         )
-    held = {name: server.state[name] for name in server.rule.added if name in server.state} | found
-    return {name: _fitting(_RULE + name, held.get(name), first) for name, first in server.state.items()}
+    return {name: _fitting(_RULE + name, found.get(name), first) for name, first in server.state.items()}
 
 
 def _check_gate(first: State, found: State) -> None:

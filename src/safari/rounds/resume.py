@@ -86,8 +86,10 @@ def checked_rule_state(server: Server, first: Server, config: Config, trial: Tri
     rule = next(arm.rule for arm in config.arms if arm.name == trial.arm)
     if rule.name not in RULES:
         return server
-    held = {name: first.state[name] for name in first.rule.added} | server.state
-    state = {name: fitting(trial, f"rule.{name}", held.get(name), like) for name, like in first.state.items()}
+    state = {
+        name: fitting(trial, f"rule.{name}", server.state.get(name), like)
+        for name, like in first.state.items()
+    }
     for name, tensor in state.items():
         # Nothing that is averaged is infinite, so neither is what is remembered of it; NaN is how some rules say
         # that they know nothing yet.

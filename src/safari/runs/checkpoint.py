@@ -1,7 +1,6 @@
 """A checkpoint: a trial's state after a round, a safetensors file with facts and a digest in its header.
 
-`checkpoint.safetensors` is the newest; older ones have their round in the name. Files of version 0.1 have no
-digest and no seed: they are read as they are.
+`checkpoint.safetensors` is the newest; older ones have their round in the name.
 """
 
 from __future__ import annotations
@@ -51,15 +50,12 @@ _OLDER = re.compile(r"checkpoint-(\d{6,12})\.safetensors")
 
 @dataclass(frozen=True)
 class About:
-    """What a checkpoint says of itself: the round it was made after, small facts as JSON, seed and digest.
-
-    `seed` and `digest` are None in files of version 0.1.
-    """
+    """What a checkpoint says of itself: the round it was made after, small facts as JSON, seed and digest."""
 
     round: int
     facts: Mapping[str, Any]
-    seed: int | None = None
-    digest: str | None = None
+    seed: int
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -153,12 +149,11 @@ def read_checkpoint(path: Path, root: Path | None = None, *, seed: int | None = 
         # Copies: a tensor that is mapped from the file begins at any address, torch's own at a multiple of 64 bytes,
         # and the order in which torch adds numbers up depends on that. A resumed run would round otherwise.
         tensors = {name: handle.get_tensor(name).clone() for name in handle.keys()}  # noqa: SIM118
-        if seed is not None and about.seed not in (None, seed):
+        if seed is not None and about.seed != seed:
             raise RunError(f"{path} is of seed {about.seed}, not of seed {seed}")
-        if about.digest is not None:
-            head = {"format": FORMAT, "round": about.round, "seed": about.seed, "facts": about.facts}
-            if about.digest != _digest(head, tensors):
-                raise RunError(f"{path} is damaged: its digest is not that of its contents")
+        head = {"format": FORMAT, "round": about.round, "seed": about.seed, "facts": about.facts}
+        if about.digest != _digest(head, tensors):
+            raise RunError(f"{path} is damaged: its digest is not that of its contents")
         return Saved(about.round, tensors, about.facts)
 
 
@@ -200,16 +195,13 @@ def opened(path: Path, root: Path | None = None) -> Iterator[tuple[Any, About]]:
 def _about(path: Path, table: Any) -> About:
     if table.get("format") != FORMAT:
         raise RunError(f"{path}: format must be {FORMAT}, got {table.get('format')!r}")
-    seed, digest = table.get("seed"), table.get("digest")
-    for name, value in (("round", table["round"]), ("seed", 0 if seed is None else seed)):
+    for name in ("round", "seed"):
+        value = table.get(name)
         if type(value) is not int or value < 0:
             raise RunError(f"{path}: {name} must be a whole number of at least 0, got {value!r}")
-    return About(
-        table["round"],
-        dict(table["facts"]),
-        seed,
-        None if digest is None else str(digest),
-    )
+    if not isinstance(table.get("digest"), str):
+        raise RunError(f"{path}: digest must be a text, got {table.get('digest')!r}")
+    return About(table["round"], dict(table["facts"]), table["seed"], table["digest"])
 
 
 def _same_file(descriptor: int, path: Path) -> str:

@@ -85,9 +85,9 @@ LARGEST_SUM = 8 * LARGEST_CALL
 STRANGERS, LARGEST_OF_STRANGER = 16, 2**20
 # Keys that are remembered, and characters of each (one on P-384 has 288). Beyond them a key stays a stranger's.
 MOST_KEYS, LONGEST_KEY = 100_000, 512
-# Fields of a request, those in its messages included: a reply of 30,000 tensors has fewer, and strangers send few.
+# Fields of a request, those in its messages included: a reply of 5,000 tensors has fewer, and strangers send few.
 # Whoever parses makes an object of each, here and in the SuperLink, before anything is known of the signature.
-MOST_FIELDS, MOST_OF_STRANGER = 100_000, 2000
+MOST_FIELDS, MOST_OF_STRANGER = 20_000, 2000
 # For a whole body to come in, and for the SuperLink to answer; a SuperNode waits for 30.
 _SECONDS, _STRANGER_SECONDS = 30.0, 5.0
 # Bytes of a body that are checked in the event loop: some milliseconds.

@@ -228,7 +228,7 @@ def test_a_reply_that_nobody_asked_for_is_ignored(tmp_path):
         strategy.roster,
         Request({m.metadata.message_id: m.metadata.dst_node_id for m in messages}, (), 0.1),
         [stranger, *replies, again],
-        strategy._sent,
+        strategy._asked.sent,
     )
     assert list(found.replies) == [0, 1, 2]
     assert found.ignored == (

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -67,6 +67,31 @@ _MOST_TOLD = 10
 _LONGEST_PAUSE = 60.0
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A round under way: who was asked, with what, and the state that `finish` goes on from.
+
+    `online`: all nodes that were connected.
+    """
+
+    state: State
+    chosen: Selection
+    online: frozenset[int]
+    sent: Broadcast
+    messages: tuple[Message, ...]
+
+    def request(self, timeout: float, patience: int | None) -> Request:
+        """What replies are matched with. Messages get their ids when they are sent."""
+        return Request(
+            messages={m.metadata.message_id: m.metadata.dst_node_id for m in self.messages},
+            absent=self.chosen.absent,
+            timeout=timeout,
+            online=self.online,
+            spare=self.chosen.spare,
+            patience=patience,
+        )
 
 
 class SafariStrategy(Strategy):
@@ -148,15 +173,11 @@ class SafariStrategy(Strategy):
         self._others = others_of(ArrayRecord(dict(self.module.state_dict())), self._names)
         self._batch = batch
         self._fed = self._federation(self.layout.read(self.module))
-        # After the last round that counted; and what the round under way, which may be begun again, made of it.
+        # After the last round that counted; and the one under way, which may be begun again.
         self._state: State | None = None
-        self._opened: State | None = None
+        self._asked: Asked | None = None
         self._handed_in: Tensor | None = None
         self._downloads = Downloads(download) if download in tuple(ValueMode) else None
-        self._sent: Broadcast | None = None
-        self._messages: list[Message] = []
-        self._chosen = Selection((), (), ())
-        self._online: frozenset[int] = frozenset()
         self._evaluation: Evaluation | None = None
         self._timeout = math.inf
         # `start` is ours, not that of a strategy around this one.
@@ -257,53 +278,53 @@ class SafariStrategy(Strategy):
         online = wait_for_nodes(grid, self.quorum) if self._begun else self._wait_for_all(grid)
         self._begun = True
         self._publish()
-        self._opened = self.state
-        chosen = self._select(online)
-        self._sent, self._messages = self._prepare(chosen.nodes, config, server_round, MessageType.TRAIN)
+        chosen, state = self._select(online)
+        plan, state = self._methods.plan(self._fed, state)
+        sent, messages = self._prepare(chosen.nodes, config, server_round, MessageType.TRAIN, plan)
         if self.datagrams is not None:
-            self._messages = self.datagrams.announce(self._messages, self._sent, self._timeout)
-        self._chosen, self._online = chosen, frozenset(online)
+            messages = self.datagrams.announce(messages, sent, self._timeout)
+        self._asked = Asked(state, chosen, frozenset(online), sent, tuple(messages))
         log.info(
             "configure_train: asking %s nodes, %.0f bytes each; %s clients are not connected",
             len(chosen.nodes),
-            self._sent.size,
+            sent.size,
             len(chosen.absent),
         )
-        return self._messages
+        return messages
 
-    def _select(self, online: Sequence[int]) -> Selection:
-        """Whom to ask in this round."""
-        state = self.state
-        number = state.round
+    def _select(self, online: Sequence[int]) -> tuple[Selection, State]:
+        """Whom to ask in this round, and the state with what the sampling remembers of it."""
+        state, number = self.state, self.state.round
         # Begun again, a round asks others: those who were drawn may be the ones that are away.
         again = (self._silent,) if self._silent else ()
         rng = generator(self.config.seed, "cohort", number, *again)
         if self.config.sampling.name == "uniform":
             cohort = self.config.cohort
-            return select(self.roster, online, number, cohort=cohort, patience=self.patience, rng=rng)
+            return select(self.roster, online, number, cohort=cohort, patience=self.patience, rng=rng), state
 
         def draw(weights: np.ndarray) -> Draw:
+            nonlocal state
             view = SamplingRound(number, self.config.cohort or self.config.clients, weights, rng)
             drawn, after = self._fed.sampling.apply(state["sampling"], view)
-            self._opened = state.put("sampling", dict(after))
+            state = state.put("sampling", dict(after))
             return drawn
 
         weighted = self.config.aggregation.weights == "samples"
         weights = self.roster.shares() if weighted else [1.0] * self.config.clients
-        return select_drawn(self.roster, online, number, draw, weights, patience=self.patience)
+        return select_drawn(self.roster, online, number, draw, weights, patience=self.patience), state
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Sort the replies, let arrivals stand in for the missing, average."""
-        if self._sent is None:
+        if self._asked is None:
             raise SafariError("aggregate_train needs a round that configure_train has begun")
-        sent = self._sent
+        asked, sent = self._asked, self._asked.sent
         weighted = self.config.aggregation.weights == "samples"
         replies, deliveries = self._deliveries(list(replies), sent)
         collected = collect(
             self.roster,
-            self._request(),
+            asked.request(self._timeout, self.patience),
             replies,
             sent,
             by_name=self.by_name,
@@ -315,11 +336,9 @@ class SafariStrategy(Strategy):
             expected = torch.from_numpy(sent.shared.predicted_mask)
             collected = replace(collected, replies=complete_masks(collected.replies, expected))
         changed = collected.roster.changed_seats(self.roster)
-        self.roster, self._messages, self._sent = collected.roster, [], None
-        # Nobody was there to be asked: the round is lost, and no client's fault.
-        cohort = collected.cohort or tuple(range(self.config.clients))
+        self.roster, self._asked = collected.roster, None
         self._note_downloads(collected)
-        self._state, record = self._finish(sent.plan, collected, cohort, changed)
+        self._state, record = self._finish(asked, collected, changed)
         self._line = round_record(record, sent, collected, self._resumed)
         if self.datagrams is not None and deliveries is not None:
             blocks = blocks_record(deliveries, collected.nodes)
@@ -363,10 +382,12 @@ class SafariStrategy(Strategy):
         )
 
     def _finish(
-        self, plan: Plan, collected: Collected, cohort: Sequence[int], changed: Sequence[int]
+        self, asked: Asked, collected: Collected, changed: Sequence[int]
     ) -> tuple[State, RoundRecord]:
         """The state and the record after the round, of what came."""
-        fed, state = self._fed, self._opened or self.state
+        fed, state, plan = self._fed, asked.state, asked.sent.plan
+        # Nobody was there to be asked: the round is lost, and no client's fault.
+        cohort = collected.cohort or tuple(range(self.config.clients))
         replies, x = collected.replies, state.model
         masks = torch.stack([reply.mask for reply in replies.values()]) if replies else x.bool()[None][:0]
         votes = [reply.votes for reply in replies.values() if reply.votes is not None]
@@ -387,7 +408,7 @@ class SafariStrategy(Strategy):
             along={name: torch.stack([reply.up[name] for reply in replies.values()]) for name in names},
             votes=rounded(torch.stack(votes)) if votes else None,
             same_mask=self._same_mask(plan, masks),
-            shares=self._chosen.shares(cohort, collected.nodes),
+            shares=asked.chosen.shares(cohort, collected.nodes),
             weights=self.roster.shares() if self.config.aggregation.weights == "samples" else None,
             trained=collected.trained,
             refused=collected.refused,
@@ -424,8 +445,9 @@ class SafariStrategy(Strategy):
         if not self.evaluate or self._evaluation is None:
             return []
         self._take_over(arrays)
-        nodes = sorted(self._evaluation.seats)
-        sent, messages = self._prepare(nodes, config, server_round, MessageType.EVALUATE)
+        self._publish()
+        nodes, alone = sorted(self._evaluation.seats), self._methods.alone(self.state.round)
+        sent, messages = self._prepare(nodes, config, server_round, MessageType.EVALUATE, alone)
         self._evaluation = replace(self._evaluation, messages=tuple(messages), size=sent.size)
         log.info("configure_evaluate: asking %s nodes, %.0f bytes each", len(nodes), sent.size)
         return messages
@@ -603,17 +625,16 @@ class SafariStrategy(Strategy):
         return nodes
 
     def _prepare(
-        self, nodes: Iterable[int], config: Mapping[str, Any], server_round: int, kind: str
+        self, nodes: Iterable[int], config: Mapping[str, Any], server_round: int, kind: str, plan: Plan
     ) -> tuple[Broadcast, list[Message]]:
         """The model in the shortest form that each node can read; the broadcast's size is their mean."""
         nodes = list(nodes)
-        self._publish()
         sent = broadcast(
             self.module,
             self.layout,
             self.state.model,
             self.config,
-            self._plan(kind),
+            plan,
             dense=self._dense(self.state.model) if self.download == "dense" else None,
             held=self._held_mask(nodes) if kind == MessageType.TRAIN else None,
             remember=self._downloads is not None,
@@ -653,13 +674,6 @@ class SafariStrategy(Strategy):
         last = self.state.round - 1
         return mask if all(n is not None and self.roster.heard.get(n) == last for n in names) else None
 
-    def _plan(self, kind: str) -> Plan:
-        """The round's masks and what travels beside the model; to be tested, a model travels alone."""
-        if kind != MessageType.TRAIN:
-            return self._methods.alone(self.state.round)
-        plan, self._opened = self._methods.plan(self._fed, self._opened or self.state)
-        return plan
-
     def _by_news(
         self, nodes: Sequence[int], each: bool
     ) -> dict[tuple[tuple[bytes, ...] | None, int, bytes, int | None], list[int]]:
@@ -695,16 +709,6 @@ class SafariStrategy(Strategy):
             if node in self.roster.nodes and deliveries[node].packets
         ]
         return replies, deliveries
-
-    def _request(self) -> Request:
-        return Request(
-            messages={m.metadata.message_id: m.metadata.dst_node_id for m in self._messages},
-            absent=self._chosen.absent,
-            timeout=self._timeout,
-            online=self._online,
-            spare=self._chosen.spare,
-            patience=self.patience,
-        )
 
     def _refuse_strangers(self, collected: Collected) -> None:
         """RunError where a run goes on with others than its own clients: every round would be lost."""

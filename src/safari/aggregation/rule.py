@@ -34,6 +34,7 @@ def rule(
 ) -> Compensation:
     """A rule from its phases, which `Phases` describes; `columns` as in `Compensation`.
 
+    >>> from safari.aggregation import Weights
     >>> mean = rule(lambda state, round, sets: Weights(shares(round, sets)))
     >>> view = Round(
     ...     number=0, global_model=torch.zeros(1), cohort=torch.arange(3), arrived=torch.arange(2),

@@ -207,7 +207,6 @@ def count_round(pruner: str) -> list[dict[str, object]]:
     known = Known(OnDevice(world.known.label_counts), OnDevice(world.known.samples))
     engine.world = replace(world, device=DEVICE, start=OnDevice(world.start), known=known)
     state = state.put("model", {**state["model"], "model": OnDevice(state.model)})
-    state = state.put("clients", {"weight": OnDevice(fed.server().weights)})
     rows: list[dict[str, object]] = []
     with counted() as found:
 

@@ -87,8 +87,7 @@ def finish(fed: Federation, state: State, sent: Broadcast, got: Uploads) -> tupl
     before = state.mask
     state = cleared(fed, state, got.new)
     if got.weights is not None:
-        weights = torch.tensor(got.weights, dtype=torch.float64, device=state.model.device)
-        state = state.put("clients", {"weight": weights})
+        state = state.put("clients", {"weight": torch.tensor(got.weights, dtype=torch.float64)})
     if got.received is not None:
         # Numbers that did not come are the global model's, so that nobody learns from them.
         got = replace(got, models=torch.where(got.received, got.models, state.model))

@@ -95,7 +95,7 @@ def new_folder(name: str) -> Path:
 
 
 def rule_lines(runs: Sequence[RunFolder]) -> dict[str, str]:
-    """What each arm's rule does, in a line. A user's own rules said it when they ran: none is imported."""
+    """Description of each arm's rule, in a line. A user's own rules are in the run: none is imported."""
     lines: dict[str, str] = {}
     for run in runs:
         said = described(run)

@@ -104,7 +104,7 @@ _LEAST_LR = 1e-30
 
 @dataclass(frozen=True)
 class Local:
-    """What a client does in a round (Algorithm 2)."""
+    """Local training of a client in a round (Algorithm 2)."""
 
     steps: int = _f(5, "local steps τ in a round", least=1)
     epochs: float = _f(0.0, "passes over the client's own data instead of `steps`; 0: use `steps`", least=0.0)
@@ -127,7 +127,7 @@ class Local:
 
 @dataclass(frozen=True)
 class Aggregation:
-    """How models are averaged."""
+    """Averaging of the models."""
 
     weights: str = _f(
         "uniform", "uniform, or samples: by each client's sample count", choices=("uniform", "samples")
@@ -153,7 +153,7 @@ class Aggregation:
 
 @dataclass(frozen=True)
 class Engine:
-    """What computes the rounds."""
+    """Implementation that computes the rounds."""
 
     name: str = _f(
         "vectorised",
@@ -179,7 +179,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class Wire:
-    """How models become bytes (docs/wire.md)."""
+    """Encoding of models as bytes (docs/wire.md)."""
 
     values: str = _f(
         "auto",
@@ -468,7 +468,7 @@ ARM_TABLES = (
 
 # How a plug-in of the user's own is named.
 _OWN = '"file.py:NAME" or "__main__:NAME"'
-# A longer text is no name that somebody mistyped.
+# A longer text is no mistyped name.
 _LONGEST_HINT = 80
 # Each takes its share of every round.
 MOST_ARMS = 1000
@@ -529,7 +529,7 @@ def examine(table: Mapping[str, Any]) -> tuple[Config, list[str]]:
 
 
 def _without_dates(value: Any, path: str, problems: list[str]) -> Any:
-    """The same without dates and times: TOML has them, but no field and no record can hold one."""
+    """Copy a value without dates and times, and report these: TOML has them, but no field or record does."""
     if isinstance(value, Mapping):
         inner = {key: (f"{path}.{key}" if path else str(key), held) for key, held in value.items()}
         return {
@@ -560,7 +560,7 @@ def _address_problems(track: Track) -> list[str]:
 
 
 def _arm_problems(table: Mapping[str, Any], arms: Sequence[Arm]) -> list[str]:
-    """What is wrong with the settings that arms have of their own."""
+    """Problems with the settings that arms have of their own, a line each."""
     problems = []
     for arm in (arm for arm in arms if arm.set):
         field = f"arms: {arm.name}.set"
@@ -689,12 +689,12 @@ def _read(cls: type, table: Mapping[str, Any], prefix: str, problems: list[str])
 
 
 def _meant(path: str, value: object, hint: Any) -> str:
-    """What a value that stands where a table should was probably meant for, where the table has a name."""
+    """Guess which field a value in a table's place was meant for; empty where the table has no name."""
     if hint is not Plug and "name" not in {f.name for f in dataclasses.fields(hint)}:
         return ""
     if isinstance(value, str):
         return f" (did you mean {path}.name={value}?)" if 0 < len(value) <= _LONGEST_HINT else ""
-    # No file holds a function or an array: somebody gave the thing itself, from Python.
+    # No file holds a function or an array: the object itself was passed, from Python.
     itself = hint is Plug and not _is_of_a_file(value)
     return f"; your own goes in by its name, as {path}.name = {_OWN}" if itself else ""
 

@@ -1,4 +1,4 @@
-"""What can go wrong, in few kinds: each message names the thing, its limit and the value."""
+"""Exceptions, in few kinds: each message names the thing, its limit and the value."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from reprlib import Repr
 
 from safari.text import visible
 
-# Names that do not exist, and other problems, are told one by one up to here.
+# Names that do not exist, and other problems, are listed one by one up to here.
 _MOST_NAMES = 20
 # Of what is allowed, so many are listed.
 _MOST_ALLOWED = 100

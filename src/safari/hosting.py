@@ -16,7 +16,7 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def sheltered(where: str, call: Callable[[], T]) -> T:
-    """Run a user's code; whatever goes wrong in it is a ConfigError that says where."""
+    """Run a user's code; any error in it becomes a ConfigError that says where."""
     try:
         return call()
     except (ConfigError, DataError, MemoryError):
@@ -50,7 +50,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _place(error: BaseException) -> str:
-    """Where in the user's file it happened: the line to look at, without the page of frames around it."""
+    """Line of the user's file that raised an error, without the page of frames around it."""
     frames = [
         (frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__) if line
     ]

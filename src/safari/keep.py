@@ -36,7 +36,7 @@ class _EndedError(SafariError):
 
 @dataclass
 class Keeper:
-    """A run that is to be completed, whatever dies on the way.
+    """A run that is to be completed even if processes die on the way.
 
     Args:
         app: The folder of the Flower app.
@@ -84,7 +84,7 @@ class Keeper:
 
     @property
     def _number(self) -> Path:
-        """Where the id of the newest run is, for a keeper that takes over."""
+        """File with the id of the newest run, for a keeper that takes over."""
         return self.run.with_name(f"{self.run.name}.run-id")
 
     def _start_superlink(self) -> None:
@@ -173,7 +173,7 @@ class Keeper:
         return self._most > before
 
     def _flwr(self, *arguments: object) -> dict[str, Any]:
-        """What `flwr` answers; _EndedError where it fails."""
+        """Run `flwr` and return its answer; _EndedError where it fails."""
         command = [_program("flwr"), *map(str, arguments), "--format", "json"]
         try:
             found = subprocess.run(

@@ -69,7 +69,7 @@ class Kind(Mapping[str, V], Generic[V]):
         return f"{self._field(table, name)}: {name}"
 
     def find(self, name: str, table: str = "") -> V:
-        """What is registered under a name, or what a user's file, module or package has there."""
+        """Look up a plug-in by name: a registered one, or an object in a user's file, module or package."""
         found: V = resolve(self.name, self._field(table, name), name, self.builtin)
         return found
 

@@ -47,7 +47,7 @@ class Source:
     digest: str
 
     def __str__(self) -> str:
-        """As an error names it.
+        """Name, path and digest as an error shows them.
 
         >>> print(Source("my_rule.py", Path("/home/me/my_rule.py"), 16 * "0123"))
         my_rule.py (/home/me/my_rule.py, sha256 0123012301230123)
@@ -68,7 +68,7 @@ class _Loaded:
 
 _lock = RLock()
 _files: dict[Path, _Loaded] = {}
-# Modules beside plug-ins, by file: two plug-ins that import the same one share it.
+# Modules in the folders of plug-ins, by file: two plug-ins that import the same one share it.
 _neighbours: dict[Path, _Neighbour] = {}
 
 
@@ -78,7 +78,7 @@ def is_file_name(name: str) -> bool:
 
 
 def find(name: str) -> Source | None:
-    """Where code lies and what it is, without running any; None where there is none by this name."""
+    """Locate the source of code by name, without running any; None where there is none by this name."""
     if is_file_name(name):
         path = Path(name)
         if not path.is_file():
@@ -310,7 +310,7 @@ def _is_as_it_was(source: Source) -> bool:
 
 
 def _spec_of(name: str) -> importlib.machinery.ModuleSpec | None:
-    """Where a module lies. `importlib.util.find_spec` would import the packages that it is in."""
+    """Find a module's spec. `importlib.util.find_spec` would import the packages that it is in."""
     places: Sequence[str] | None = None
     spec = None
     parts = name.split(".")

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class ValueMode(StrEnum):
-    """What `wire.values` may name; `safari.wire` documents and carries them out.
+    """Value modes that `wire.values` may name; `safari.wire` documents and implements them.
 
     >>> ValueMode("step").exact, ValueMode.STEP.feeds_back, ValueMode.AUTO == "auto"
     (False, True, True)

@@ -1,4 +1,4 @@
-"""How a name in a config becomes an object, and which options it takes.
+"""Resolve a name in a config to an object, and list the options it takes.
 
 A plug-in is a built-in's name, `package.module:object`, `path/to/file.py:object`, or what an installed
 package offers under the entry-point group `safari.<kind>`. Its options are the keyword-only parameters of
@@ -133,7 +133,7 @@ def _hints(function: Any) -> dict[str, Any]:
 def check_options(
     field: str, factory: Callable[..., Any], options: Mapping[str, Any], positional: Sequence[str] = ()
 ) -> list[str]:
-    """What is wrong with these options: unknown names, wrong types, missing ones. A line each.
+    """Problems with a plug-in's options, a line each: unknown names, wrong types, missing ones.
 
     >>> def prox(mu=0.1): ...
     >>> check_options("client", prox, {"mu": 0.2})
@@ -267,7 +267,7 @@ def first_line(thing: Any) -> str:
 
 
 def _load(field: str, source: str, load: Callable[[], T]) -> T:
-    """Run a user's code for the first time: whatever goes wrong in it has a name in the config."""
+    """Run a user's code for the first time: its errors name the field of the config."""
     try:
         return load()
     except ConfigError as error:

@@ -39,7 +39,7 @@ def recipe(config: Tables) -> dict[str, dict[str, Any]]:
 
 
 def _demo(_: Tables) -> Settings:
-    """The defaults of every field, the recipe beside the paper's arms, and half of the labels behind bad links."""
+    """The defaults of every field, the recipe next to the paper's arms, and half of the labels behind bad links."""
     return [("arms", ["perfect", "drop", "safari", "safari+", RECIPE]), ("uplink.p", UNEVEN)]
 
 

@@ -33,7 +33,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Steadiness:
-    """How a curve moves once its linear trend is taken out.
+    """Fluctuation of a curve around its linear trend.
 
     wobble: the standard deviation of what is left, with parity taken out, too. alternation: mean of the even
     rounds minus that of the odd ones; None where only one of the two was tested. t: its t statistic.
@@ -136,9 +136,10 @@ def equivalence_test(values: Sequence[float], margin: float) -> float | None:
 def sign_flip_test(
     values: Sequence[float], mean: float = 0.0, alternative: Alternative = "two-sided"
 ) -> float | None:
-    """How often the mean is at least as extreme when each difference takes either sign; None for fewer than two values.
+    """P-value of the sign-flip permutation test of a mean; None for fewer than two values.
 
-    It needs no normal distribution, only symmetry. All 2ⁿ patterns up to n = 16, 65,536 drawn ones beyond, always
+    The p-value is the share of sign patterns under which the mean is at least as extreme. The test needs no
+    normal distribution, only symmetry. All 2ⁿ patterns up to n = 16, 65,536 drawn ones beyond, always
     the same. With n differences it cannot fall below 2^(1−n) two-sided: 0.25 for three seeds.
 
     >>> sign_flip_test([1.0, 2.0, 3.0]), sign_flip_test([1.0, 2.0, 3.0], alternative="greater")

@@ -1,4 +1,4 @@
-"""Text that somebody else wrote, made fit for a terminal, a log and a record."""
+"""Make text from others fit for a terminal, a log and a record."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def parse_toml(data: bytes, name: Path) -> dict[str, Any]:
 
 
 def _loads(text: str) -> dict[str, Any]:
-    """As `tomllib.loads`; RecursionError for what is too deep for it, or for whoever walks it afterwards."""
+    """Parse as `tomllib.loads`; RecursionError for nesting too deep for it or for a walk of the result."""
     if any(key[0].count(".") > DEEPEST for key in _KEY.finditer(_STRING_OR_COMMENT.sub("", text))):
         raise RecursionError(_DEEP)
     table = tomllib.loads(text)

@@ -1,4 +1,4 @@
-"""Whose run is it? One that somebody else may have written runs no code and contacts nobody.
+"""Trust in configs: a run that somebody else may have written runs no code and contacts nobody.
 
 What was typed, or written in Python, is the user's own. A config file may come from anybody: code and addresses that
 it names are refused where code is loaded (`safari.loading`) and where a network would be used, unless the user says
@@ -28,7 +28,7 @@ _LARGEST = 64 * 2**20
 
 @dataclass
 class Session:
-    """What may be loaded and contacted while one config is used, and what was.
+    """Code and addresses that may be used while one config is used, and those that were.
 
     Args:
         config: the file that may be somebody else's; None for the user's own tables.
@@ -166,9 +166,9 @@ def remember(config: Path, names: Iterable[str], files: Mapping[str, str]) -> No
 
 
 def known(digest: str) -> frozenset[str] | None:
-    """What the user has used with a file of this digest; None where the file was never run.
+    """Names that the user has used with a file of this digest; None where the file was never run.
 
-    Nothing is known where others could have written the store.
+    None, too, where others could have written the store.
     """
     try:
         folder = store()
@@ -190,7 +190,7 @@ def digest_of(path: Path) -> str:
 
 
 def state_folder() -> Path:
-    """Where this package keeps what belongs to the user rather than to a run."""
+    """Folder in which this package keeps what belongs to the user rather than to a run."""
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
     else:

@@ -17,7 +17,7 @@ from safari.text import visible
 FRAME_TYPE = "safari.frame.1"
 CHAIN_TYPE = "safari.chain.1"
 PACKETS_TYPE = "safari.packets.1"
-# What travels beside a model in the same record, and is lost with it: votes, masks, vectors of an algorithm.
+# Extra payloads in the record of a model, lost with it: votes, masks, vectors of an algorithm.
 BESIDE_TYPE = "safari.beside.1"
 VOTES, MASK, VECTOR = "votes", "mask", "vector."
 # How Flower says that an array is in numpy's own format.
@@ -78,7 +78,7 @@ def chain_of(record: Mapping[str, Array]) -> list[bytes] | None:
 
 
 def with_beside(record: ArrayRecord, beside: Mapping[str, bytes]) -> ArrayRecord:
-    """A model's record with what travels beside it, by name.
+    """A model's record with the extra payloads that accompany it, by name.
 
     >>> record = with_beside(frame_record(b"abc"), {"votes": b"de"})
     >>> frame_of(record), beside_of(record)
@@ -89,12 +89,12 @@ def with_beside(record: ArrayRecord, beside: Mapping[str, bytes]) -> ArrayRecord
 
 
 def beside_of(record: Mapping[str, Array]) -> dict[str, bytes]:
-    """What travels beside a model."""
+    """Extra payloads that accompany a model in its record, by name."""
     return {name: array.data for name, array in record.items() if array.stype == BESIDE_TYPE}
 
 
 def pack_broadcast(record: Mapping[str, Array]) -> bytes:
-    """A model's record as one message, to be sent in datagrams: what travels beside the model, and its frame.
+    """A model's record as one message, to be sent in datagrams: the extra payloads, and the model's frame.
 
         1 byte count | for each part: 1 byte length of the name, name, 4 bytes size | the parts | the frame
 

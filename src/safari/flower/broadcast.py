@@ -27,7 +27,7 @@ ARRAYS, CONFIG = "arrays", "config"
 
 @dataclass(frozen=True)
 class Broadcast:
-    """What goes out in a round, and what both ends then share.
+    """Broadcast of a round, and the state that both ends share after it.
 
     `beside` travels in one record with the model, whichever form that has; `size` counts both.
     """
@@ -58,14 +58,14 @@ class Broadcast:
         return RecordDict({ARRAYS: with_beside(arrays, {**self.beside, **(own or {})}), CONFIG: table})
 
     def bytes_with(self, frames: tuple[bytes, ...] | None, own: Mapping[str, bytes]) -> float:
-        """How many bytes of ours a message has, with the model in full or as frames."""
+        """Payload of a message in bytes, without Flower's own, with the model in full or as frames."""
         more = sum(map(len, own.values()))
         if frames is None:
             return self.size + more
         return sum(map(len, frames)) + sum(map(len, self.beside.values())) + more
 
     def own_of(self, seat: int | None) -> dict[str, bytes]:
-        """What travels beside the model for the client in a seat alone; None: one that has no seat."""
+        """Extra payloads for the client in one seat alone; None: for a client without a seat."""
         rows = (
             self.plan.fresh if seat is None else {name: rows[seat] for name, rows in self.plan.each.items()}
         )
@@ -79,7 +79,7 @@ def _vectors(vectors: Mapping[str, Tensor], layout: Layout) -> dict[str, bytes]:
 
 
 def predictor(pruner: str) -> Pruner:
-    """What both ends can score with on any hardware, instead of this pruner: random ranks, or magnitudes."""
+    """Pruner that predicts a mask equally on any hardware: random ranks for `rand`, otherwise magnitudes."""
     return PRUNERS["rand" if pruner == "rand" else "mag"]
 
 
@@ -97,12 +97,12 @@ def predict_mask(
 
 
 def support_of(x: Tensor, layout: Layout) -> Tensor:
-    """What is left of a model: its numbers that are not 0, and all that is never pruned."""
+    """Support of a model as a mask: the numbers that are not 0, and all that is never pruned."""
     return (x != 0) | ~layout.prunable
 
 
 def mask_known_by(x: Tensor, layout: Layout, wire: WireLayout) -> Shared:
-    """What both ends hold of a mask that travels beside a model: the model's support is most of it."""
+    """Shared state for a mask that accompanies a model: the model's support predicts most of it."""
     return Shared(wire, None, support_of(x, layout).numpy())
 
 

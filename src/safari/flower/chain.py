@@ -134,6 +134,6 @@ def remembered(state: Mapping[str, object], size: int) -> np.ndarray | None:
 
 
 def _shared(wire: WireLayout, model: np.ndarray) -> Shared:
-    """What both ends share: the previous model, and its support as the predicted mask."""
+    """Shared state of both ends: the previous model, and its support as the predicted mask."""
     expected = (model != 0) | np.repeat(~np.array(wire.prunable, np.bool_), wire.sizes)
     return Shared(wire, reference=model, predicted_mask=expected)

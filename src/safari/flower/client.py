@@ -123,7 +123,7 @@ class Job:
     def pack(
         self, vector: Tensor, remask: bool = False, up: Mapping[str, Tensor] | None = None
     ) -> ArrayRecord:
-        """A trained model as the record that goes back, with what travels beside it.
+        """A trained model as the record of the reply, with its extra payloads.
 
         `remask`: set weights that the mask cuts to 0, where they are not; otherwise that is an error. `up`: the
         vectors of the client algorithm, one row each.
@@ -159,7 +159,7 @@ class Job:
         return found
 
     def info(self) -> ClientInfo:
-        """What goes back beside it. A frame holds its mask, plain arrays do not."""
+        """Client information for the reply. A frame holds its mask, plain arrays do not."""
         if self.instructions.upload == "dense":
             return ClientInfo(self.client, np.packbits(self.mask[self.layout.prunable].numpy()).tobytes())
         return ClientInfo(self.client)
@@ -260,7 +260,7 @@ def sparse_mod(
     task: Task | None = None,
     remask: bool = False,
 ) -> Mod:
-    """The same as a mod, for a ClientApp whose functions stay as they are: dense arrays in, dense arrays out.
+    """`sparse` as a mod, for a ClientApp whose functions stay as they are: dense arrays in, dense arrays out.
 
     The function finds the masked model under "arrays", as from FedAvg, and its masks by `masks_of(message)`;
     it has to train inside them: `masked(optimizer, model, masks_of(message))`. All other records of its reply
@@ -387,7 +387,7 @@ def open_job(
 
 
 def _told_masks(instructions: Instructions, layout: Layout, x: Tensor, base: Tensor | None) -> Masks:
-    """The mask policy's answer as the server has told it; `base` is the mask that was announced."""
+    """The mask policy's answer as the server has sent it; `base` is the mask that was announced."""
     if not instructions.announced or base is None:
         # After the first round, what is 0 stays cut: the policy that needs no announcement.
         return Masks(support=None if instructions.round == 0 else x != 0)
@@ -412,7 +412,7 @@ def _refuse_algorithm(instructions: Instructions) -> None:
 
 
 def _shared(layout: Layout, x: Tensor, expected: Tensor, instructions: Instructions) -> Shared:
-    """What both ends hold."""
+    """Shared state of both ends: the received model, and the predicted mask if both expect the same one."""
     reference, wire = x.numpy(), wire_layout(layout)
     shared = Shared(wire, reference, expected.numpy())
     # Where this end expects another mask than the server, which rounding might do, it travels in full.
@@ -431,7 +431,7 @@ class Received:
 
 
 def _load(module: nn.Module, message: Message, context: Context) -> Received:
-    """What a message holds, with the model put into the module."""
+    """Load a message's model into the module, and return all that the message holds."""
     layout = Layout.of(module)
     wire = wire_layout(layout)
     arrays = message.content.array_records.get(ARRAYS)

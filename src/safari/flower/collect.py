@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked in a round.
+    """Requests of a round, with which its replies are matched.
 
     `messages`: message id to node. `absent`: seats of clients that count as missing because they are not
     connected. `timeout`: the round's deadline in seconds. `online`: all nodes that were connected. `spare`:
@@ -41,7 +41,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Collected:
-    """What came of a round, by seat.
+    """Outcome of a round, by seat.
 
     `replies` can be used; `refused` came and cannot; `reasons` says for each of the missing why it is.
     `trained` are those that are known to have had the model, `failed` those that answered with an error of
@@ -161,7 +161,7 @@ def _reader(
 
 
 def _look(node: int, message: Message, read: Callable[[Message, int], Reply], notes: _Notes) -> None:
-    """Read one reply. Whatever is in it, the round goes on."""
+    """Read one reply. An unusable one does not end the round."""
     if message.has_error():
         _look_at_error(node, message.error, notes)
         return

@@ -50,7 +50,7 @@ class Asked:
 
 
 class Datagrams:
-    """How a `SafariStrategy` moves models in datagrams; `SafariStrategy(..., datagrams=Datagrams(...))`.
+    """Transport of models in datagrams for `SafariStrategy(..., datagrams=Datagrams(...))`.
 
     Args:
         host: The name or address under which clients reach this process.
@@ -235,7 +235,7 @@ def check_tls(address: str, root_certificates: Path) -> None:
 
 
 def _source(message: Message, known: dict[_Parts, Source]) -> Source:
-    """What a message holds beside its config, as symbols; packed once for all messages that hold the same.
+    """Encode a message's arrays as symbols, once for all messages that hold the same.
 
     The parts are the key: `bytes` keep their hash and are equal to themselves at a glance, so that a model that the
     messages share is neither copied nor read again for each.

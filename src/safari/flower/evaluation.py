@@ -26,8 +26,8 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What came of it. `metrics`: of those who answered. `nodes`: they, who now hold the model. `record`: the
-    entry of the round's record."""
+    """Outcome of an evaluation. `metrics`: of the nodes that answered. `nodes`: these nodes, which now hold
+    the model. `record`: the entry of the round's record."""
 
     metrics: list[Metrics]
     nodes: list[int]

@@ -1,4 +1,4 @@
-"""The mask that a client was last told, kept in its own state: the next one may travel as what changed."""
+"""The last mask sent to a client, kept in its own state: the next one may travel as its difference."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def remembered_mask(state: Mapping[str, object], wire: WireLayout) -> Bools | No
 
 
 def decode_with_mask(frame: bytes, wire: WireLayout, state: Mapping[str, object]) -> tuple[Tensor, Tensor]:
-    """A model and its mask, which may be told as what changed in the mask that this client holds."""
+    """Decode a model and its mask, which may be coded as changes to the mask that this client holds."""
     try:
         found = decode(frame, Shared(wire, None, remembered_mask(state, wire)))
     except SharedKnowledgeError as error:

@@ -20,7 +20,7 @@ _Cut = list[tuple[nn.Parameter, Tensor]]
 def masked(
     optimizer: torch.optim.Optimizer, module: nn.Module, masks: Mapping[str, Tensor]
 ) -> torch.optim.Optimizer:
-    """The same optimiser, which from now on keeps pruned weights at 0.
+    """Make an optimiser keep pruned weights at 0, and return it.
 
     `masks`: bool tensors for some of the module's parameters, by name, True where a weight is kept, as
     `safari.prune` and `masks_of` return them. Pruned weights are set to 0 at once. Before each step their
@@ -44,7 +44,7 @@ def masked(
 
 @contextmanager
 def inside(module: nn.Module, masks: Mapping[str, Tensor]) -> Iterator[nn.Module]:
-    """The module with its pruned weights kept at 0, whatever loop trains it.
+    """The module with its pruned weights kept at 0 under any training loop.
 
     Their gradients are zeroed as they are accumulated and again before a step of any optimiser, for a loop that
     assigns `.grad` itself; after the step the weights are, and at the end once more, for a loop without an optimiser.

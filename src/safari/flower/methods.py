@@ -1,4 +1,4 @@
-"""What a run does beyond FedAvg, as the server has it: its mask policy and its client algorithm.
+"""Server side of a run's mask policy and client algorithm: all that it does beyond FedAvg.
 
 A policy is asked at the start of a round. Its answer travels as data: the mask inside the model's frame (or
 beside a lossy download), and, in the instructions, how many weights of each layer clients move or vote for.
@@ -31,7 +31,7 @@ from safari.runs.elsewhere import decided, undecided
 from safari.training import CLIENTS, ClientAlgorithm
 
 STATIC, PLAIN = "static", "fedavg"
-# Built-in policies to which clients report nothing beside their model.
+# Built-in policies to which clients report nothing but their model.
 _SILENT = (STATIC, "set", "feddst", "early-bird")
 
 
@@ -70,7 +70,7 @@ class Plan:
 
     @property
     def kind(self) -> str:
-        """How a client finds its mask: one of `protocol.MASKS`."""
+        """Source of a client's mask: one of `protocol.MASKS`."""
         if self.masks is None:
             return WORKED_OUT
         if self.masks.shared is not None:
@@ -79,13 +79,13 @@ class Plan:
 
     @property
     def moves(self) -> str:
-        """How many weights of each layer a client moves by itself, as JSON."""
+        """Number of weights of each layer that a client moves by itself, as JSON."""
         own = None if self.masks is None else self.masks.own
         return json.dumps(list(own.choose.counts) if isinstance(own, OwnMask) else [])
 
     @property
     def votes(self) -> str:
-        """How many weights of each layer a client votes for, as JSON."""
+        """Number of weights of each layer that a client votes for, as JSON."""
         votes = None if self.masks is None else self.masks.votes
         return json.dumps(list(votes.choose.counts) if isinstance(votes, GradientVotes) else [])
 
@@ -178,7 +178,7 @@ class Methods:
         return same, each, {name: first[name][0] for name in each}
 
     def _told(self, masks: Masks, x: Tensor) -> Masks:
-        """The policy's answer as clients are told it; ConfigError where it cannot be told."""
+        """The policy's answer as it is sent to clients; ConfigError where it cannot be."""
         base = torch.ones_like(x, dtype=torch.bool) if masks.base is None else masks.base
         for name, given, kind, maker in (
             ("votes", masks.votes, GradientVotes, "votes_for"),

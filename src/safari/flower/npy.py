@@ -63,7 +63,7 @@ def read_npy(data: bytes, shape: tuple[int, ...]) -> npt.NDArray[Any]:
 
 
 def _header(data: bytes) -> tuple[int, str]:
-    """Where the numbers begin, and the text before them."""
+    """Offset of the numbers, and the text of the header before them."""
     if not data.startswith(_MAGIC):
         raise SafariError(f"the bytes must begin with {_MAGIC.hex()}, got {data[:6].hex() or 'nothing'}")
     form = _LENGTHS.get(data[6:8])

@@ -56,9 +56,9 @@ def complete_masks(replies: Mapping[int, Reply], expected: Tensor) -> dict[int, 
 
 
 def blocks_record(deliveries: Mapping[int, Delivery], nodes: Mapping[int, int]) -> dict[str, Any]:
-    """What came of each client, for a round's record: packets, and coordinates as ranges in wire order.
+    """Deliveries by client for a round's record: packets, and coordinates as ranges in wire order.
 
-    Of many clients ranges would make lines too long, and are left out.
+    Ranges are left out where there are so many that the line would be too long.
     """
     out: dict[str, Any] = {}
     brief = sum(len(found.ranges) for found in deliveries.values()) > _MOST_RANGES

@@ -1,4 +1,4 @@
-"""What the server says beside the model, and what a client says beside its own: small records, checked."""
+"""Records that accompany models from the server and from clients: small, and checked when read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WORKED_OUT, SHARED, OWN, SCORED = MASKS = ("worked-out", "shared", "own", "score
 
 @dataclass(frozen=True)
 class Instructions:
-    """A round's instructions: all that a client needs beside the model to do the same as every other client.
+    """A round's instructions: all that a client needs besides the model to do the same as every other client.
 
     `round` counts from 0; `layout`, `model` and `predicted` are the digests of the wire layout, of the model
     and of the mask that the server expects, so that both ends know what they share before a frame relies on
@@ -146,8 +146,8 @@ class Instructions:
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """What a client says of itself in its reply: its name and, beside plain arrays, the mask that it trained
-    with, a bit for each weight that may be cut."""
+    """A client's information about itself in its reply: its name and, with plain arrays, the mask that it
+    trained with, a bit for each weight that may be cut."""
 
     client: str
     mask: bytes = b""

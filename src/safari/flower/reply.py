@@ -1,4 +1,4 @@
-"""What one client's reply holds, or why it cannot be used."""
+"""Read one client's reply, or say why it cannot be used."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Reply:
     came: Tensor | None = None
     # A bit for each of its packets then, 1 where it came.
     packets: bytes = b""
-    # What came beside the model: the vectors of the client algorithm, and votes for weights to grow.
+    # Extra payloads of the reply: the vectors of the client algorithm, and votes for weights to grow.
     up: Mapping[str, Tensor] = field(default_factory=dict)
     votes: Tensor | None = None
 
@@ -78,7 +78,7 @@ class Reply:
 def read_reply(
     message: Message, node: int, sent: Broadcast, *, by_name: bool = True, weighted: bool = False
 ) -> Reply:
-    """What a reply holds; SafariError says why it cannot be used.
+    """Read a reply; SafariError says why it cannot be used.
 
     `node`: the node that was asked. `sent`: what it was asked with. `by_name`: believe the name that the
     client gives; otherwise a client is its node. `weighted`: sample counts weigh the models, so that a reply
@@ -116,7 +116,7 @@ def read_reply(
 
 
 def read_up(beside: Mapping[str, bytes], sent: Broadcast) -> dict[str, Tensor]:
-    """The vectors of the client algorithm that came beside a model: those that were asked for, and no others."""
+    """Vectors of the client algorithm that accompany a model: those that were asked for, and no others."""
     found = {name.removeprefix(VECTOR): data for name, data in beside.items() if name != VOTES}
     wanted = sent.plan.up
     if set(found) != set(wanted):
@@ -170,7 +170,7 @@ def read_parts(
     by_name: bool = True,
     weighted: bool = False,
 ) -> Reply:
-    """What a reply and the packets beside it hold; as `read_reply` otherwise."""
+    """Read a reply whose model was sent in packets; otherwise as `read_reply`."""
     if not message.has_content():
         raise SafariError("the reply is empty")
     metrics = read_metrics(message.content)
@@ -298,7 +298,7 @@ def _dense_mask(vector: Tensor, info: ClientInfo | None, layout: Layout) -> Tens
 
 
 def _info(content: RecordDict, signed: bool) -> ClientInfo | None:
-    """What the client says of itself; None where it does not use our side. A frame says that it does."""
+    """Read the client's information. Without any, it is None or, if `signed`, an error: a frame needs it."""
     record = content.config_records.get(SAFARI)
     return ClientInfo.read(record or {}) if signed or record is not None else None
 

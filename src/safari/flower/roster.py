@@ -114,7 +114,7 @@ class Roster:
         return sorted(seat for name, seat in away.items() if self._expired(name, round, patience))
 
     def shares(self) -> list[float]:
-        """What each seat counts for: as last reported; the mean of these where nothing was."""
+        """Weight of each seat: as last reported, or the mean of those where none was."""
         known = {self.names[name]: weight for name, weight in self.weights.items()}
         mean = sum(known.values()) / len(known) if known else 1.0
         return [known.get(seat, mean) for seat in range(self.clients)]

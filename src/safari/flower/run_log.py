@@ -1,4 +1,4 @@
-"""What a Flower run leaves behind: our own run folder, with a checkpoint from which a new process goes on."""
+"""Run folder of a Flower run, with a checkpoint from which a new process resumes."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class RunLog:
         return state.put("sampling", self._sampled(saved, first["sampling"])), known
 
     def _sampled(self, saved: Saved, first: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What the sampling knew, with rows for clients that are new; RunError where it has another form."""
+        """Restore the sampling's state, with rows for new clients; RunError where it has another form."""
         found = {n.removeprefix(_SAMPLING): t for n, t in saved.tensors.items() if n.startswith(_SAMPLING)}
         wider = {n: inside(n, t, first, "sampling") for n, t in found.items() if n in first}
         if self.run.config.sampling.name not in SAMPLINGS:
@@ -173,7 +173,7 @@ class RunLog:
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """At the end of what is inside, sum up what there is; an error that ended it is told in `failure.txt`."""
+        """Sum up the run when the `with` block ends; an error that ended it is written to `failure.txt`."""
         failure = self.run.path / FAILURE
         failure.unlink(missing_ok=True)
         try:

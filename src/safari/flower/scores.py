@@ -1,4 +1,4 @@
-"""What evaluations on Flower found, under the names of a run's metrics: ours, and those of the app itself."""
+"""Scores of evaluations on Flower, by the names of a run's metrics: ours, and those of the app itself."""
 
 from __future__ import annotations
 

@@ -24,10 +24,10 @@ class Selection:
     seat_shares: Mapping[int, float] = field(default_factory=dict, repr=False)
 
     def shares(self, cohort: Sequence[int], nodes: Mapping[int, int]) -> dict[int, float] | None:
-        """What each seat of the cohort counts for; None where the sampling does not say.
+        """Weight of each seat of the cohort; None where the sampling sets no weights.
 
-        `nodes`: the node of each seat as it turned out: one without a name has the share that it was drawn with,
-        wherever it sits in the end.
+        `nodes`: the node that finally took each seat: one without a name keeps the weight that it was drawn
+        with, whichever seat it takes.
         """
         if not self.node_shares and not self.seat_shares:
             return None

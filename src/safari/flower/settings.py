@@ -133,7 +133,7 @@ def settings(
 
 
 def _refuse_idle(table: Mapping[str, Any]) -> None:
-    """ConfigError for fields of a config that would have no effect; what is no field is told elsewhere."""
+    """ConfigError for fields of a config that would have no effect; unknown fields are reported elsewhere."""
     idle = []
     for f in fields(Config):
         if f.name not in table:

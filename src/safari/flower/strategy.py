@@ -83,7 +83,7 @@ class Asked:
     messages: tuple[Message, ...]
 
     def request(self, timeout: float, patience: int | None) -> Request:
-        """What replies are matched with. Messages get their ids when they are sent."""
+        """Request with which replies are matched. Messages get their ids when they are sent."""
         return Request(
             messages={m.metadata.message_id: m.metadata.dst_node_id for m in self.messages},
             absent=self.chosen.absent,
@@ -193,7 +193,7 @@ class SafariStrategy(Strategy):
 
     @property
     def state(self) -> State:
-        """All that lasts from round to round, beside the clients' names."""
+        """State that lasts from round to round, apart from the clients' names."""
         if self._state is None:
             raise SafariError("the strategy has no model yet: call start, or configure_train with one")
         return self._state
@@ -293,7 +293,7 @@ class SafariStrategy(Strategy):
         return messages
 
     def _select(self, online: Sequence[int]) -> tuple[Selection, State]:
-        """Whom to ask in this round, and the state with what the sampling remembers of it."""
+        """Draw the clients of this round, and return the state with what the sampling remembers of them."""
         state, number = self.state, self.state.round
         # Begun again, a round asks others: those who were drawn may be the ones that are away.
         again = (self._silent,) if self._silent else ()
@@ -585,7 +585,7 @@ class SafariStrategy(Strategy):
         self._state = self.state.put("model", {**self.state["model"], "model": model})
 
     def _check_wrapped(self) -> None:
-        """What cannot be done for a strategy around this one, told at its first round."""
+        """Refuse, at its first round, what cannot work inside another strategy."""
         if self.run is not None:
             raise ConfigError(
                 f"run must be None inside another strategy, got {self.run}: records and checkpoints need "
@@ -697,7 +697,7 @@ class SafariStrategy(Strategy):
     def _deliveries(
         self, replies: list[Message], sent: Broadcast
     ) -> tuple[list[Message], dict[int, Delivery] | None]:
-        """What came in datagrams, and the replies with those that can do without."""
+        """Collect the models sent in datagrams; add silent nodes whose packets arrived to the replies."""
         if self.datagrams is None:
             return replies, None
         silent = self.datagrams.unanswered(replies)
@@ -711,7 +711,7 @@ class SafariStrategy(Strategy):
         return replies, deliveries
 
     def _refuse_strangers(self, collected: Collected) -> None:
-        """RunError where a run goes on with others than its own clients: every round would be lost."""
+        """RunError where a run is resumed with clients other than its own: every round would be lost."""
         if self._among_strangers and not collected.replies and collected.turned_away:
             known = ", ".join(map(repr, islice(self.roster.names, _MOST_TOLD)))
             others = ", ".join(map(repr, collected.turned_away[:_MOST_TOLD]))
@@ -760,7 +760,7 @@ class SafariStrategy(Strategy):
 
 
 def nothing_came(what: str, reasons: Iterable[str]) -> str:
-    """What happened, with the clients' own error messages, the most frequent first."""
+    """Extend an error message by the reasons in its last round, the most frequent first."""
     counted = [f"{reason} ({count}×)" for reason, count in Counter(reasons).most_common(3)]
     return f"{what}. In the last one: {'; '.join(counted) or 'no node was connected'}"
 

@@ -11,7 +11,7 @@ _LOOKED_AT = 10_000
 
 
 def last_line(text: str) -> str:
-    r"""What a traceback ends with, which says what happened.
+    r"""Last line of a traceback, which names the error.
 
     >>> last_line("Traceback\n  File ...\nValueError: \x07no\n\n")
     'ValueError: \\x07no'

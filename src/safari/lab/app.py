@@ -128,7 +128,7 @@ def fresh_module(context: Context) -> nn.Module:
 
 
 def batches(message: Message, context: Context) -> list[Batch]:
-    """This round's mini-batches of this client's own digits."""
+    """Mini-batches of this round from this client's own digits."""
     return world_of(context.run_config).training_batches(_own(context), _round(message))
 
 

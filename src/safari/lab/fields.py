@@ -1,4 +1,4 @@
-"""How many fields a protobuf message has, counted in its bytes: a parser makes an object of each."""
+"""Count the fields of a protobuf message in its bytes: a parser makes an object of each."""
 
 from __future__ import annotations
 

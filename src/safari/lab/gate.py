@@ -83,7 +83,7 @@ LARGEST_SUM = 8 * LARGEST_CALL
 # Requests at a time, and bytes of each, of strangers: those to join and, without invitations, those with a key that the
 # SuperLink has not accepted so far. They must not take the places of the others.
 STRANGERS, LARGEST_OF_STRANGER = 16, 2**20
-# Keys that are remembered, and characters of each (one on P-384 has 288). Beyond them a key stays a stranger's.
+# Keys that are remembered, and characters of each (one on P-384 has 288). Beyond them a key stays unknown.
 MOST_KEYS, LONGEST_KEY = 100_000, 512
 # Fields of a request, those in its messages included: a reply of 5,000 tensors has fewer, and strangers send few.
 # Whoever parses makes an object of each, here and in the SuperLink, before anything is known of the signature.
@@ -178,7 +178,7 @@ class Gate:
         key = request.headers.get(_KEY, "")
         if self._invitations is not None and key not in self._keys:
             # Before the body is read. The SuperLink finds out whether the caller also has the private key.
-            # A SuperNode that is told 401 ends without saying why; at its first call it has to.
+            # A SuperNode that gets 401 ends without saying why; at its first call it has to.
             raise HTTPException(
                 400 if call == "activate-node" else 401, "no key that has joined with an invitation"
             )
@@ -365,7 +365,7 @@ def ask_to_join(address: str, authority: Path, client: int, token: str, key: byt
 
 
 def _wrong_clock(signed_at: str) -> str:
-    """What is wrong with the clock of a SuperNode that signed at this time, now; empty where nothing is.
+    """Error text for a SuperNode that signed at this time, now, if its clock is wrong; otherwise empty.
 
     The SuperLink refuses such a signature like any other that is invalid, and the SuperNode ends without a reason.
     """

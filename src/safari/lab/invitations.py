@@ -45,7 +45,7 @@ class Invitations:
     secret: bytes
 
     def token(self, client: int) -> str:
-        """What a client has to show."""
+        """Token with which a client proves that it is invited."""
         return hmac.digest(self.secret, f"safari invitation {client}".encode(), "sha256").hex()[
             :_TOKEN_LENGTH
         ]
@@ -84,7 +84,7 @@ class Invitations:
 
 
 def open_invitations(folder: Path, clients: int) -> Invitations:
-    """Those of a server's folder: its secret is made where there is none, and stays the same afterwards."""
+    """Open the invitations of a server's folder: its secret is created at the first call, and then stays."""
     path = folder / "secret"
     if not path.exists():
         write_private(path, secrets.token_bytes(_SECRET_BYTES))
@@ -168,7 +168,7 @@ def _kept_key(path: Path) -> bytes:
 
 
 def app_digest(content: bytes) -> str:
-    """How an app (FAB) is named: its SHA-256, in hexadecimal."""
+    """Identifier of an app (FAB): its SHA-256, in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 

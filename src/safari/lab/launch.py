@@ -86,7 +86,7 @@ def _free_port() -> int:
 
 @dataclass(frozen=True)
 class Lab:
-    """Where the server's side of the lab is, and what it is to do.
+    """Addresses, folder and settings of the lab's server.
 
     Args:
         folder: For certificates, logs and, in `run`, the run's records.
@@ -116,23 +116,23 @@ class Lab:
 
     @property
     def failure(self) -> Path:
-        """Where the app's strategy writes why it has ended early."""
+        """File to which the app's strategy writes why it has ended early."""
         return self.run / FAILURE
 
     @property
     def certificates(self) -> Certificates:
-        """Those that are there."""
+        """Certificates in the lab's folder."""
         here = (self.folder / "certificates").absolute()
         return Certificates(here / "ca.crt", here / "server.crt", here / "server.key")
 
     @property
     def fingerprint(self) -> str:
-        """How clients know that it is this server."""
+        """Fingerprint by which clients recognise this server."""
         return fingerprint(self.certificates.authority.read_bytes())
 
     @property
     def control(self) -> str:
-        """Where apps are submitted, from this machine."""
+        """Address to which apps are submitted, from this machine."""
         return f"127.0.0.1:{self.control_port}"
 
     @cached_property
@@ -214,7 +214,7 @@ def _refuse_foreign(folder: Path) -> None:
 
 @contextlib.contextmanager
 def superlink(lab: Lab) -> Iterator[Callable[[], None]]:
-    """The SuperLink, and the gate in front of it, while the run goes on; their output is in superlink.log and gate.log.
+    """The SuperLink, and the gate in front of it, during the run; their output is in superlink.log and gate.log.
 
     Gives a function that raises SafariError when one of them has ended.
     """
@@ -259,7 +259,7 @@ def superlink(lab: Lab) -> Iterator[Callable[[], None]]:
 
 
 def follow(lab: Lab, check: Callable[[], None], tell: Callable[[Record], None]) -> None:
-    """Submit the run, tell of each round, and return when all are done.
+    """Submit the run, report each round, and return when all are done.
 
     SafariError where the run fails, or `check` finds that a process has ended.
     """
@@ -361,8 +361,8 @@ def join(
 
 
 def supernode_arguments(address: str, root: Path, key: Path, client: int, clients: int) -> list[object]:
-    """What `flower-supernode` is given. It tries again for as long as the server is away: with an end to its patience
-    (`--max-wait-time`) it stops trying and goes on running."""
+    """Arguments of `flower-supernode`. It reconnects for as long as the server is away: with a limit
+    (`--max-wait-time`) it would stop trying and still keep running."""
     return [
         *("--root-certificates", root),
         *("--superlink", address, "--host", "127.0.0.1", "--port", _free_port()),
@@ -467,7 +467,7 @@ def _refuse_failed(lab: Lab) -> None:
 
 
 def _refuse_ended(lab: Lab, number: Any) -> None:
-    """The same where the app could not say why: it was killed."""
+    """Raise SafariError if the run ended early and the app could not say why: it was killed."""
     if number is None:
         return
     try:
@@ -491,5 +491,5 @@ def _records(lab: Lab) -> list[RoundRecord]:
 
 
 def rounds_done(lab: Lab) -> int:
-    """How many rounds the run in the folder has."""
+    """Number of rounds recorded in the run's folder."""
     return len(_records(lab))

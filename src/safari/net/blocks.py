@@ -42,7 +42,7 @@ class Delivery:
 
     @property
     def packets(self) -> int:
-        """How many packets are usable."""
+        """Number of usable packets."""
         return len(self.numbers)
 
     @property

@@ -51,7 +51,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Report:
-    """What the other end reports to have received.
+    """Report of the other end on the datagrams that it has received.
 
     `missing`: symbols of each chunk of the broadcast that a client still lacks. `delivered`: the share of our
     data, up to the newest datagram that it has seen, that arrived; None if it has seen none.

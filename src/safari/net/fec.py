@@ -37,7 +37,7 @@ _MOST_SYMBOLS = 1 << 24
 
 @dataclass(frozen=True)
 class Shape:
-    """What a receiver has to know beforehand: the length of the message and its SHA-256.
+    """Length and SHA-256 of a message, which a receiver has to know beforehand.
 
     >>> shape = Shape.of(bytes(2500))
     >>> shape.chunks, shape.symbols
@@ -108,11 +108,11 @@ class Sink:
 
     @property
     def received(self) -> int:
-        """How many different symbols came."""
+        """Number of different symbols received."""
         return sum(map(len, self._numbers))
 
     def missing(self) -> tuple[int, ...]:
-        """How many more symbols each chunk asks for; 0 where it is complete."""
+        """Number of further symbols that each chunk needs; 0 where it is complete."""
         wanted = zip(self.shape.symbols, self._numbers, self._chunks, strict=True)
         return tuple(0 if done is not None else max(1, k + SPARE - len(have)) for k, have, done in wanted)
 

@@ -1,4 +1,4 @@
-"""What the control channel hands to a client for one round: where to send, with which secret, until when."""
+"""Offer to a client over the control channel, for one round: address, secret and deadline."""
 
 from __future__ import annotations
 

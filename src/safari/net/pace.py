@@ -1,4 +1,4 @@
-"""How fast to send: at a configured or learned rate that gives way to growing delay, and never to loss alone.
+"""Congestion control: a configured or learned rate that gives way to growing delay, and never to loss alone.
 
 Loss says nothing about congestion on a link that loses a third of what it carries anyway. A queue does: the
 receiver reports the one-way delay of what it got, and what that is above the least delay seen so far is
@@ -30,7 +30,7 @@ _LEAST_STEP = 0.02
 
 @dataclass(frozen=True)
 class Pacing:
-    """How fast one end may send.
+    """Sending rate of one end, and its limits.
 
     Args:
         rate: Bytes a second, with headers of UDP and above left out; 0: learn it, starting at `start`.

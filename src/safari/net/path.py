@@ -18,7 +18,7 @@ from safari.errors import ConfigError
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a path does to datagrams.
+    """Loss, delay, rate and duplication of datagrams on a path.
 
     Args:
         loss: The share that is lost, in the long run.
@@ -61,7 +61,7 @@ class Conditions:
 
 
 class Path:
-    """One direction of a path; the same draws for the same `rng`, whatever the times are."""
+    """One direction of a path; the draws depend on `rng` alone, not on the times."""
 
     def __init__(self, conditions: Conditions, rng: np.random.Generator):
         self.conditions = conditions
@@ -92,7 +92,7 @@ class Path:
             heapq.heappush(self._heap, (at, next(self._tie), data, tag))
 
     def due(self, now: float) -> list[tuple[bytes, Any]]:
-        """What comes out now."""
+        """Remove and return the datagrams that have arrived by `now`."""
         out = []
         while self._heap and self._heap[0][0] <= now:
             _, _, data, tag = heapq.heappop(self._heap)

@@ -92,7 +92,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Session:
-    """What both ends need to exchange datagrams in one round: from the control channel, to this client alone.
+    """Parameters of both ends for the datagrams of one round: from the control channel, to this client alone.
 
     Args:
         id: Eight bytes that stand in each datagram.
@@ -171,7 +171,7 @@ class Opener:
         return self._highest
 
     def open(self, data: bytes) -> Opened | Drop:
-        """What a datagram with a header of this session holds, or why it is dropped."""
+        """Decrypt a datagram with a header of this session, or say why it is dropped."""
         epoch = int.from_bytes(data[EPOCH_AT:COUNTER_AT], "little")
         counter = int.from_bytes(data[COUNTER_AT:BODY_AT], "little")
         if self._is_replay(epoch, counter):

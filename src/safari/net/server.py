@@ -318,7 +318,7 @@ class Server:
 
 
 def _enough(wanted: float, share: float) -> int:
-    """How many to send so that `wanted` arrive nearly always, where each does with the probability `share`.
+    """Number of symbols to send so that `wanted` arrive nearly always, each with the probability `share`.
 
     >>> _enough(10, 1.0), _enough(10, 0.5), _enough(0, 0.5)
     (10, 27, 0)

@@ -221,7 +221,7 @@ class ServerSocket:
 
 @dataclass(frozen=True)
 class Sending:
-    """The client's view of an upload; it is not told what arrived."""
+    """The client's view of an upload; it does not learn what arrived."""
 
     packets: int
     unsent: int

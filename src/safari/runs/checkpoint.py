@@ -50,7 +50,7 @@ _OLDER = re.compile(r"checkpoint-(\d{6,12})\.safetensors")
 
 @dataclass(frozen=True)
 class About:
-    """What a checkpoint says of itself: the round it was made after, small facts as JSON, seed and digest."""
+    """Metadata of a checkpoint: the round it was made after, small facts as JSON, seed and digest."""
 
     round: int
     facts: Mapping[str, Any]
@@ -81,7 +81,7 @@ def spacing(every: int, usual: int, saved: Saved) -> int:
 
 
 def older_name(round: int) -> str:
-    """What the checkpoint of a round is called when it is no longer the newest.
+    """File name of a round's checkpoint once it is no longer the newest.
 
     >>> older_name(40), round_in("checkpoint-000040.safetensors"), round_in("checkpoint.safetensors")
     ('checkpoint-000040.safetensors', 40, None)
@@ -131,7 +131,7 @@ def _pieces(tensor: Tensor) -> Iterator[memoryview]:
 
 
 def read_about(path: Path, root: Path | None = None) -> About:
-    """What a checkpoint says of itself, without reading its tensors; RunError when it cannot be read."""
+    """Read a checkpoint's metadata without its tensors; RunError when it cannot be read."""
     with opened(path, root) as (handle, about):
         del handle
         return about
@@ -158,7 +158,7 @@ def read_checkpoint(path: Path, root: Path | None = None, *, seed: int | None = 
 
 
 def model_size(path: Path, root: Path | None = None) -> int | None:
-    """How many numbers the model of a checkpoint has, without reading it; None where that cannot be said."""
+    """Size of a checkpoint's model in numbers, without reading them; None where it cannot be determined."""
     try:
         with opened(path, root) as (handle, _):
             (size,) = handle.get_slice("model").get_shape()

@@ -57,9 +57,9 @@ def keep_code(run: RunFolder, about: Mapping[str, str] | None = None) -> None:
 
 
 def described(run: RunFolder) -> dict[str, str]:
-    """What the run's own plug-ins said of themselves when it was made, by their name in the config.
+    """Descriptions of the run's own plug-ins, as recorded when it was made, by their name in the config.
 
-    Nothing where that cannot be read: a page does without it.
+    Empty where they cannot be read: a page does without them.
     """
     try:
         return _about(run)

@@ -1,4 +1,4 @@
-"""What a Flower run's config does not decide: the clients' own app does, and no record may claim it."""
+"""Settings of a Flower run that the clients' own app decides, not the config: no record may claim them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EFFECTIVE: Mapping[str, tuple[str, ...]] = {
     "evaluation": ("last", "target"),
     "checkpoint": ("every", "keep"),
 }
-# Sections that the clients' app decides, and that the server is told only where it needs to know them.
+# Sections that the clients' app decides, and that the server gets only where it needs to know them.
 _TOLD = ("local",)
 # Arguments of the strategy, which a run's config holds, too.
 _ARGUMENTS = ("rounds", "clients", "arms", "model", "data", "partition", "uplink", "downlink")

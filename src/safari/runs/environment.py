@@ -13,7 +13,7 @@ from safari.version import __version__, code_version
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Versions and hardware: what a number needs beside it."""
+    """Versions and hardware, without which a measurement means little."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return {
         "safari": __version__,

@@ -37,7 +37,7 @@ _TEMPORARY = re.compile(
     r"|report\.(?:html|md)|\.writer|(?:checkpoint(?:-\d+)?|best)\.safetensors|[\w.+-]+\.(?:png|svg|py))"
     r"\.(?P<pid>\d+)(?:-[0-9a-f]{8})?\.tmp"
 )
-# Seconds after which nobody is still writing one.
+# Seconds after which no process is still writing one.
 _LONG_AGO = 3600.0
 # Those that this process is writing at the moment.
 _unfinished: set[str] = set()
@@ -65,7 +65,7 @@ def read_plain(path: Path, root: Path | None = None, *, limit: int | None = LARG
 
 
 def read_json(path: Path, root: Path | None = None) -> Any:
-    """What a JSON file of a run's folder holds; RunError when it is not JSON.
+    """Read a JSON file of a run's folder; RunError when it is not JSON.
 
     FileNotFoundError when there is none.
     """
@@ -76,7 +76,7 @@ def read_json(path: Path, root: Path | None = None) -> Any:
 
 
 def read_object(path: Path, root: Path | None = None) -> dict[str, Any]:
-    """The same where it must be a JSON object; an empty one where there is no file."""
+    """Read a JSON object from a file of a run's folder; an empty one where there is no file."""
     try:
         value = read_json(path, root)
     except FileNotFoundError:
@@ -160,7 +160,7 @@ def keep_lines(path: Path, count: int, root: Path | None = None) -> int:
 
 
 def lines_after(path: Path, count: int, root: Path | None = None) -> bytes:
-    """What `keep_lines` would cut off."""
+    """Bytes that `keep_lines` would cut off."""
     if not is_there(path, root):
         return b""
     with open_plain(path, root) as handle:
@@ -288,7 +288,7 @@ def _is_plain(entry: Path) -> bool:
 
 
 def _whole_lines(handle: BinaryIO, most: int) -> tuple[int, int]:
-    """How many whole lines there are, at most `most`, and their bytes; no line is held in memory."""
+    """Count whole lines, at most `most`, and their bytes; no line is held in memory."""
     lines = end = offset = 0
     while lines < most and (chunk := handle.read(_CHUNK)):
         at = -1
@@ -333,9 +333,9 @@ def _refuse_unless_plain(path: Path, about: os.stat_result, writes: int) -> None
 
 @contextlib.contextmanager
 def _parent(path: Path, root: Path | None) -> Iterator[tuple[str, int | None]]:
-    """What functions of `os` take: the file's name and a descriptor of its folder, reached without links.
+    """File name and descriptor of its folder, reached without links, as functions of `os` take them.
 
-    Where the system has no such descriptors it is the whole path and None.
+    Where the system has no such descriptors: the whole path and None.
     """
     root = path.parent if root is None else root
     parts = path.relative_to(root).parts

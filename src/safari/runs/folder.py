@@ -170,14 +170,14 @@ class Trial:
             raise RunError(f"{error}{self._others()}") from error
 
     def about(self) -> About:
-        """What the newest checkpoint says of itself, without its tensors; RunError as in `read_checkpoint`."""
+        """Metadata of the newest checkpoint, without its tensors; RunError as in `read_checkpoint`."""
         try:
             return read_about(self._newest() or self.checkpoint, self.root)
         except RunError as error:
             raise RunError(f"{error}{self._others()}") from error
 
     def done(self) -> int:
-        """How many rounds are safe: those of the newest checkpoint, without reading its tensors."""
+        """Number of rounds that are safe: those of the newest checkpoint, without reading its tensors."""
         return 0 if self._newest() is None else self.about().round
 
     def records(self, clients: int | None = None, skipped: list[str] | None = None) -> list[RoundRecord]:
@@ -423,7 +423,7 @@ class RunFolder:
         return "flwr" in self.read("environment.json")
 
     def read(self, name: str) -> dict[str, Any]:
-        """What a JSON file in the folder holds; an empty object where there is none."""
+        """Read a JSON object from a file in the folder; an empty one where there is none."""
         return files.read_object(self.path / name, self.path)
 
     def write(self, name: str, text: str) -> Path:

@@ -1,4 +1,4 @@
-"""What a test of a model finds in a run, and which of its numbers is the score: `task.json` in its folder.
+"""Metrics of a run's task, and which of them is the score: `task.json` in its folder.
 
 Code that shows a run takes names, labels, formats and directions from here and never imports the task, which
 may be somebody else's code.
@@ -40,7 +40,7 @@ class RunMetrics:
 
     @classmethod
     def of(cls, task: Task) -> RunMetrics:
-        """Those of a task; ConfigError where a metric has the name of another field of a record."""
+        """Metrics of a task; ConfigError where one has the name of another field of a record."""
         taken = sorted(RESERVED.intersection(metric.name for metric in task.metrics))
         if taken:
             raise ConfigError(
@@ -78,7 +78,7 @@ class RunMetrics:
         return "  ".join(_told(self[name], found.get(name)) for name in names)
 
     def to_json(self) -> dict[str, Any]:
-        """As `task.json` has it."""
+        """Content of `task.json`."""
         described = [metric.to_dict() for metric in self.metrics]
         return {"task": self.task, "score": self.score, "metrics": described}
 
@@ -98,7 +98,7 @@ class RunMetrics:
         return cls(str(value.get("task", ""))[:LONGEST_LABEL], metrics, value["score"])
 
 
-# What a record, a summary or a table made of records has beside its metrics.
+# Fields of a record, a summary or a table made of records that are not metrics.
 RESERVED = frozenset({
     "round", "average", "train_loss", "trained", "arrived", "missing", "parts", "refused", "stand_ins", "stood_in",
     "lost", "density", "agreement", "support", "churn", "layers", "layer_churn", "mask_age", "bytes",

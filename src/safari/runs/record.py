@@ -28,7 +28,7 @@ MOST_CLIENTS = 10**9
 # Beyond this, sums of squares and the limits of a chart's axes are no longer finite.
 LARGEST_NUMBER = 1e150
 
-# What a line of seconds has beside them: when the round was recorded (UTC).
+# Field of a line of seconds for the time at which the round was recorded (UTC).
 TIME = "time"
 
 # In the order in which a line has them; the metrics stand after the round.
@@ -40,7 +40,7 @@ OVER_CLIENTS = ("mean", "worst", "spread")
 
 
 class ClientStatus(IntEnum):
-    """What became of a client in a round. The page's scripts use the same numbers."""
+    """Outcome of a round for one client. The page's scripts use the same numbers."""
 
     NOT_ASKED = 0
     ARRIVED = 1
@@ -76,7 +76,7 @@ class RecordError(RunError):
 # Equal where their lines are: the comparison of mappings, not that of a data class.
 @dataclass(frozen=True, eq=False)
 class RoundRecord(Mapping[str, Any]):
-    """What happened in a round. It can also be read as the JSON object of its line: `record["top1"]`.
+    """Record of one round. It can also be read as the JSON object of its line: `record["top1"]`.
 
     Attributes
     ----------
@@ -191,7 +191,7 @@ class RoundRecord(Mapping[str, Any]):
         return len(self._json)
 
     def with_extra(self, **fields: Any) -> RoundRecord:
-        """The same with further fields, which follow the others in its line."""
+        """Copy of the record with further fields, which follow the others in its line."""
         return replace(self, extra={**self.extra, **fields})
 
     @classmethod
@@ -233,7 +233,7 @@ class RoundRecord(Mapping[str, Any]):
 
     @property
     def outcomes(self) -> dict[int, ClientStatus]:
-        """What became of each client that was asked, by ascending id."""
+        """Outcome for each client that was asked, by ascending id."""
         # On a real network a client that was not heard of may have trained or not.
         known = self.trained is not None and self.reasons is None
         trained = set(self.trained or ())
@@ -244,7 +244,7 @@ class RoundRecord(Mapping[str, Any]):
         return dict(sorted(found.items()))
 
     def status(self, clients: int) -> NDArray[np.uint8]:
-        """What became of each of `clients` clients, as `ClientStatus`."""
+        """Outcome for each of `clients` clients, as `ClientStatus`."""
         out = np.full(clients, ClientStatus.NOT_ASKED, np.uint8)
         found = {client: status for client, status in self.outcomes.items() if client < clients}
         out[list(found)] = list(found.values())
@@ -500,7 +500,7 @@ _FIELDS = {*_KINDS, "round", "average", "trained", "arrived", "missing"}
 
 
 def _number(value: Any, name: str) -> Number | None:
-    """A number as it is; None for NaN, infinities and whatever is beyond `LARGEST_NUMBER`."""
+    """A number as it is; None for NaN, infinities and numbers beyond `LARGEST_NUMBER`."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -1,4 +1,4 @@
-"""What makes the results of a run meaningless, in sentences: for the table, the page and `summary.json`."""
+"""Sentences on why the results of a run are meaningless, for the table, the page and `summary.json`."""
 
 from __future__ import annotations
 

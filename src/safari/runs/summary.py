@@ -141,7 +141,7 @@ def whole(
     trials: Mapping[str, Mapping[str, Mapping[str, Any]]],
     courses: Mapping[str, Sequence[Course]],
 ) -> dict[str, Any]:
-    """What a table needs of a run: its setting and every arm over its seeds.
+    """Summary of a run for its table: its setting and every arm over its seeds.
 
     Args:
         config: the run's config.

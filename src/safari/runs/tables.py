@@ -147,7 +147,7 @@ def _arrival_rows(run: RunFolder, skipped: list[str] | None) -> Iterator[dict[st
 
 
 def _share(record: RoundRecord, client: int, status: ClientStatus) -> float:
-    """How much of a client's model came: 0, 1, or between where packets are lost one by one."""
+    """Fraction of a client's model that arrived: 0, 1, or between where packets are lost one by one."""
     part = (record.parts or {}).get(client)
     return float(status is ClientStatus.ARRIVED) if part is None else float(part)
 

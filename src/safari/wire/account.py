@@ -1,4 +1,4 @@
-"""What one model costs in every mode, beside plain formats and the entropy of what must be said."""
+"""Size of one model in every mode, next to plain formats and the entropy of what must be said."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Reader:
 
     @property
     def left(self) -> int:
-        """How many bytes remain."""
+        """Number of bytes that remain."""
         return len(self.data) - self.at
 
     def take(self, size: int, what: str) -> memoryview:
@@ -67,7 +67,7 @@ class Reader:
 
 
 def field_bytes(total_bits: int) -> int:
-    """How many bytes hold that many bits."""
+    """Number of bytes that hold that many bits."""
     return (total_bits + 7) >> 3
 
 
@@ -98,7 +98,7 @@ def pack_fields(values: Words, widths: Bytes8 | int) -> bytes:
 
 
 def _in_fours(values: Words, widths: Bytes8) -> tuple[npt.NDArray[np.uint64], Bytes8]:
-    """The same bits in fewer and wider fields: four to one where that makes at most 32 bits."""
+    """Merge fields into fewer, wider ones of the same bits: four to one if that makes at most 32 bits."""
     if 4 * int(widths.max()) > 32 or values.size < 4:
         return values.astype(np.uint64), widths
     for _ in range(2):
@@ -195,7 +195,7 @@ def read_unary(reader: Reader, count: int, longest: int, what: str) -> Iterator[
 
 
 def _unary_bytes(window: memoryview, count: int, what: str, at: int) -> int:
-    """How many bytes it takes until `count` bits have been set."""
+    """Number of bytes until `count` bits have been set."""
     if not count:
         return 0
     seen = 0

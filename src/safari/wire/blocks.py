@@ -1,4 +1,4 @@
-"""Where a new Huffman table pays for itself: neighbouring segments joined while that saves bits."""
+"""Blocks with a Huffman table each: neighbouring segments are joined while that saves bits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIN_BLOCK = 1024
 
 
 def histograms(symbols: Bytes8, sizes: Ints) -> Counts:
-    """How often each of the 256 symbols occurs in each segment."""
+    """Count each of the 256 symbols in each segment."""
     rows = np.repeat(np.arange(sizes.size, dtype=np.int64) << 8, sizes)
     return np.bincount(rows + symbols, minlength=sizes.size << 8).reshape(-1, 256).astype(np.float64)
 

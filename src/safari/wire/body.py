@@ -27,7 +27,7 @@ HEAD_ROOM, ENTRY_ROOM, NUMBER_ROOM = 1024, 64, 8
 
 @dataclass(frozen=True)
 class Modes:
-    """How a body was written.
+    """Modes in which a body was written.
 
     `relative`: the numbers are differences to the reference. `identified`: the head states an identity.
     """
@@ -59,7 +59,7 @@ class Range:
 
     @cached_property
     def prunable(self) -> int:
-        """How many of the coordinates are prunable; they come first."""
+        """Number of prunable coordinates; they come first."""
         return max(0, min(self.end, self.layout.prunable_total) - self.first)
 
     @cached_property
@@ -71,13 +71,13 @@ class Range:
 
     @cached_property
     def bounds(self) -> Ints:
-        """Where these entries begin, from 0, and the end of the last."""
+        """Start of each entry relative to the range, and the end of the last."""
         inner = self.layout.wire_edges[self.entries.start : self.entries.stop + 1] - self.first
         return np.clip(inner, 0, self.span)
 
     @cached_property
     def segments(self) -> Ints:
-        """How many prunable coordinates each of these entries has here."""
+        """Number of prunable coordinates that each of these entries has in the range."""
         return np.diff(self.bounds[self.bounds <= self.prunable])
 
 
@@ -88,7 +88,7 @@ def whole(layout: WireLayout) -> Range:
 
 @dataclass(frozen=True)
 class Model:
-    """What a sender encodes, checked: the vector as it came, and the mask in wire order."""
+    """Model to encode, checked: the vector as it was passed, and the mask in wire order."""
 
     shared: Shared
     vector: Floats
@@ -111,12 +111,12 @@ class Model:
 
     @cached_property
     def places(self) -> Ints:
-        """Where they stand in the vector."""
+        """Indices of the kept coordinates in the vector."""
         return self.layout.places(self.coordinates)
 
     @cached_property
     def flips(self) -> Bools:
-        """Where the mask differs from the predicted one."""
+        """Prunable coordinates at which the mask differs from the predicted one, as booleans."""
         predicted = self.shared.mask_bits
         if predicted is None:
             raise SafariError("mask_mode 'known', 'flips' or 'swaps' needs predicted_mask")
@@ -124,7 +124,7 @@ class Model:
 
     @cached_property
     def flipped(self) -> Ints:
-        """The prunable coordinates at which that is."""
+        """Prunable coordinates at which the mask differs from the predicted one, as indices."""
         return np.flatnonzero(self.flips)
 
     @cached_property
@@ -134,7 +134,7 @@ class Model:
 
     @cached_property
     def base(self) -> Floats | None:
-        """What the reference holds at the kept coordinates."""
+        """Numbers of the reference at the kept coordinates; None without a reference."""
         reference = self.shared.reference
         return None if reference is None else reference.take(self.places)
 
@@ -220,9 +220,9 @@ def decode_keep(reader: Reader, part: Range, mode: str, shared: Shared) -> Bools
 
 
 def decode_changes(reader: Reader, part: Range, mode: str, shared: Shared, bits: Bools) -> Ints:
-    """What the bitmap says of the prunable coordinates, into `bits`: the mask, or where it is not as held.
+    """Decode the bitmap of the prunable coordinates into `bits`: the mask, or changes to the predicted one.
 
-    Gives the sizes of the segments that were coded.
+    Returns the sizes of the segments that were coded.
     """
     if mode == "swaps":
         held = held_bits(part, shared)
@@ -256,7 +256,7 @@ def swap_segments(held: Bools, sizes: Ints) -> Ints:
 
 
 def kept_by_entry(keep: Bools, part: Range) -> Ints:
-    """How many coordinates of each entry in the range are kept."""
+    """Number of coordinates kept of each entry in the range."""
     edges = pairwise(part.bounds.tolist())
     return np.array([np.count_nonzero(keep[lo:hi]) for lo, hi in edges], np.int64)
 

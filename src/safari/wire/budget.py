@@ -1,4 +1,4 @@
-"""How coarse the step mode must be for an upload to be at most a given share of the dense model.
+"""Choose how coarsely the step mode rounds so that an upload is at most a given share of the dense model.
 
 Everything here follows from whole numbers that are counted over the update, so that every device
 that counts them arrives at the same rounding.
@@ -50,9 +50,9 @@ SURE = 1.01
 
 @dataclass(frozen=True)
 class Rounding:
-    """What becomes of the prunable numbers, in units of their root mean square.
+    """Rounding of the prunable numbers, in units of their root mean square.
 
-    One up to `beyond` in magnitude becomes 0, others the nearest multiple of `quantum`, at least 1 and at
+    A number up to `beyond` in magnitude becomes 0, others the nearest multiple of `quantum`, at least 1 and at
     most `most` of them. Then, in each pair of neighbours that are not 0 and have unlike signs, the smaller
     (of equals the second) takes the sign of the larger if it is at most `yields`.
     """
@@ -64,7 +64,7 @@ class Rounding:
 
 
 def room_bits(numbers: int, ratio: float) -> float:
-    """How many bits the mask and the numbers may take in a frame that is `ratio` times below dense."""
+    """Bits that the mask and the numbers may take in a frame that is `ratio` times below dense."""
     return 32 * numbers / ratio - HEAD_BITS
 
 
@@ -102,7 +102,7 @@ def size_classes(sizes: Wide) -> Small:
 
 
 def tally(classes: Small, negative: Bools, of: int) -> Ints:
-    """How often a number of one class follows one of another with the same sign or the other:
+    """Count successive numbers by their classes and whether their signs agree:
     `int64[of, 2, of]`, by the first's class, whether the signs agree, and the second's class."""
     agree = negative[1:] == negative[:-1]
     codes = (classes[:-1] * 2 + agree) * of + classes[1:]
@@ -110,7 +110,7 @@ def tally(classes: Small, negative: Bools, of: int) -> Ints:
 
 
 def agreeing(pairs: Ints) -> float:
-    """How many of the numbers that follow one that is not 0 have its sign; a half where there are none."""
+    """Fraction of the non-zero numbers after a non-zero one that have its sign; a half if there are none."""
     moved = pairs[1:, :, 1:].sum(axis=(0, 2))
     return float(moved[1] / moved.sum()) if moved.any() else 0.5
 
@@ -208,7 +208,7 @@ def _weighed(option: Rounding, counts: Ints, first: Wide, second: Wide) -> tuple
 
 
 def _steps(option: Rounding) -> Ints:
-    """How many steps each class of `EDGES` becomes."""
+    """Number of steps that each class of `EDGES` becomes."""
     near = np.clip(np.rint(CENTRES / option.quantum), 1, option.most)
     return np.where(option.beyond < CENTRES, near, 0).astype(np.int64)
 

@@ -13,7 +13,7 @@ from safari.wire.layout import Bools, Floats
 
 
 def with_residual(vector: Floats, mask: Bools, residual: Floats) -> Floats:
-    """What to encode: the kept numbers and what earlier frames left out of them.
+    """Vector to encode: the kept numbers and what earlier frames left out of them.
 
     >>> vector, mask = np.array([1.0, 0.0], np.float32), np.array([True, False])
     >>> with_residual(vector, mask, np.array([0.25, 0.5], np.float32)).tolist()

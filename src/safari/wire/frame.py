@@ -115,7 +115,7 @@ def encode_frame(
     lossy: Lossy | None = None,
     identity: Identity | None = None,
 ) -> Frame:
-    """What `encode` writes, with the modes that were chosen."""
+    """Encode a model as `encode` does, and return the frame with the modes that were chosen."""
     model = as_model(vector, mask, shared)
     choice = choose(model, values, mask_mode, receiver_reference, lossy or Lossy())
     return Frame(seal_frame(choice.modes, shared, choice.mask + choice.values, identity), choice.modes)
@@ -200,7 +200,7 @@ def planned(
 def roundtrip(
     vector: Floats, mask: Bools, layout: WireLayout | Shared, values: str, lossy: Lossy | None = None
 ) -> Floats:
-    """What a receiver decodes from a frame with these values: `decode(encode(...)).vector` without the bytes.
+    """Vector that a receiver decodes for these values: `decode(encode(...)).vector` without the bytes.
 
     >>> layout = WireLayout(["w"], [4], [True])
     >>> roundtrip(np.array([3, -1, 0, 2], np.float32), np.array([1, 1, 0, 1], bool), layout, "sign").tolist()

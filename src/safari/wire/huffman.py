@@ -32,7 +32,7 @@ class Code:
     words: Words
 
     def bits(self, counts: npt.NDArray[np.integer]) -> int:
-        """How long a row is in which the bytes occur that often; each of them must have a word."""
+        """Length in bits of a row with these counts of bytes; each byte that occurs must have a word."""
         return int(counts @ self.lengths.astype(np.int64))
 
 
@@ -166,7 +166,7 @@ def decode_rows(reader: Reader, sizes: Sequence[int], codes: Iterable[Code], wha
 
 
 def _follow(steps: list[int], size: int) -> list[int] | None:
-    """Where each of `size` words begins and the last one ends; None where bits begin no word or run out.
+    """Start of each of `size` words and the end of the last one; None where bits begin no word or run out.
 
     `steps`: for each bit how long the word is that begins there, 0 where none does.
     """

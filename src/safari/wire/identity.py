@@ -71,13 +71,13 @@ class Identity:
 
     @cached_property
     def label(self) -> Label:
-        """What a frame states."""
+        """Label that a frame states."""
         client = hashlib.sha256(self.client.encode("utf-8", "surrogatepass")).digest()[:DIGEST_BYTES]
         return Label(client, self.round, self.model)
 
     @cached_property
     def packet_key(self) -> Label:
-        """What a packet states, equal to `packet_label` of this identity's packets."""
+        """Label that a packet states, equal to `packet_label` of this identity's packets."""
         return Label(self.label.client[:TAG_BYTES], self.round, b"")
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What a frame or packet is made of, and how far it is from the entropy of what it says."""
+"""Composition of a frame or packet, and its distance from the entropy of what it says."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class EntryDensity:
-    """How much of a named entry is kept (in a packet: of its coordinates there)."""
+    """Density of a named entry (in a packet: of its coordinates there)."""
 
     name: str
     kept: int
@@ -66,7 +66,7 @@ class Inspection:
 
     @property
     def dense_ratio(self) -> float | None:
-        """How many times smaller this is than the same coordinates as float32."""
+        """Size of the same coordinates as float32, divided by this size; None if their number is unknown."""
         return None if self.span is None else 4 * self.span / self.size
 
 
@@ -123,7 +123,7 @@ def _weigh(brief: Inspection, reader: Reader, part: Range, shared: Shared) -> In
     parts, bound = {"head": reader.at}, {}
 
     def note(name: str, least: float) -> None:
-        """What has been read since the last part is this one; it takes at least `least` bytes."""
+        """Attribute all that was read since the last part to this one; it takes at least `least` bytes."""
         parts[name], bound[name] = reader.at - sum(parts.values()), least
 
     keep, least = _read_keep(reader, part, brief.modes, shared)
@@ -179,7 +179,7 @@ def _entropy(bits: Bools, sizes: Ints) -> float:
 
 
 def _histogram(row: Bytes8) -> Ints:
-    """How often each byte occurs, counted in pieces because `bincount` widens what it counts."""
+    """Count each byte value, in pieces because `bincount` widens what it counts."""
     out = np.zeros(256, np.int64)
     for first in range(0, row.size, CHUNK):
         out += np.bincount(row[first : first + CHUNK], minlength=256)

@@ -26,7 +26,7 @@ class Kept:
 
     @property
     def target(self) -> Wide:
-        """What the numbers are to say: their difference to the reference, or themselves without one."""
+        """Numbers to convey: the difference to the reference, or the values themselves without one."""
         with np.errstate(invalid="ignore"):  # of a signalling NaN, too
             values = self.values.astype(np.float64)
             return values if self.base is None else values - self.base
@@ -47,7 +47,7 @@ class Quantised:
     whole: npt.NDArray[np.int32]
 
     def part(self, entries: slice, numbers: slice) -> Quantised:
-        """Those of some neighbouring entries."""
+        """Cut out the scales and numbers of some neighbouring entries."""
         return Quantised(self.scales if self.scales.size == 1 else self.scales[entries], self.whole[numbers])
 
     def change(self, counts: Ints) -> Wide:
@@ -70,7 +70,7 @@ class Quantised:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What a sender says of the kept numbers of a whole model; packets are cut from one plan.
+    """Plan of a sender for the kept numbers of a whole model; packets are cut from one plan.
 
     `coding` is how the numbers are written, `numbers` what they are in the codings of whole multiples.
     `sent`: which of the kept numbers travel at all, None: all of them. `values`: what travels in place of the
@@ -89,7 +89,7 @@ class Plan:
         return kept if self.sent is None else kept.select(self.sent)
 
     def part(self, entries: slice, rows: slice) -> Plan:
-        """The same for some of the kept numbers, and the entries that they are in."""
+        """Cut out the plan for some of the kept numbers, and the entries that they are in."""
         numbers, sent = self.numbers, self.sent
         written = rows
         if sent is not None:

@@ -1,4 +1,4 @@
-"""What both ends know before any bytes travel: the names and sizes of a model's parts."""
+"""Layout of a model, known to both ends before any bytes travel: the names and sizes of its parts."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class WireLayout:
 
     @cached_property
     def d(self) -> int:
-        """How many numbers the vector has."""
+        """Number of values in the vector."""
         return sum(self.sizes)
 
     @cached_property
     def prunable_total(self) -> int:
-        """How many of them a mask may cut: the first ones in wire order."""
+        """Number of values that a mask may cut: the first ones in wire order."""
         return sum(size for size, flag in zip(self.sizes, self.prunable, strict=True) if flag)
 
     @cached_property
@@ -87,12 +87,12 @@ class WireLayout:
 
     @cached_property
     def wire_starts(self) -> Ints:
-        """Where each entry begins in wire order; one more at the end, for `d`."""
+        """Start of each entry in wire order; one more at the end, for `d`."""
         return np.concatenate([[0], np.cumsum(self.wire_sizes)]).astype(np.int64)
 
     @cached_property
     def wire_edges(self) -> Ints:
-        """The same without the repetitions that empty entries make."""
+        """Starts in wire order without the repetitions that empty entries make."""
         return np.unique(self.wire_starts)
 
     @cached_property

@@ -32,7 +32,7 @@ AIM = 0.985
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What one packet says: `vector` and `mask` over the wire coordinates `first` to `first + span`.
+    """Content of one packet: `vector` and `mask` over the wire coordinates `first` to `first + span`.
 
     `identity` is the one that the packet was checked against, None where it states none.
     """
@@ -120,10 +120,10 @@ def decode_packet(
     predicted_mask: Bools | None = None,
     expect: Identity | None = None,
 ) -> Part:
-    """What one datagram says; for many of them make a `Shared` once, so that its digests are kept.
+    """Decode one datagram; for many of them make a `Shared` once, so that its digests are kept.
 
     A packet that states an identity is checked against `expect` and cannot be read without it, because its
-    checksum covers the model's digest too. `packet_label` tells which identity to expect.
+    checksum covers the model's digest too. `packet_label` says which identity to expect.
     """
     shared = as_shared(layout, reference, predicted_mask)
     reader = Reader(data)

@@ -1,4 +1,4 @@
-"""What both ends of a link hold: the layout, and perhaps a reference model and a predicted mask."""
+"""State that both ends of a link share: the layout, and perhaps a reference model and a predicted mask."""
 
 from __future__ import annotations
 
@@ -119,9 +119,9 @@ def check_mask(field: str, mask: Bools, layout: WireLayout) -> None:
 
 
 def _kind(field: str, thing: object) -> str:
-    """What was passed instead of an array or a layout, and what to pass where that can be guessed.
+    """Describe a value passed in place of an array or a layout, with what to pass if that can be guessed.
 
-    By the names of types alone: nothing here imports torch.
+    Decided by the names of types alone: nothing here imports torch.
     """
     kind = type(thing)
     if kind.__module__.partition(".")[0] == "torch" and hasattr(thing, "numpy"):

@@ -16,7 +16,7 @@ Halves = npt.NDArray[np.uint16]
 
 
 def sign_lost(values: Floats, base: Floats, change: Wide) -> Bools:
-    """Where `base + change` is negative though the value, for which it stands, is not.
+    """Coordinates, as booleans, where `base + change` is negative although the value it stands for is not.
 
     >>> f = lambda *numbers: np.array(numbers, np.float32)
     >>> sign_lost(f(0.1, -0.1, 0.8), f(0.7, 0.7, 0.7), np.array([-1.0, -1.0, 0.0])).tolist()

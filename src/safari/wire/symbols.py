@@ -90,7 +90,7 @@ def symbols_of(numbers: Words, code: int) -> Bytes8:
 
 
 def fields_of(numbers: Words, symbols: Bytes8, code: int) -> tuple[Words, Bytes8]:
-    """What their symbols leave open of numbers, and the widths of that."""
+    """Bits of the numbers that their symbols leave open, and the widths of these fields."""
     table = alphabet(code)
     return numbers - table.base.astype(np.uint32).take(symbols), table.width.take(symbols)
 

@@ -43,7 +43,7 @@ CODINGS = ("absolute", "difference", "bf16", "fp16", "int8", "qsgd", "step", "no
 INTEGER = frozenset({"int8", "qsgd", "step"})
 SCALED = INTEGER | {"sign"}
 MAX_CODE = dict.fromkeys(CODINGS, 0) | {"difference": 3} | dict.fromkeys(INTEGER, 4)
-# Codings in which every number has as many raw bits beside its symbol, and those that have no symbols.
+# Codings in which every number has as many raw bits next to its symbol, and those that have no symbols.
 RAW_BITS = {"absolute": 24, "bf16": 8, "fp16": 8, "none": 0, "sign": 1}
 WITHOUT_SYMBOLS = frozenset({"none", "sign"})
 # Symbols 1 to 255 of the difference mode turn with the exponent of the reference; 0 means no change.
@@ -69,7 +69,7 @@ def encode_plan(plan: Plan, kept: Kept) -> Coded:
 
 
 def decoded_plan(plan: Plan, kept: Kept) -> Floats:
-    """What a receiver decodes from `encode_plan`, without the bytes."""
+    """Numbers that a receiver decodes from `encode_plan`, without the bytes."""
     written = plan.of(kept)
     if plan.numbers is not None:
         change = plan.numbers.change(written.counts)
@@ -120,7 +120,7 @@ class SparseReader:
         self._done = 0
 
     def take(self, count: int, base: Floats | None) -> Floats:
-        """As `ValueReader.take`."""
+        """Take the next `count` numbers, as `ValueReader.take` does."""
         sent = self._sent[self._done : self._done + count]
         out = np.zeros(count, np.float32) if base is None else base.copy()
         out[sent] = self._inner.take(int(np.count_nonzero(sent)), None if base is None else base[sent])
@@ -148,7 +148,7 @@ def read_inner(reader: Reader, relative: bool) -> tuple[str, int]:
 
 
 def counts_of(bits: Bools, sizes: Ints) -> Ints:
-    """How many bits are set in each of neighbouring pieces of those sizes."""
+    """Number of bits set in each of neighbouring pieces of those sizes."""
     edges = pairwise([0, *np.cumsum(sizes).tolist()])
     return np.array([np.count_nonzero(bits[lo:hi]) for lo, hi in edges], np.int64)
 
@@ -213,7 +213,7 @@ class ValueReader:
         return unordered(ordered(base) + change.view(np.uint32)).view(np.float32)
 
     def _change(self, symbols: Bytes8, count: int) -> Wide:
-        """What is added to the reference's numbers."""
+        """Changes to be added to the reference's numbers."""
         if self._mode == "sign":
             return (1.0 - 2.0 * self._fields.take(count, 1)) * self._scales_of(count)
         if self._mode in INTEGER:

@@ -80,7 +80,7 @@ def decode_votes(
     segments: Sequence[int] | None = None,
     expect: Identity | None = None,
 ) -> Votes:
-    """What `encode_votes` wrote for the same `size` and `segments`; raises as `decode` does.
+    """Decode the message of `encode_votes` for the same `size` and `segments`; raises as `decode` does.
 
     `with_values` says whether there are numbers: a message of the other kind is refused.
     """

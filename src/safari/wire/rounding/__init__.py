@@ -1,4 +1,4 @@
-"""What each value mode makes of a model's numbers before they are written: one file for each method."""
+"""Rounding of a model's numbers before they are written, by value mode: one file for each method."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ INNER = (
 
 
 class LossyOptions(Protocol):
-    """Where the options of lossy modes can be read."""
+    """Object with the options of lossy modes, such as a config's section [wire]."""
 
     @property
     def bits(self) -> int:
-        """As in `Lossy`."""
+        """Size of a QSGD number; see `Lossy`."""
 
     @property
     def step(self) -> float:
-        """As in `Lossy`."""
+        """Quantum of the step mode; see `Lossy`."""
 
     @property
     def ratio(self) -> float:
-        """As in `Lossy`."""
+        """Limit on a frame's size in the step mode; see `Lossy`."""
 
     @property
     def fraction(self) -> float:
-        """As in `Lossy`."""
+        """Share of the numbers that top-k and unbiased send; see `Lossy`."""
 
     @property
     def threshold(self) -> float:
-        """As in `Lossy`."""
+        """Magnitude from which the threshold mode sends a number; see `Lossy`."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ MOST_LEVELS = (1 << 15) - 1
 
 
 def plans(mode: str, kept: Kept, lossy: Lossy, room: float | None = None) -> list[Plan]:
-    """What to send in that mode: a plan, or several of which the shortest is to be taken.
+    """Plans for the numbers in that mode: one, or several of which the shortest is to be taken.
 
     `room`: about how many bits the numbers may take in the step mode, by a coarser rounding if need be.
 

@@ -46,7 +46,7 @@ def qsgd_levels(bits: int) -> int:
 
 
 def levels_of(lossy: Lossy) -> int:
-    """How many levels QSGD has on each side of 0: those of `bits`, unless there are others."""
+    """Number of QSGD levels on each side of 0: `levels` where set, otherwise those of `bits`."""
     return qsgd_levels(lossy.bits) if lossy.levels is None else lossy.levels
 
 
@@ -57,7 +57,7 @@ def _in_scales(target: Wide, counts: Ints, levels: int) -> tuple[np.ndarray, Wid
 
 
 def adaquant_levels(first_loss: float, loss: float, first_levels: int, most: int = 127) -> int:
-    """How many levels QSGD should have at a training loss (AdaQuantFL, Jhunjhunwala et al. 2021).
+    """Number of QSGD levels for a training loss (AdaQuantFL, Jhunjhunwala et al. 2021).
 
         s_k = round(s_0 · sqrt(F(w_0) / F(w_k))),  from 1 to `most`
 

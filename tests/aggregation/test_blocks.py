@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -382,6 +382,7 @@ def test_pairs_without_common_coordinates_leave_the_similarity_unchanged():
     shared=st.booleans(),
     lost=st.sampled_from([0.0, 0.4, 0.9]),
 )
+@example(seed=12173, refused=[set(), {0}, set()], by="the sum", cut=0.4, shared=True, lost=0.4)
 def test_whoever_is_refused_might_as_well_have_sent_nothing(rule, seed, refused, by, cut, shared, lost):
     """Whatever is refused of models that came in part, up to all of them; with a step that keeps moments."""
     made = server_of(rule, seed)

@@ -87,8 +87,7 @@ def reference(tmp_path_factory):
     return path
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kills", [5, 20])
+@pytest.mark.parametrize("kills", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (5, 20))])
 def test_kills_leave_no_trace(reference, tmp_path, kills):
     rng = random.Random(20)
     total, run = records(reference), tmp_path / "run"

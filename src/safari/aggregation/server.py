@@ -319,6 +319,9 @@ class Server:
             reason = f"its sum with what the server holds, numbers up to {largest:.0e}, is not finite"
             refused = dict.fromkeys(view.arrived_ids, reason)
             lost = without(view, refused)
+            if refused:
+                # As a round in which nobody arrived: what the rule remembers grows older.
+                return *self._follow(lost, in_place)[:3], refused
             return replace(self, round=self.round + 1), lost, Decision(lost.weights[:0]), refused
 
     def _next(self, view: Round, in_place: bool) -> tuple[Server, Round, Decision]:

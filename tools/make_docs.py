@@ -87,8 +87,8 @@ def demo_results() -> dict[Path, str]:
     scores = {name: f"{100 * arm['top1']['mean']:.1f} %" for name, arm in summary["arms"].items()}
     seeds = summary["arms"]["drop"]["top1"]["n"]
     caption = (
-        f"*Top-1 of the demo after {summary['rounds']} rounds, means of {seeds} seeds (`make demo` runs one): a perfect network "
-        f"{scores['perfect']}, dropping the missing {scores['drop']}, the paper's rule {scores['safari']}, "
+        f"*Top-1 of the demo after {summary['rounds']} rounds, means of {seeds} seeds (`make demo` runs one): a "
+        f"perfect network {scores['perfect']}, dropping the missing {scores['drop']}, the paper's rule {scores['safari']}, "
         f"`safari+` {scores['safari+']}, the recipe {scores['recipe']}.*\n"
     )
     return {

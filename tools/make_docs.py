@@ -87,9 +87,9 @@ def demo_results() -> dict[Path, str]:
     scores = {name: f"{100 * arm['top1']['mean']:.1f} %" for name, arm in summary["arms"].items()}
     seeds = summary["arms"]["drop"]["top1"]["n"]
     caption = (
-        f"*Top-1 of the demo after {summary['rounds']} rounds, means of {seeds} seeds (`make demo` runs one): a "
-        f"perfect network {scores['perfect']}, dropping the missing {scores['drop']}, the paper's rule {scores['safari']}, "
-        f"`safari+` {scores['safari+']}, the recipe {scores['recipe']}.*\n"
+        f"*Top-1 of the demo after {summary['rounds']} rounds, means of {seeds} seeds (`make demo` runs one): "
+        f"a perfect network {scores['perfect']}, dropping the missing {scores['drop']}, "
+        f"the paper's rule {scores['safari']}, `safari+` {scores['safari+']}, the recipe {scores['recipe']}.*\n"
     )
     return {
         ROOT / "README.md": caption,

@@ -170,7 +170,7 @@ def _falling(total: Tensor, count: Tensor, first: int = 0, then: float = 1.0) ->
 
 
 def _similarity(known: State) -> Tensor:
-    """What the updates of each pair have in common beyond what all share; NaN where nothing was seen."""
+    """Cosine of each pair in excess of what all clients share, shrunk towards 0; NaN without observations."""
     alike, met = known["alike"].cpu(), known["met"].cpu()
     return torch.where(met > 0, alike / (met + _PRIOR), torch.nan)
 

@@ -89,7 +89,7 @@ def _decision(name: str, decision: Decision, round: Round) -> None:
 
 
 def _plain_ids(name: str, stand_ins: Mapping[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
-    """Who stood in for whom by Python's whole numbers, which records can hold."""
+    """Stand-ins by client, with ids as Python's whole numbers, which records can hold."""
     try:
         return {whole("a client", j): tuple(whole_ids("a list", who)) for j, who in stand_ins.items()}
     except SafariError as error:

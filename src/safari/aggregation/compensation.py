@@ -1,13 +1,13 @@
-"""What the server does about the clients that are missing: a pair of pure functions, one linear form.
+"""Rules for missing clients: each is a pair of pure functions, and all have one linear form.
 
 With the models x_i that arrived and the global model x, every rule is
 
     x_next = x + Σ_i a_i (x_i - x) + Σ_j b_j (z_j - x)
 
 where z_j is what the rule takes client j to have sent, from its memory of updates: z_j = x + y_j. So a rule
-only says how much of each it wants. Where the weights do not sum to 1, something of x itself is left; that
+only has to choose the weights a and b. Where the weights do not sum to 1, something of x itself is left; that
 part is kept within what the arrivals kept, so that a weight which all of them cut is cut, as in their mean.
-What a client kept is said by its mask, never by which of its numbers are 0: a kept weight may well be 0.
+A client's mask says what it kept, never which of its numbers are 0: a kept weight may well be 0.
 
 Buffers follow the sum while it is a mean, that is while no weight is negative, the one left to x included.
 They are statistics, not steps: a running variance that goes beyond all that was seen may fall below 0. Where
@@ -39,7 +39,7 @@ def on_device(numbers: Sequence[int], device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class OnHost:
-    """Small tensors of a round as the host has them, so that nobody has to ask the device.
+    """Copies of a round's small tensors on the host, so that reading them does not wait for the device.
 
     Args:
         of: The tensors `cohort`, `arrived` and `weights` that these are. They say nothing about other tensors.
@@ -344,9 +344,10 @@ def combine(round: Round, decision: Decision, name: str = "the rule") -> Tensor:
 
 
 def combine_blocks(round: Round, weights: Weights, block: Tensor, name: str = "the rule") -> Tensor:
-    """What `combine` gives for each block, for all coordinates at once. `block[k]`: the set of coordinate k.
+    """`combine` with weights of its own for each block, for all coordinates at once.
 
-    The weights are on the host, so that the device is asked once: whether the model is finite.
+    `block[k]` is the row of `weights` that applies to coordinate k. The weights are on the host, so that a
+    single transfer from the device is left: whether the model is finite.
     """
     table = weights.a if weights.b is None else torch.cat([weights.a, weights.b], 1)
     negative = table.clamp(max=0).sum(1)
@@ -393,7 +394,7 @@ def _finite(out: Tensor, round: Round, decision: Decision, name: str) -> Tensor:
 
 
 def _refuse_infinite(round: Round, decision: Decision, out: Tensor, name: str) -> None:
-    """Says which part of a decision is NaN or infinite, if any is: a sum may be too large by itself."""
+    """Raise an error that names what is not finite: a part of the decision, or only the sum, if too large."""
     parts = {"weights a": decision.a, "weights b": decision.b, "models recalled": decision.recalled}
     for part, found in parts.items():
         count = 0 if found is None else int((~torch.isfinite(found)).sum())

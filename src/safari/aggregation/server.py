@@ -41,7 +41,7 @@ _HUGE = 1e25
 
 @dataclass(frozen=True)
 class Outcome:
-    """What happened in a round: who arrived, who was missing, whose update was refused and why, and who stood in
+    """Outcome of a round: who arrived, who was missing, whose update was refused and why, and who stood in
     for whom.
 
     `shares` are the weights of the arrivals in the sum, those of the clients they stood in for included;
@@ -165,7 +165,7 @@ class Server:
         most_kept: int | None = None,
         shares: Mapping[int, float] | None = None,
     ) -> tuple[Server, Outcome]:
-        """One round: the next server, and what happened.
+        """Run one round; return the next server and the outcome.
 
         `received`: the models that arrived, by client id. `cohort`: who was asked (all by default). `masks`:
         the mask that a client trained with, by client id: bools, True where a number is kept. A client
@@ -227,7 +227,7 @@ class Server:
         shares: Mapping[int, float] | None = None,
         in_place: bool = False,
     ) -> tuple[Server, Outcome]:
-        """The same for models in one matrix: row i is the model of client `ids[i]`; ids ascend.
+        """Run one round on models given as one matrix: row i is the model of client `ids[i]`; ids ascend.
 
         `masks`: `bool[len(ids), size]`, or one row for all; None: nothing was cut. `came`: `bool[len(ids),
         size]`, True where a number arrived; None: all of them did. A client from which nothing arrived is missing.
@@ -499,7 +499,7 @@ def _form(thing: object) -> str:
 
 
 def _huge(view: Round) -> dict[int, str]:
-    """Whose numbers are too large to be averaged."""
+    """Clients whose numbers are too large to be averaged, with the reason."""
     found = {}
     for row, client in enumerate(view.arrived_ids):
         sent = [view.models[row], *(rows[row] for rows in view.up.values())]
@@ -515,7 +515,7 @@ def _largest(numbers: Tensor) -> float:
 def _unusable(
     ids: Sequence[int], models: Tensor, masks: Tensor | None, most_kept: int | None
 ) -> dict[int, str]:
-    """Whose model cannot be averaged, and why."""
+    """Clients whose model cannot be averaged, with the reason."""
     refused = {} if most_kept is None else _too_dense(ids, models.shape[1], masks, most_kept)
     # A sum is finite only if all of its terms are; the numbers are looked at one by one only where it is not.
     total = models.sum()
@@ -537,7 +537,7 @@ def _unusable(
 
 
 def _unusable_beside(ids: Sequence[int], up: Mapping[str, Tensor] | None) -> dict[int, str]:
-    """Whose vectors beside the model are not finite."""
+    """Clients that sent a vector beside the model that is not finite, with the reason."""
     refused: dict[int, str] = {}
     for name, rows in (up or {}).items():
         if not bool(torch.isfinite(rows).all()):
@@ -561,7 +561,7 @@ def _too_dense(ids: Sequence[int], size: int, masks: Tensor | None, most: int) -
 
 
 def _real_vector(raw: Vector) -> Tensor | None:
-    """What came in, as float32 (infinite where too large for that); None when it has no such form."""
+    """Convert a received vector to float32 (infinite where too large); None if it cannot be converted."""
     try:
         # A copy, because arrays made from received bytes are read-only, and without its graph.
         vector = torch.tensor(raw) if isinstance(raw, np.ndarray) else torch.as_tensor(raw).detach()

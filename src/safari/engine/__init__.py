@@ -1,4 +1,4 @@
-"""What computes the rounds: `reference` reads like Algorithm 1."""
+"""Engines that compute the rounds; `reference` reads like Algorithm 1."""
 
 from safari.engine.assembly import assemble
 from safari.engine.experiment import (

@@ -117,10 +117,10 @@ def check_rest(config: Config, seed: int, data: Data, problems: Problems) -> Non
 
 
 def notes_of(world: World) -> list[str]:
-    """What a user should know before the run.
+    """Warnings for the user before the run.
 
-    Labels that begin at 1, classes that only the test set has, samples with several owners, tests that see only part of
-    a link's period.
+    About labels that begin at 1, classes that only the test set has, samples with several owners, and tests
+    that see only part of a link's period.
     """
     own, config = world.config.data.name not in DATASETS, world.config
     found = [
@@ -187,7 +187,7 @@ def _standardised(data: Data, units: Units) -> Data:
 
 
 def _check_metrics(built: Parts) -> None:
-    """Can they be recorded, and can the target be reached?"""
+    """Check that the metrics can be recorded, and that the target can be reached."""
     RunMetrics.of(built.task)
     score = built.task.metric(built.task.score)
     target = built.config.evaluation.goal(score.percent)
@@ -205,7 +205,7 @@ def _layout(config: Config, module: nn.Module) -> Layout:
 
 
 def _check_budgets(config: Config, module: nn.Module) -> None:
-    """Can the sparsity be had, at the start of its schedule and at the end?"""
+    """Check that the sparsity can be reached, at the start of its schedule and at the end."""
     p, layout = config.pruning, _layout(config, module)
     sparsities = {p.sparsity} if p.schedule == "constant" else {p.initial, p.sparsity}
     for sparsity in sorted(sparsities):
@@ -218,7 +218,7 @@ def _start_task(world: World) -> None:
 
 
 def _try_masks(world: World) -> None:
-    """Compute the first mask of one client, so that what would go wrong with it is told before the run."""
+    """Compute the first mask of one client, so that an error in it shows before the run."""
     masks = world.first_masks(world.start, 0)
     mask = world.client_mask(masks, world.start, 0, 0)[0]
     whose = "the first mask" if masks.shared is not None else "client 0's first mask"
@@ -247,7 +247,7 @@ def _start_link(built: Parts, direction: str, seed: int, counts: np.ndarray) -> 
 
 
 def _start_sampling(world: World) -> None:
-    """Draw the first cohort, so that what would go wrong with it is told before the run."""
+    """Draw the first cohort, so that an error in it shows before the run."""
     world.cohort(0)
 
 

@@ -1,4 +1,4 @@
-"""What a config asks for and what a plug-in gave, checked before a run trusts it."""
+"""Checks of a config and of what its plug-ins return, made before a run relies on them."""
 
 from __future__ import annotations
 
@@ -52,8 +52,7 @@ def check_parts(parts: object, clients: int, samples: int) -> None:
 
 
 def unseen_phases(direction: str, period: int | None, evaluation: Evaluation, rounds: int) -> str:
-    """What a user should know where the tests that count leave more than half of a link's period out in one stretch;
-    nothing otherwise.
+    """Warning where the tests that count leave out over half of a link's period in one stretch; else empty.
 
     >>> print(unseen_phases("uplink", 8, Evaluation(every=8, last=24), 48))
     the tests that count, those in the last 24 rounds, leave out 7 rounds in a row of the uplink's period of 8;
@@ -101,7 +100,7 @@ def _longest_gap(period: int, evaluation: Evaluation, rounds: int) -> int:
 
 
 def shared_samples(parts: Sequence[np.ndarray]) -> str:
-    """What a user should know of a division in which a sample has several owners; nothing otherwise.
+    """Warning about samples that the division assigns more than once; empty where there are none.
 
     >>> shared_samples([np.array([0, 1, 2]), np.array([2, 3]), np.array([4])])
     'partition: 1 sample is held more than once, such as sample 2 by clients 0 and 1'
@@ -120,7 +119,7 @@ def shared_samples(parts: Sequence[np.ndarray]) -> str:
 
 
 def labels_from_1(data: Data) -> str:
-    """What a user should know of data in which every class but 0 has samples; nothing otherwise.
+    """Warning about data in which every class but 0 has samples; empty otherwise.
 
     Classes without samples are legal, and a class 0 that is only in the test set is no mistake of counting.
 
@@ -139,7 +138,7 @@ def labels_from_1(data: Data) -> str:
 
 
 def unseen_classes(data: Data) -> str:
-    """What a user should know of data whose test set has classes that the training set lacks; nothing otherwise.
+    """Warning about classes of the test set that the training set lacks; empty where there are none.
 
     >>> x, y = torch.zeros(6, 2), torch.arange(6) % 3
     >>> unseen_classes(Data("toy", x, y, x, y, classes=3))

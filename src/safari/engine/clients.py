@@ -1,4 +1,4 @@
-"""What both engines share of the clients' side of a round: their state, and the uploads that arrive."""
+"""Clients' side of a round, shared by both engines: their state, and the uploads that arrive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Rows = Mapping[str, Tensor]
 
 
 def side_of(world: World, state: Rows, down: Rows, clients: Sequence[int]) -> ClientSide:
-    """What these clients have beside the model."""
+    """Inputs of these clients beside the model."""
     return ClientSide(state, down, world.known).rows(list(clients))
 
 
@@ -83,7 +83,7 @@ class Arriving:
             self._votes[rows] = rounded(votes)
 
     def uploads(self, trained: Sequence[int]) -> Uploads:
-        """All of them. `trained`: who had the broadcast."""
+        """All uploads of the round. `trained`: the clients that received the broadcast."""
         return Uploads(
             asked=self._sent.draw.clients,
             ids=self._ids,

@@ -1,4 +1,4 @@
-"""How many bytes a round's messages take, and what a lossy format makes of them."""
+"""Encoding of a round's messages: their size in bytes, and the models after a lossy format."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class RoundCodec:
         return {"up": up, "down": float(len(frame) + self._beside_down)}
 
     def modes(self) -> dict[str, int] | None:
-        """How many uploads were encoded in which mode; None: not counted."""
+        """Number of uploads encoded in each mode; None: not counted."""
         return dict(sorted(self._modes.items())) if self.counts else None
 
     @property
@@ -164,7 +164,7 @@ class RoundCodec:
 
     @cached_property
     def shared(self) -> Shared:
-        """What both ends hold before an upload: the layout, the broadcast model, the mask to expect."""
+        """State that both ends share before an upload: the layout, the broadcast model, the expected mask."""
         return Shared(self.layout, self._x.cpu().numpy(), self._predicted.cpu().numpy())
 
     def _expected(self, masks: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Where a run computes, and where its data lie."""
+"""The device on which a run computes, and the placement of its data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from safari.errors import ConfigError
 
 
 def device_of(config: Config) -> torch.device:
-    """Where the run computes."""
+    """Device on which the run computes; ConfigError for CUDA where torch sees none."""
     wanted = config.engine.device
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ConfigError("engine.device is cuda, but torch sees no CUDA device; use cpu or auto")

@@ -30,14 +30,14 @@ def due(world: World, t: int) -> bool:
 def diagnose(
     world: World, x: Tensor, after: Tensor, draw: Draw, record: RoundRecord, everyone: Everyone
 ) -> Diagnosis:
-    """What a round did, against what it would have done had everything arrived. Parameters only, no buffers.
+    """Compare a round with what it would have been had everything arrived. Parameters only, no buffers.
 
     error: ‖x' − x*‖² / ‖x* − x‖², with x' the new model and x* the one that a perfect network would have
     given. phi: Σ_j w_j ‖ŷ_j − Δ_j‖² / Σ_j w_j ‖Δ_j‖² over the missing for whom the rule named stand-ins (the
     term φ of Lemma 2, relative), with ŷ_j = (1/|S_j|) Σ_{k ∈ S_j} Δ_k over the named ones S_j that arrived:
     the paper's rule names one; of several, each counts the same, because rules name stand-ins and not their
     shares (what a mixture comes to is seen in error). delta: ‖x − x ⊙ M_i‖ / ‖x‖, mean over the
-    clients. dissimilarity: Σ_i w_i ‖Δ_i − Δ̄‖² / ‖Δ̄‖². None for what cannot be said.
+    clients. dissimilarity: Σ_i w_i ‖Δ_i − Δ̄‖² / ‖Δ̄‖². A quantity that is not defined is None.
     """
     parameters, cohort = world.layout.parameters, draw.clients
     models, masks = everyone(cohort)

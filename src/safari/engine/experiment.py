@@ -191,7 +191,7 @@ class Ready:
 
 
 def ready(config: Config) -> Ready:
-    """All that a run needs, when it can start: what can be wrong is found before a folder is made.
+    """Build all that a run needs and check it, so that errors show before a folder is made.
 
     ConfigError lists everything that would stop the run before its first round; a DataError comes as it is
     when it is alone.
@@ -222,7 +222,7 @@ def check(config: Config) -> list[str]:
 
 
 def check_and_note(config: Config) -> tuple[list[str], list[str]]:
-    """What would stop a run before its first round, and what a user should know of one that can start."""
+    """Problems that would stop a run before its first round, and warnings about one that can start."""
     problems = Problems()
     found = problems.attempt(lambda: ready(config))
     worlds = () if found is None else found.worlds
@@ -314,13 +314,13 @@ def run_seed(
 
 
 def _descriptions(config: Config) -> dict[str, str]:
-    """What the user's own rules say of themselves, for pages that must not import them."""
+    """Docstring's first line of each of the user's own rules, for pages that must not import them."""
     own = [arm.rule.name for arm in config.arms if arm.rule.name not in RULES]
     return {name: first_line(rule) for name in own if (rule := known("rule", name, RULES)) is not None}
 
 
 def _describe(run: RunFolder, world: World) -> None:
-    """Who holds what, how large the model is, and what the run was begun on: for the report, once."""
+    """Write a run's facts for the report, once: division of the data, model, labels, metrics, machine."""
     if not (run.path / "clients.json").exists():
         clients = {"label_counts": world.label_counts.tolist(), "samples": [len(p) for p in world.parts]}
         run.write("clients.json", json.dumps(clients) + "\n")
@@ -337,7 +337,7 @@ def _describe(run: RunFolder, world: World) -> None:
 
 
 def _facts(world: World) -> dict[str, Any]:
-    """What somebody who uses the model has to know of the data that it was trained on."""
+    """Facts about the training data that a user of the model needs."""
     data = world.data
     facts: dict[str, Any] = {
         "input_shape": [*data.input_shape],

@@ -1,5 +1,7 @@
-"""What a group of stacked clients does in a round, from the draws on: without asking the host, so that a GPU can replay
-it."""
+"""Local steps of a group of stacked clients.
+
+Once the random numbers are drawn nothing is transferred to the host, so that a GPU can replay the steps.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ class GroupTraining:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a group's local steps begin with: tensors in a fixed order, so that a recording can be given others."""
+    """Inputs of a group's local steps: tensors in a fixed order, so that a recording can take new ones."""
 
     start: Tensor
     masks: Tensor
@@ -43,14 +45,14 @@ class Inputs:
     lr: float | Tensor
 
     def tensors(self) -> list[Tensor]:
-        """All of them, one after the other."""
+        """All tensors of the inputs, as one list."""
         side, rate = self.side, [self.lr] if isinstance(self.lr, Tensor) else []
         known = [side.known.label_counts, side.known.samples]
         beside = [*side.state.values(), *side.down.values(), *known, *rate]
         return [self.start, self.masks, *self.picked, *self.draws, *beside]
 
     def filled(self, tensors: Sequence[Tensor]) -> Inputs:
-        """The same with these tensors in the places of its own."""
+        """A copy with these tensors in place of its own, in the order of `tensors`."""
         rest = iter(tensors)
 
         def take(count: int) -> list[Tensor]:
@@ -65,7 +67,7 @@ class Inputs:
         return Inputs(start, masks, picked, draws, side, lr)
 
     def padded(self, steps: int) -> Inputs:
-        """The same with samples and draws padded with zeros to this many steps."""
+        """A copy with samples and draws padded with zeros to this many steps."""
 
         def longer(tensor: Tensor) -> Tensor:
             return torch.cat([tensor, tensor.new_zeros(steps - len(tensor), *tensor.shape[1:])])
@@ -112,7 +114,7 @@ class GroupSteps:
         return self.outputs(flat, found)
 
     def batch(self, given: Inputs, *samples: Tensor) -> Batch:
-        """What a step trains on: samples in hand, or picked by their numbers."""
+        """Batch of one step: samples already gathered, or picked by index."""
         if len(given.picked) > 1:
             return self.world.augmented(*samples)
         if self._crops:
@@ -125,7 +127,7 @@ class GroupSteps:
         return self.world.gather(*samples)
 
     def options(self, given: Inputs, draws: RandomState) -> dict[str, Any]:
-        """What the config and the inputs say about every step."""
+        """Arguments common to all steps, from the config and the inputs."""
         world, local = self.world, self.world.config.local
         return {
             "optimiser": local.optimiser,
@@ -144,7 +146,7 @@ class GroupSteps:
         return flat.to_rows(found.models), found.losses, *state, *found.up.values()
 
     def named(self, found: Sequence[Tensor], replayed: bool) -> GroupTraining:
-        """What `run` gave, by name. A replay writes over the outputs of the last one, so what stays is copied."""
+        """Outputs of `run` by name; those needed after the next replay, which overwrites them, are copied."""
         models, losses, *rest = found
         states = list(self.world.client.init(0, 0, self.world.device))
         if replayed:
@@ -187,7 +189,7 @@ class ReplayableSteps:
             self._losses.add_(self._local.step_in_place(*self._next_batch()))
 
     def end(self) -> tuple[Tensor, ...]:
-        """What `GroupSteps.run` gives."""
+        """Outputs as from `GroupSteps.run`."""
         with self._group.precision():
             found = self._local.finish((self._losses / self._steps).float())
         return self._group.outputs(self._flat, found)

@@ -1,7 +1,7 @@
-"""What a server decodes from lossy uploads, worked out where the models are, for many clients at once.
+"""Lossy uploads as the server decodes them, computed on the models' device for many clients at once.
 
 Bit for bit what `safari.wire` gives back from its own bytes: the numbers are rounded in the same order and
-precision. So a run feels a lossy format in every round, and encodes only where bytes are counted.
+precision. So every round has the losses of the format, and encoding is needed only where bytes are counted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def as_decoded(
     choices: Sequence[Lossy],
     predicted: Tensor,
 ) -> Tensor:
-    """What the server decodes of `models`, see `seen`: on a CPU by the wire's own code, which is faster there."""
+    """Models as the server decodes them (see `seen`), on a CPU by the wire's own code: it is faster there."""
     if models.device.type == "cpu":
         return _in_numpy(models, masks.expand(len(models), -1), x, layout, values, choices, predicted)
     return seen(models, masks, x, layout, values, choices, predicted)

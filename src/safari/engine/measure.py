@@ -1,4 +1,4 @@
-"""What only a simulator measures in a round: tests of the new model, a diagnosis, and seconds."""
+"""Measurements that only a simulator makes in a round: tests of the new model, a diagnosis, and seconds."""
 
 from __future__ import annotations
 
@@ -132,5 +132,5 @@ def client_spread(scores: Sequence[float], metrics: RunMetrics = CLASSIFICATION)
 
 
 def _scores(metrics: RunMetrics, found: Mapping[str, float]) -> dict[str, float | None]:
-    """What was found, by the names of the metrics; None for what does not exist here."""
+    """Test results by the names of the run's metrics; None for a metric without a finite value."""
     return {name: finite(found.get(name, math.nan)) for name in metrics.names}

@@ -32,11 +32,11 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Delivery:
-    """What the network decides before anybody trains.
+    """Fate of a round's messages, decided before any client trains.
 
     Args:
-        hear: Whom of those asked the broadcast reaches.
-        arriving: Whose upload then arrives.
+        hear: Clients, of those asked, that the broadcast reaches.
+        arriving: Clients whose upload then arrives.
     """
 
     hear: list[int]
@@ -65,7 +65,7 @@ def initial_network(world: World) -> dict[str, dict[str, Tensor]]:
 
 
 def deliver(world: World, state: State, rule: Compensation, asked: Sequence[int]) -> tuple[Delivery, State]:
-    """Who of those asked hears the broadcast, whose answer will arrive, and the state from there on.
+    """Draw the clients that receive the broadcast and those whose upload will arrive; also the next state.
 
     A rule that overrides the network is an oracle: it asks for what did not arrive, too.
     """
@@ -84,7 +84,7 @@ def deliver(world: World, state: State, rule: Compensation, asked: Sequence[int]
 def in_packets(
     world: World, state: State, rule: Compensation, got: Uploads, codec: RoundCodec
 ) -> tuple[Uploads, State]:
-    """What arrives in the end of uploads that travel in packets, and the state from there on.
+    """Deliver uploads in packets: return those that arrive, perhaps in part, and the next state.
 
     Clients from which nothing arrived are left out.
     """
@@ -127,7 +127,7 @@ def in_packets(
 def _packetisation(
     world: World, state: State, got: Uploads, codec: RoundCodec
 ) -> tuple[Packetisation, np.ndarray]:
-    """How models are cut, measured on the first upload in the rounds in which bytes are counted."""
+    """Packetisation of models, measured on the first upload of each round in which bytes are counted."""
     # The fields of a Packetisation, as one array.
     known = arrays(state["packets"]).get(MEASURED)
     model, mask = got.models[0], got.masks[0]
@@ -152,10 +152,10 @@ def _packetisation(
 def _keep_residuals(
     before: Tensor | None, after: Tensor | None, ids: Sequence[int], received: Tensor
 ) -> None:
-    """Where a packet was lost, its client's residual stays as it was before the upload.
+    """Undo the change of a client's residual wherever its packet was lost.
 
-    `after`: of all clients, as if what they sent had arrived whole; changed in place. A client learns from its next
-    broadcast which packets those were.
+    `after`: residuals of all clients, as if their uploads had arrived whole; changed in place. A client
+    learns from its next broadcast which packets were lost.
     """
     if before is not None and after is not None:
         rows, trained = torch.tensor(list(ids), device=after.device), after.shape[1]

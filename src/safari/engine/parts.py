@@ -47,8 +47,10 @@ KINDS: dict[str, Kind[Any]] = {kind.name: kind for kind in _ALL}
 
 @dataclass(frozen=True)
 class Parts:
-    """What a config names. `rules` are by the arm's name; `data`, `partition` and `model` are functions that still
-    have to be called."""
+    """Parts that a config names.
+
+    `rules` are by the arm's name; `data`, `partition` and `model` are functions that still have to be called.
+    """
 
     config: Config
     data: Callable[..., Any]
@@ -94,7 +96,7 @@ class Problems:
         return self._kind(self.lines)
 
     def raise_if_any(self) -> None:
-        """Raise that error."""
+        """Raise `error` if any problem was noted."""
         if self.lines:
             raise self.error()
 

@@ -63,7 +63,7 @@ def next_upload(run: RunFolder, arm: str | None = None, client: int = 0) -> Uplo
 
 
 def upload_of(world: World, state: State, client: int) -> Upload:
-    """What a client would send in the round that follows a state."""
+    """Upload that a client would send in the round that follows a state."""
     t, x, fed = state.round, state.model, world.federation()
     masks, _ = masks_of(fed, state, x)
     mask, _ = world.client_mask(masks, x, client, t)

@@ -1,4 +1,4 @@
-"""Rounding makes no dense number negative that was not: `safari.wire.signs`, where the models are."""
+"""Quantisation that turns no dense number negative: `safari.wire.signs` on the models' device."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Signs:
 
     @classmethod
     def read(cls, models: Tensor, x: Tensor, layout: WireLayout) -> Signs:
-        """Those of the models that are to be rounded."""
+        """Read the dense columns and the signs in them of the models to quantise."""
         prunable = torch.tensor(layout.prunable, device=x.device)
         sizes = torch.tensor(layout.sizes, device=x.device)
         columns = (~torch.repeat_interleave(prunable, sizes)).nonzero()[:, 0]
         return cls(columns, x[columns].double(), models[:, columns] >= 0)
 
     def of(self, clients: Tensor) -> Signs:
-        """The same of some clients."""
+        """Select the rows of some clients."""
         return Signs(self.columns, self.base, self.held[clients])
 
     def keep_multiples(self, whole: Tensor, scales: Tensor) -> Tensor:

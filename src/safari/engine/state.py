@@ -124,7 +124,7 @@ def _check_losses(losses: torch.Tensor, trial: Trial) -> None:
 
 
 def _measured(found: torch.Tensor, trial: Trial) -> torch.Tensor:
-    """What the last measured upload has shown: packets for a coordinate, at most one each, and bytes of a packet."""
+    """A checkpoint's measured packetisation, checked: at most one packet a coordinate, of a legal size."""
     measured = fitting(trial, f"packets.{MEASURED}", found, torch.zeros(4, dtype=torch.float64))
     most = torch.tensor([1.0, 1.0, 1.0, MOST_BYTES], dtype=torch.float64)
     if not bool(((measured >= 0) & (measured <= most * (1 + 1e-6))).all()):

@@ -1,4 +1,4 @@
-"""The step mode where the models are: what each client's numbers become, within its budget.
+"""The step mode on the models' device: each client's numbers, quantised within its budget.
 
 Counts are made here, for many clients at once; `safari.wire.budget` says what follows from them.
 """
@@ -57,7 +57,7 @@ def stepped(
 def _within(
     room: list[float], target: Tensor, whole: Tensor, scales: Tensor, units: Tensor, rows: tuple[Row, Row]
 ) -> tuple[Tensor, Tensor]:
-    """Whole steps and what one is: those given where they fit, coarser ones elsewhere."""
+    """Whole steps and the size of one: those given where they fit, coarser ones elsewhere."""
     prunable, others = rows
     rest = [space - bits for space, bits in zip(room, _bits(others, whole), strict=True)]
     bits = _bits(prunable, whole)
@@ -70,7 +70,7 @@ def _within(
 
 
 def _coarser(room: list[float], target: Tensor, units: Tensor, row: Row) -> tuple[Tensor, Tensor]:
-    """Whole steps and what one is, for clients that need a coarser rounding to fit their budgets."""
+    """Whole steps and the size of one, for clients that need a coarser rounding to fit their budgets."""
     sizes = target[:, row.columns].abs() / units
     negative = target[:, row.columns] < 0
     classes = torch.bucketize(sizes, torch.from_numpy(EDGES).to(sizes.device))
@@ -105,7 +105,7 @@ def _multiples(target: Tensor, scales: Tensor) -> Tensor:
 
 
 def _quanta(target: Tensor, masks: Tensor, layout: WireLayout, step: float) -> Tensor:
-    """`float64[clients, 1]`: what one step is."""
+    """`float64[clients, 1]`: size of one step."""
     flags = torch.tensor(layout.prunable, device=target.device)
     sizes = torch.tensor(layout.sizes, device=target.device)
     steering = masks & torch.repeat_interleave(flags, sizes)
@@ -138,7 +138,7 @@ class Row:
     kept: Tensor
 
     def of(self, clients: Tensor) -> Row:
-        """The same of some clients."""
+        """Select the rows of some clients."""
         return self if len(self.kept) == 1 else Row(self.columns, self.kept[clients])
 
     @cached_property
@@ -152,7 +152,7 @@ class Row:
 
     @cached_property
     def seconds(self) -> Tensor:
-        """Which kept columns are the second of a pair, counted over those that are kept."""
+        """True for kept columns that are the second of a pair, counted over the kept ones."""
         return self.kept & (self.kept.cumsum(dim=1) % 2 == 0)
 
     def previous(self, numbers: Tensor) -> Tensor:
@@ -179,7 +179,7 @@ def _rows(masks: Tensor, layout: WireLayout) -> tuple[Row, Row]:
 
 
 def _rooms(masks: Tensor, predicted: Tensor | None, layout: WireLayout, ratio: float) -> list[float]:
-    """How many bits the numbers of each client (of all, where one mask stands for all) may take."""
+    """Bits that the numbers of each client may take; a single entry where one mask stands for all."""
     counts = [_by_entry(masks, layout)]
     if predicted is not None:
         counts.insert(0, _by_entry(masks ^ predicted, layout))
@@ -198,7 +198,7 @@ def _bits(row: Row, whole: Tensor) -> list[float]:
 
 
 def _counts(row: Row, whole: Tensor) -> Ints:
-    """How many numbers in those columns are of each class of `STEPS_FROM`, by client."""
+    """Number of values in the row's columns in each class of `STEPS_FROM`, by client."""
     of = STEPS_FROM.size
     classes = _classes(row, whole) + of * torch.arange(len(whole), device=whole.device)[:, None]
     kept = classes[row.kept.expand(len(whole), -1)]
@@ -216,7 +216,7 @@ def _numpy(counts: Tensor) -> Ints:
 
 
 def _by_entry(bits: Tensor, layout: WireLayout) -> Ints:
-    """How many are set in each prunable entry: `int64[rows, entries]`."""
+    """Number of bits set in each prunable entry: `int64[rows, entries]`."""
     parts = bits.split(list(layout.sizes), dim=1)
     chosen = [part.sum(dim=1) for part, flag in zip(parts, layout.prunable, strict=True) if flag]
     found = torch.stack(chosen, dim=1) if chosen else bits.new_zeros((len(bits), 0), dtype=torch.long)

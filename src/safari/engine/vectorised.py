@@ -68,12 +68,12 @@ def prepare(world: World) -> Vectorised:
 
 
 def forecast(world: World) -> str:
-    """What takes long before the first round, in one line; empty when nothing does."""
+    """Notice of a long wait before the first round, in one line; empty when there is none."""
     return FORECAST if compiles(world.config, world.device.type) else ""
 
 
 class Vectorised:
-    """What is found out once for a world: how to stack its module, how many clients fit at once.
+    """Vectorised engine of one world: a stacked module, and the number of clients that fit at once.
 
     Called with a state, it runs a round.
     """
@@ -398,7 +398,7 @@ class Vectorised:
     def _train_one_by_one(
         self, x: Tensor, masks: Tensor, group: Sequence[int], t: int, side: ClientSide
     ) -> GroupTraining:
-        """The same as the reference does it, for modules that cannot be stacked."""
+        """Train clients one after the other, as the reference does, for modules that cannot be stacked."""
         each = masks.expand(len(group), -1)
         with self._steps.precision():
             found = [

@@ -92,18 +92,18 @@ class World:
         )
 
     def setting(self, direction: str) -> Setting:
-        """What a link may know."""
+        """Facts that the link in this direction may use, with its own random generator."""
         return Setting(len(self.parts), self.label_counts, generator(self.seed, direction))
 
     @property
     def client_weights(self) -> list[float] | None:
-        """What each client counts for in the average; None: all the same."""
+        """Weight of each client in the average; None: all the same."""
         if self.config.aggregation.weights == "samples":
             return [float(len(part)) for part in self.parts]
         return None
 
     def budget(self, t: int) -> Budget:
-        """How many weights masks keep in round t."""
+        """Budget of the masks of round t."""
         sparsity = sparsity_of(self.config.pruning, t)
         if sparsity not in self._budgets:
             self._budgets[sparsity] = budget_of(self.layout, self.config.pruning, sparsity)
@@ -194,7 +194,7 @@ class World:
         return learning_rate(self.config, t)
 
     def steps(self, client: int) -> int:
-        """How many local steps a client makes in a round."""
+        """Number of local steps that a client makes in a round."""
         local = self.config.local
         if local.epochs > 0:
             return max(1, round(local.epochs * len(self.parts[client]) / local.batch))
@@ -253,14 +253,14 @@ class World:
         return found
 
     def cohort(self, t: int) -> list[int]:
-        """Who is asked in round t, ascending, by a sampling that has learned nothing before it."""
+        """Clients asked in round t, ascending, by a sampling in its initial state."""
         first = State(
             t, {"sampling": self.sampling.init(len(self.parts), self.layout.parameters, self.device)}
         )
         return list(cohort(self.federation(), first)[0].clients)
 
     def training_draw(self, client: int, t: int) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
-        """Which samples a client sees in round t, `int64[steps, batch]`, and the draws of its augmentation,
+        """Indices of a client's samples in round t, `int64[steps, batch]`, and the draws of its augmentation,
         which have a row a sample, in the same order."""
         rng = generator(self.seed, "batches", client, t)
         part = self.parts[client]
@@ -268,11 +268,11 @@ class World:
         return index, self.augmentation.draw(rng, index.size, self.data.input_shape)
 
     def batch(self, index: np.ndarray, draws: Sequence[np.ndarray]) -> Batch:
-        """Those samples, augmented, on the run's device."""
+        """Training samples by index, augmented, on the run's device."""
         return self.gather(torch.from_numpy(index), *(torch.from_numpy(d) for d in draws))
 
     def gather(self, index: Tensor, *draws: Tensor) -> Batch:
-        """The same with indices and draws as tensors, wherever they are."""
+        """`batch` with indices and draws as tensors, on any device."""
         pick = index.to(self.data.train_x.device)
         return self.augmented(self.data.train_x[pick], self.data.train_y[pick], *draws)
 
@@ -282,7 +282,7 @@ class World:
         return self.augmentation.apply(x, *(d.to(self.device) for d in draws)), y
 
     def training_batches(self, client: int, t: int) -> list[Batch]:
-        """What a client trains on in round t."""
+        """Batches that a client trains on in round t, one a step."""
         index, draws = self.training_draw(client, t)
         size = index.shape[1]
         return [
@@ -290,13 +290,13 @@ class World:
         ]
 
     def pruning_draw(self, client: int, t: int) -> np.ndarray:
-        """Which samples a client's pruner looks at in round t."""
+        """Indices of the samples that a client's pruner uses in round t."""
         part = self.parts[client]
         rng = generator(self.seed, "pruning", client, t)
         return part[rng.choice(len(part), min(self.config.pruning.batch, len(part)), replace=False)]
 
     def pruning_batch(self, client: int, t: int) -> Batch:
-        """Those samples; only their shape matters to pruners without data."""
+        """Samples for a client's pruner in round t: a single one if the pruner needs only their shape."""
         return self.samples(self.pruning_draw(client, t) if self.pruner.needs_data else np.arange(1))
 
     def samples(self, index: np.ndarray) -> Batch:

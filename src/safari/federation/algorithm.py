@@ -47,7 +47,7 @@ def algorithm_step(algorithm: ClientAlgorithm, clients: int, parameters: int) ->
 
 
 def vectors_along(algorithm: ClientAlgorithm, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What travels with the next broadcast beside the model, from the state of the algorithm's server side."""
+    """Vectors of the next broadcast beside the model, from the state of the algorithm's server side."""
     return {} if algorithm.server is None else dict(algorithm.server.down(_without_average(state)))
 
 

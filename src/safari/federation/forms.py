@@ -109,7 +109,7 @@ class Federation:
 
     @property
     def parameters(self) -> int:
-        """How many numbers of a model, from the front, are parameters."""
+        """Number of parameters in a model; they come before the buffers."""
         return min(self.layout.parameters, len(self.model))
 
     @cached_property
@@ -176,7 +176,7 @@ def _named(tensors: dict[str, Tensor], average: Tensors, first: Tensors) -> dict
 
 @dataclass(frozen=True)
 class Broadcast:
-    """What the server sends in a round.
+    """The server's broadcast in a round.
 
     Attributes
     ----------
@@ -205,23 +205,23 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class Uploads:
-    """What came in a round, by whatever transport: a row for each of `ids`.
+    """Uploads that arrived in a round, by any transport: a row for each of `ids`.
 
     Attributes
     ----------
-    asked: who was asked.
-    ids: whose upload came, ascending.
+    asked: the clients that were asked.
+    ids: the clients whose upload arrived, ascending.
     models: `float32[n, size]`, as decoded.
     masks: `bool[n, size]`, what was kept; one row may stand for all.
-    received: `bool[n, size]`, which numbers came; None where models came whole.
-    along: the vectors that came beside the models, a row each.
+    received: `bool[n, size]`, which numbers arrived; None where models arrived whole.
+    along: the vectors that arrived beside the models, a row each.
     votes: what clients reported to the mask policy, `float32[n, size]`.
     losses: mean training losses, `float[n]`; None where clients only claim them.
     same_mask: whether every client has the same mask, those who are missing included.
     shares: what each of those asked counts for in this round; None: as drawn.
     weights: what each client counts for from this round on; None: as before.
-    trained: who is known to have had the broadcast.
-    refused: what came and cannot be used, with the reason.
+    trained: the clients known to have received the broadcast.
+    refused: clients whose upload arrived and cannot be used, with the reason.
     new: ids that belong to another client than before.
     """
 

@@ -15,7 +15,7 @@ from safari.runs.record import RoundRecord
 
 
 class MaskCount:
-    """How dense a round's masks are, and how far clients agree, without keeping the masks."""
+    """Density of a round's masks and agreement between clients, counted without keeping the masks."""
 
     def __init__(self, layout: Layout):
         self._layout = layout
@@ -45,7 +45,7 @@ class MaskCount:
         self._numbers = None
 
     def _found(self) -> tuple[list[int], int, int]:
-        """What each client kept, and what all and any of them did."""
+        """Numbers of weights kept: by each client, by all clients, and by any."""
         if self._numbers is None and self._all is not None and self._any is not None:
             # A single mask is what all and any of them keep.
             single = len(self._kept) == 1 and len(self._kept[0]) == 1

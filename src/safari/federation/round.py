@@ -67,7 +67,7 @@ def masks_of(fed: Federation, state: State, x: Tensor) -> tuple[Masks, State]:
 
 
 def cohort(fed: Federation, state: State, weights: Sequence[float] | None = None) -> tuple[Draw, State]:
-    """Who is asked in the round, and the state from there on.
+    """Draw the clients to ask in the round; also return the next state.
 
     `weights`: what clients count for in the draw, 0 for one that cannot be asked; by default `fed.weights`.
     """

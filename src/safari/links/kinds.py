@@ -47,7 +47,7 @@ def _delivered(clients: int, found: Any, *given: Any) -> tuple[Bools, State]:
 
 
 def link_contract(clients: int) -> Mapping[str, Check]:
-    """What a link among so many clients must return."""
+    """Checks on what a link for this many clients returns."""
     return {"init": _first, "apply": partial(_delivered, clients)}
 
 

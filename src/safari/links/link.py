@@ -1,4 +1,4 @@
-"""What a link is: a pair of pure functions that say, each round, whose message gets through.
+"""Links: pairs of pure functions that decide in each round whose messages get through.
 
 A link knows the truth (probabilities, bursts, traces) and the server does not: it sees only
 who arrived.
@@ -23,7 +23,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Setting:
-    """What a link may know: how many clients there are, which labels they hold, and randomness of its own."""
+    """Inputs of a link: the number of clients, the labels they hold, and a random generator of its own."""
 
     clients: int
     label_counts: NDArray[np.int64]

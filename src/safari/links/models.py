@@ -136,9 +136,9 @@ def silence(
     stop: int = 100,
     every: int = 0,
 ) -> Link:
-    """As bernoulli, but nothing of the clients `who` (ids from 0) arrives in the rounds start to stop - 1.
+    """Bernoulli links, but silent for the clients `who` (ids from 0) in rounds start to stop - 1.
 
-    With `every`, the same happens again after that many rounds.
+    With `every`, the silence repeats with that period, in rounds.
     """
     probabilities("p", p)
     at_least("start", start, 0)

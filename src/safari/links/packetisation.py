@@ -1,4 +1,4 @@
-"""Which coordinates of a model each of its packets covers, worked out without encoding every model.
+"""Coordinates that each packet of a model covers, estimated without encoding every model.
 
 How many bytes a coordinate takes hardly differs from one client to the next: a part for each, which says
 whether it is kept, and a part for each that is. Both are measured on one upload that is really encoded, now
@@ -23,7 +23,7 @@ from safari.wire.shared import Shared
 
 @dataclass(frozen=True)
 class Packetisation:
-    """How a model is cut into packets.
+    """Estimate of how a model is cut into packets: packets for each coordinate, and bytes of a packet.
 
     Args:
         layout: The model's layout on the wire.
@@ -67,7 +67,7 @@ class Packetisation:
         return cls(layout, prunable, each, dense, packet=float(np.mean([len(data) for data in found])))
 
     def edges(self, mask: Bools) -> Ints:
-        """Where the packets of a model with this mask begin, in wire coordinates, and `d` at the end."""
+        """First wire coordinate of each packet of a model with this mask, followed by `d`."""
         if mask.shape != (self.layout.d,):
             raise SafariError(f"mask must be bool[{self.layout.d}], got {mask.dtype}{list(mask.shape)}")
         costs = np.full(self.layout.d, self.dense)

@@ -140,7 +140,7 @@ def lossy(
 
 
 def lost_packets(count: int, loss: float, burst: float, rng: np.random.Generator) -> Bools:
-    """Which of `count` packets are lost: independently, or by a chain of two states (Gilbert, 1960).
+    """True where one of `count` packets is lost: independently, or by a two-state chain (Gilbert, 1960).
 
     >>> lost_packets(8, 0.5, 4.0, np.random.default_rng(1)).astype(int).tolist()
     [0, 1, 1, 1, 1, 1, 1, 1]
@@ -173,7 +173,7 @@ def queue_delays(count: int, size: int, rate: float, queue: float, pace: float) 
 
 
 def recovered(through: Bools, count: int, recover: str) -> Bools:
-    """Which of a model's `count` packets count, by which of those sent got through."""
+    """True for each of a model's `count` packets that can be used, given those sent that arrived."""
     if recover == BLOCKS:
         return through
     enough = int(through.sum()) >= count if recover == FEC else bool(through.all())

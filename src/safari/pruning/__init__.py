@@ -1,4 +1,4 @@
-"""Which weights stay: scores (one function a pruner), scopes, schedules, and masks (exact top-k)."""
+"""Pruning: scores (one function a pruner), scopes, schedules, and masks (exact top-k)."""
 
 from safari.pruning.budget import Budget, kept_count, select, top_k
 from safari.pruning.kinds import POLICIES

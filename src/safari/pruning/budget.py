@@ -1,4 +1,4 @@
-"""How many weights a mask keeps, and the choice of the best by score: exact counts, ties broken by index."""
+"""Budgets of masks and the choice of the best weights by score: exact counts, ties broken by index."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from safari.errors import PruneError
 
 @dataclass(frozen=True)
 class Budget:
-    """How many of the prunable weights are kept.
+    """Numbers of prunable weights that a mask keeps.
 
     `total` is the number over all layers. `layers` fixes the number of each prunable layer, in the order of
-    the layout; None means one ranking over all of them. `least` is, for one ranking, how many weights each
-    layer keeps whatever the ranking says.
+    the layout; None means one ranking over all of them. `least` is, for one ranking, the fewest weights that
+    each layer keeps, whatever the ranking.
     """
 
     total: int
@@ -59,7 +59,7 @@ def _exponential(start: int, end: int, part: float) -> int:
 
 
 def kept_count(total: int, sparsity: float, field: str = "sparsity") -> int:
-    """How many of `total` weights stay: exactly round((1 - sparsity) · total), in decimal arithmetic.
+    """Number of weights to keep of `total`: exactly round((1 - sparsity) · total), in decimal arithmetic.
 
     >>> kept_count(15, 0.9)  # floats would say round(1.4999999999999998) = 1
     2

@@ -1,4 +1,4 @@
-"""Which weights are trained in each round: a mask policy, a pair of pure functions run by the server.
+"""Mask policies choose the weights to train in each round: pairs of pure functions run by the server.
 
 A policy is told, at the start of a round, the global model and how many weights may be kept (the budget, from
 sparsity, scope and schedule). It answers with the round's masks:
@@ -49,13 +49,13 @@ class MaskRound:
 
     @property
     def prunable(self) -> Tensor:
-        """Where the vector holds prunable weights, on the model's device."""
+        """True where the vector holds prunable weights, on the model's device."""
         return self.layout.prunable.to(self.model.device)
 
 
 @dataclass(frozen=True)
 class Arrivals:
-    """What arrived in a round, after the server has averaged it.
+    """Arrivals of a round, after the server has averaged them.
 
     `number` and `rounds` as in `MaskRound`; `model` is the new global model. `models` are the arrivals' models, a
     row each, and `votes` what they reported beside them (`float32[arrived, size]`, 0 where a client did not

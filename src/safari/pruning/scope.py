@@ -1,4 +1,4 @@
-"""How many weights each layer keeps: one ranking over all layers, or a density of its own for each.
+"""Number of weights that each layer keeps: one ranking over all layers, or a density of its own for each.
 
 With n_l weights in layer l, N = Σ n_l and K = round((1 - sparsity) · N) weights kept in all:
 

@@ -1,4 +1,4 @@
-"""How important is each weight? One function a pruner: `(module, batch, generator) -> {name: score}`.
+"""Importance scores of weights, one function a pruner: `(module, batch, generator) -> {name: score}`.
 
 The module arrives in eval mode, gradients enabled, with the weights to be judged in it; higher scores
 are kept. A score function leaves the module as it found it.

@@ -1,1 +1,1 @@
-"""What a round is made of, whoever runs it: our own engines and Flower build on the same functions."""
+"""Functions of a round that our own engines and Flower share."""

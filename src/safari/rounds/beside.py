@@ -1,4 +1,4 @@
-"""What travels beside a model, as bytes: an algorithm's vectors, and votes for weights to grow."""
+"""Encoding of what travels beside a model: an algorithm's vectors, and votes for weights to grow."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def encode_vector(vector: Tensor, kept: Tensor, layout: Layout) -> bytes:
 
 
 def decode_vector(data: bytes, size: int, layout: Layout) -> Tensor:
-    """What `encode_vector` wrote of a vector of `size` numbers; SafariError where it cannot be."""
+    """Decode a vector of `size` numbers from the bytes of `encode_vector`; SafariError if that fails."""
     if size == layout.parameters:
         return torch.from_numpy(decode(data, wire_layout(layout, buffers=False)).vector)
     if len(data) != 4 * size:
@@ -63,7 +63,7 @@ def votes_to_bytes(votes: Tensor, layout: Layout) -> bytes:
 
 
 def votes_from_bytes(data: bytes, layout: Layout) -> Tensor:
-    """What `votes_to_bytes` wrote; SafariError where it cannot be."""
+    """Decode the bytes of `votes_to_bytes`; SafariError if that fails."""
     found = decode_votes(data, layout.size, with_values=True, segments=_sizes(layout))
     votes = torch.zeros(layout.size)
     if found.values is not None:

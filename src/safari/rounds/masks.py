@@ -21,7 +21,7 @@ def sparsity_of(pruning: Pruning, t: int) -> float:
 
 
 def budget_of(layout: Layout, pruning: Pruning, sparsity: float) -> Budget:
-    """How many weights masks keep at a sparsity, in all and perhaps in each layer."""
+    """Budget of masks at a sparsity: the weights to keep in all, and perhaps in each layer."""
     p = pruning
     return budget_for(layout, sparsity, p.scope, dense=p.dense, least=p.least, prefix="pruning.")
 

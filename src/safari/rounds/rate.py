@@ -34,7 +34,7 @@ def learning_rate(config: Config, t: int) -> float:
 
 
 def adapted_levels(wire: Wire, losses: Tensor) -> int:
-    """How many levels the server announces for a round (AdaQuantFL), from the losses that were reported before.
+    """Number of levels that the server announces for a round (AdaQuantFL), from the losses reported so far.
 
     `losses`: the first and the latest mean training loss, NaN before any was reported.
 

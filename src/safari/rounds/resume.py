@@ -1,4 +1,4 @@
-"""Going on after a checkpoint: what its numbers follow from, and what has to be the same."""
+"""Resuming from a checkpoint: the settings that determine its numbers, and checks that they are unchanged."""
 
 from __future__ import annotations
 
@@ -128,8 +128,10 @@ def refuse_changes(saved: Saved | About, config: Config, trial: Trial) -> None:
 
 
 def meaning(config: Config, arm: str) -> dict[str, Any]:
-    """What a trial's numbers follow from. How long it runs, how often it is tested and where is left out:
-    that may change between two processes."""
+    """Settings that determine a trial's numbers.
+
+    Its length, the rounds of its tests and its device are left out: they may change between two processes.
+    """
     own = next(a for a in config.arms if a.name == arm)
     rule, config = own.rule, config.for_arm(own)
     table, gate = config.to_dict(), config.aggregation.gate

@@ -1,4 +1,4 @@
-"""Which clients are asked in a round: samplings by name, each a pair of pure functions run by the server."""
+"""Samplings by name: pairs of pure functions, run by the server, that choose the clients of a round."""
 
 from safari.sampling.clustered import clustered_similarity, clustered_size
 from safari.sampling.registry import SAMPLINGS

@@ -1,4 +1,4 @@
-"""What a sampling is: who is asked in a round, and what each of them counts for in its sum.
+"""Samplings: which clients are asked in a round, and the weight of each in the round's sum.
 
 Let p_i be what client i counts for in the average over all clients: its sample count (`aggregation.weights =
 "samples"`), or the same as all others. A sampling that draws client i m·p_i times in expectation, out of m
@@ -24,7 +24,7 @@ State = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class SamplingRound:
-    """What a sampling is told at the start of a round.
+    """All that a sampling knows at the start of a round.
 
     Args:
         number: the round, from 0.

@@ -1,4 +1,4 @@
-"""What a client does besides plain local steps: a client algorithm, written once against stacked tensors.
+"""Client algorithms: what clients do besides plain local steps, written once against stacked tensors.
 
 All tensors are stacked, a row a client; a single client is a stack of one. So the same few lines serve the
 reference engine, all clients at once, and one client on a device.
@@ -38,7 +38,7 @@ State = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Known:
-    """What clients know of their own data, a row each.
+    """Facts that clients know of their own data, a row each.
 
     `label_counts` is `float32[clients, classes]`, without columns for a task that has no classes; `samples` is
     `float32[clients]`.
@@ -48,7 +48,7 @@ class Known:
     samples: Tensor
 
     def rows(self, clients: list[int]) -> Known:
-        """The same of some clients."""
+        """Select the rows of some clients."""
         if clients == list(range(len(self.samples))):
             return self
         return Known(self.label_counts[clients], self.samples[clients])
@@ -192,12 +192,12 @@ class ClientAlgorithm:
 
     @property
     def keeps_state(self) -> bool:
-        """Does what a client does in a round matter to it later, even if its upload is lost?"""
+        """Does a client keep state from a round, even if its upload is lost?"""
         return self.init is not _nothing
 
 
 def vectors_beside(algorithm: ClientAlgorithm, local: LocalRound) -> tuple[State, State]:
-    """What `finish` gives after the last step, in the order that `sends` declares; ConfigError where they differ."""
+    """State and vectors from `finish`, the vectors in the order of `sends`; ConfigError if they differ."""
     if algorithm.finish is None:
         return local.state, {}
     state, vectors = algorithm.finish(local)

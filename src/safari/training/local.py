@@ -38,9 +38,9 @@ class Trained(NamedTuple):
 
 @dataclass(frozen=True)
 class ClientSide:
-    """What a client has beside the model: its state, what came with the broadcast, what it knows of its data.
+    """Inputs of clients beside the model: their state, the broadcast's vectors, facts of their own data.
 
-    Everything is stacked, as `ClientAlgorithm` has it.
+    All tensors are stacked, a row a client, as in `ClientAlgorithm`.
     """
 
     state: State
@@ -48,14 +48,14 @@ class ClientSide:
     known: Known
 
     def rows(self, rows: list[int]) -> ClientSide:
-        """The same of some of these clients."""
+        """Select the rows of some of these clients."""
         state = {name: tensor[rows] for name, tensor in self.state.items()}
         # What has one dimension is the same for all.
         down = {name: tensor[rows] if tensor.ndim > 1 else tensor for name, tensor in self.down.items()}
         return ClientSide(state, down, self.known.rows(rows))
 
     def begin(self, algorithm: ClientAlgorithm, start: Tensor, parameters: int) -> Tensor:
-        """Where these clients' local steps begin: `start`, a model for all or a row each; or as the algorithm says."""
+        """Start of these clients' local steps: the algorithm's, or `start` (one for all or a row each)."""
         if algorithm.begin is None:
             return start
         rows = start.expand(len(self.known.samples), -1)
@@ -127,7 +127,7 @@ def train_local(
 
 
 def no_gradient(at: Tensor) -> Tensor:
-    """After the last step there is no mini-batch to take a gradient of."""
+    """Refuse a gradient after the last step, where there is no mini-batch to take it on."""
     raise ValueError("there is no mini-batch after the last step")
 
 
@@ -160,7 +160,7 @@ class _Steps:
         return self._algorithm.loss(outputs[None], y[None], self._side.known, self._task).mean()
 
     def redirect(self, x: Tensor, y: Tensor) -> None:
-        """Put what the algorithm makes of the gradient in its place."""
+        """Replace the gradient by the algorithm's direction."""
         if self._algorithm.direction is not None:
             gradient = self._gradient()
             with torch.no_grad():
@@ -175,7 +175,7 @@ class _Steps:
         self._done += 1
 
     def finish(self) -> tuple[Tensor, State, State]:
-        """What is sent as the model, the state that stays, and what travels beside the model."""
+        """The model to send, the state that stays, and the vectors that travel beside the model."""
         model, local = self._layout.read(self._module), self._local(no_gradient)
         if self._algorithm.send is not None:
             sent = self._algorithm.send(local)[0].masked_fill(~self._mask[0], 0.0)
@@ -219,7 +219,7 @@ class _Steps:
 
 
 def draw_batches(rng: np.random.Generator, samples: int, batch: int, steps: int) -> np.ndarray:
-    """Which samples each step sees, `int64[steps, batch]`: pass after pass over the data, each shuffled anew.
+    """Sample indices of each step, `int64[steps, batch]`: passes over the data, each shuffled anew.
 
     >>> draw_batches(np.random.default_rng(0), samples=4, batch=2, steps=2).shape
     (2, 2)
@@ -232,7 +232,7 @@ def draw_batches(rng: np.random.Generator, samples: int, batch: int, steps: int)
 
 
 class Scores(dict[str, float]):
-    """What a test of a model finds: metrics by name, and in `by_class` the accuracy of each class."""
+    """Results of a model's test: metrics by name, and in `by_class` the accuracy of each class."""
 
     by_class: tuple[float, ...] = ()
 

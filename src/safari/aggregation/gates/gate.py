@@ -16,7 +16,7 @@ from safari.errors import ConfigError, one_of
 
 @dataclass(frozen=True)
 class Ruling:
-    """What a gate says about a round's arrivals.
+    """A gate's decision on the arrivals of a round.
 
     `refused`: why an arrival is not let through, by client id; its client then counts as missing. `clipped`:
     why an arrival was made smaller, by client id. `models`: the models to go on with, a row for each arrival,

@@ -155,7 +155,7 @@ def _bound(norms: Floats, model: float, count: int, factor: float, floor: float)
 def _judge_beside(
     ruling: Ruling, found: Floats, bound: float, round: Round, name: str, action: str
 ) -> Ruling:
-    """The ruling with what there is to say about one vector beside the models, which has these norms."""
+    """The ruling after judging one of the vectors beside the models, given its norms."""
     over = found > bound
     if not over.any():
         return ruling

@@ -1,4 +1,4 @@
-"""What the server makes of the weighted sum: a pair of pure functions, and chains of them.
+"""Server steps (server optimizers): each is a pair of pure functions, and they can be chained.
 
 The weighted sum over the arrivals (`combine`) says how far the parameters should move. A server step takes
 that change and returns another one: scaled, with momentum, scaled coordinate by coordinate. Steps are chained
@@ -105,7 +105,7 @@ def advance(
 def _applied(
     links: Sequence[ServerStep], states: Sequence[State], step: Tensor, round: Round
 ) -> tuple[Tensor, list[State]]:
-    """What each step makes of what the one before returned, and their next states."""
+    """Apply the steps in order, each to the output of the one before; return the last one and all states."""
     after = []
     for link, state in zip(links, states, strict=True):
         change, own = _checked_apply(link, state, step, round)

@@ -1,4 +1,4 @@
-"""When kernels are compiled: it takes a while, and pays only in a long run."""
+"""Decision to compile kernels, which takes a while and pays only in a long run."""
 
 from __future__ import annotations
 

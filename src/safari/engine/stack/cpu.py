@@ -1,4 +1,4 @@
-"""What is different on a CPU: how many clients are stacked, threads, memory, and the test of a model."""
+"""CPU specifics: the number of clients in a stack, threads, memory, and the test of a model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LESSON = 31 << 20
 
 
 def stacked_at_once(inputs: int) -> int:
-    """How many clients a thread trains at once, when a step of one client has this many numbers as inputs.
+    """Number of clients that a thread trains at once, given the size of one client's inputs in a step.
 
     >>> stacked_at_once(32 * 64), stacked_at_once(64 * 3 * 32 * 32)  # the demo; ResNet-20 on CIFAR-10
     (16, 1)

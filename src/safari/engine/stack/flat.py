@@ -24,7 +24,7 @@ class Flat:
 
     @property
     def parameters(self) -> int:
-        """How many numbers of the buffer, from the front, are parameters."""
+        """Number of parameters in the buffer; they come first."""
         return self.clients * self.layout.parameters
 
     def from_rows(self, rows: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ class Flat:
         return self._filled(rows, self.layout.size)
 
     def places(self, masks: Tensor) -> Tensor:
-        """Where the buffer holds the parameters that clients keep: `masks` as rows, one for each or for all.
+        """Indices in the buffer of the parameters that clients keep; `masks`: a row each, or one for all.
 
         >>> layout = Layout.of(torch.nn.Linear(1, 2))
         >>> Flat(layout, 2).places(torch.tensor([[False, True, True, False]]))

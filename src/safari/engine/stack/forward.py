@@ -115,7 +115,7 @@ def _first_right(
 
 
 def _fused(plain: Stack, module: nn.Module, layout: Layout, example: Tensor) -> Stack:
-    """The same with fused kernels, where there are any for this device and they give the same."""
+    """The stack with fused kernels, if they run here and agree with `plain`; otherwise `plain`."""
     if example.device.type != "cuda" or find_spec("triton") is None:
         return plain
     try:
@@ -133,7 +133,7 @@ def _fused(plain: Stack, module: nn.Module, layout: Layout, example: Tensor) -> 
 
 
 def by_layers(module: nn.Module, training: bool, fuse: bool = False) -> Forward:
-    """The module's graph with stacked layers; CannotStack says what stands in the way.
+    """The module's graph with stacked layers; CannotStack names the obstacle.
 
     In eval mode all clients must have the same weights (`shared`). `fuse`: in bfloat16 through the kernels,
     where they serve (CUDA); in training convolution, batch norm, shortcut and ReLU are then one step, and so

@@ -1,5 +1,8 @@
-"""Which nodes of a graph become one step: convolution, batch norm, and perhaps a shortcut and a ReLU; convolution and
-ReLU; or convolution, ReLU and max pooling."""
+"""Fusion of a graph's nodes into single steps.
+
+A step is convolution, batch norm, and perhaps a shortcut and a ReLU; convolution and ReLU; or convolution,
+ReLU and max pooling.
+"""
 
 from __future__ import annotations
 

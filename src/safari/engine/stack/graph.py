@@ -79,11 +79,13 @@ class Recorded:
 
 
 class Repeated(Protocol):
-    """Work that has begun: what can be done again any number of times, and what ends it. Whatever passes from one
-    to the next stays in its place in memory."""
+    """Work that has begun: a part that can be repeated any number of times, and an end.
+
+    Tensors that pass from one to the next stay in their place in memory.
+    """
 
     def again(self) -> None:
-        """Once more."""
+        """Do the repeated part once more."""
 
     def end(self) -> tuple[Tensor, ...]:
         """The outputs."""

@@ -23,7 +23,7 @@ BLOCK = 1024
 
 @dataclass(frozen=True)
 class Tile:
-    """How a kernel is cut: rows (pixels) of a program, its warps, its load stages."""
+    """Tile of a kernel: rows (pixels) of a program, its warps, its load stages."""
 
     rows: int
     warps: int

@@ -45,7 +45,7 @@ class Value:
 
     @property
     def channels(self) -> int:
-        """How many channels a client has."""
+        """Number of channels of a client."""
         return self.tensor.shape[1] // (self.clients if self.by_channel else 1)
 
     def like(self, tensor: Tensor) -> Value:
@@ -105,7 +105,7 @@ def conv2d(layer: nn.Conv2d, name: str, x: Value, p: Tensors) -> Value:
 
 
 def conv1d(layer: nn.Conv1d, name: str, x: Value, p: Tensors) -> Value:
-    """The same in one dimension."""
+    """A one-dimensional convolution for each client: one convolution with clients as groups."""
     out = F.conv1d(
         x.channel(),
         p[f"{name}weight"].flatten(0, 1),

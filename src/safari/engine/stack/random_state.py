@@ -1,4 +1,4 @@
-"""What clients' modules hold besides their vector: a random generator each, and counters."""
+"""State of clients' modules besides their vector: a random generator each, and counters."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ MOST_POOLED = 32 * 64
 
 
 def padded(channels: int) -> int:
-    """This number of channels, or the fewest that a matrix unit takes."""
+    """Number of channels, padded to the fewest that a matrix unit takes."""
     return max(channels, NARROWEST)
 
 
@@ -36,7 +36,7 @@ def is_wide(cin: int, cout: int, side: int) -> bool:
 
 
 def pool_padded(channels: int) -> int:
-    """With how many channels the kernels with pooling read an input: a power of two, at least 4.
+    """Number of channels with which the kernels with pooling read an input: a power of two, at least 4.
 
     >>> pool_padded(1), pool_padded(3), pool_padded(20), pool_padded(32)
     (4, 4, 32, 32)

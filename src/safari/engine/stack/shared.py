@@ -36,10 +36,10 @@ class Convolution(Protocol):
         """The convolution."""
 
     def input_gradient(self, dy: Tensor, weight: Tensor, shape: torch.Size, same: bool) -> Tensor:
-        """Its gradient with respect to x, which has this shape."""
+        """Gradient with respect to x, which has this shape."""
 
     def weight_gradient(self, x: Tensor, dy: Tensor, clients: int) -> Tensor:
-        """Its gradient with respect to each client's weights, summed over that client's samples."""
+        """Gradient with respect to each client's weights, summed over that client's samples."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Plain:
         return out.transpose(1, 2).reshape(len(x), high, wide, -1).permute(0, 3, 1, 2)
 
     def input_gradient(self, dy: Tensor, weight: Tensor, shape: torch.Size, same: bool) -> Tensor:
-        """Likewise; what several windows read is summed tap by tap."""
+        """One transposed convolution over all samples, or one matrix product a client, summed tap by tap."""
         if same:
             geometry = (self.stride, self.padding, self.dilation, self.groups)
             dx: Tensor = conv2d_input(shape, weight[0], dy, *geometry)
@@ -89,7 +89,7 @@ class Plain:
         return found.permute(0, 1, 2, 5, 3, 4).flatten(1, 2)
 
     def _read(self, axis: int, tap: int, count: int) -> slice:
-        """Which lines, or columns, of the padded input this tap of the kernel reads."""
+        """Lines, or columns, of the padded input that this tap of the kernel reads."""
         first, step = tap * self.dilation[axis], self.stride[axis]
         return slice(first, first + (count - 1) * step + 1, step)
 
@@ -103,7 +103,7 @@ class Plain:
         return high, wide
 
     def _columns(self, x: Tensor, clients: int) -> Tensor:
-        """What each pixel's window holds: `[clients, groups, n · pixels, kh · kw · in]`."""
+        """Window of each output pixel (im2col): `[clients, groups, n · pixels, kh · kw · in]`."""
         high, wide = self._size(x)
         (up, left), (down, right) = self.padding, self.dilation
         padded = F.pad(x.permute(0, 2, 3, 1), (0, 0, left, left, up, up)).contiguous()
@@ -272,7 +272,7 @@ def _geometry(layer: nn.Conv2d) -> Plain:
 
 
 def _fixed(norm: nn.modules.batchnorm._BatchNorm) -> bool:
-    """Does it use what it has seen before, and not the batch?"""
+    """Does the norm use its running statistics, and not the batch?"""
     return not norm.training and norm.running_mean is not None
 
 

@@ -33,14 +33,14 @@ class Kernels:
         return y.permute(0, 3, 1, 2)
 
     def input_gradient(self, dy: Tensor, weight: Tensor, shape: torch.Size, same: bool) -> Tensor:
-        """Its gradient with respect to x."""
+        """Gradient with respect to x."""
         dy, cin = self._pixels(dy), padded(self.inner)
         _, turned = k.weights_for(weight.contiguous(), cin, dy.dtype)
         dx = k.conv_input_gradient(dy, turned, cin, len(weight), self.stride, shape[2], shape[3])
         return dx[..., : self.inner].permute(0, 3, 1, 2)
 
     def weight_gradient(self, x: Tensor, dy: Tensor, clients: int) -> Tensor:
-        """Its gradient with respect to each client's weights, in float32."""
+        """Gradient with respect to each client's weights, in float32."""
         return k.conv_weight_gradient(self._pixels(x), self._pixels(dy), self.inner, clients, self.stride)
 
     def _pixels(self, x: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class ThreadPool:
-    """As many threads as torch has been given, each of which lets torch use no more than one."""
+    """Pool of `size` threads, each of which runs torch on a single thread."""
 
     def __init__(self, size: int):
         self.size = size
@@ -90,8 +90,9 @@ def threads(count: int) -> Iterator[None]:
 
 
 def finished(works: Sequence[Generator[None, None, T]]) -> Iterator[T]:
-    """What the works return, in order. Each stops where it would have to wait; all are begun before the first
-    is waited for.
+    """Run all `works` to their end and yield their results in order.
+
+    A generator yields where it would have to wait; all are begun before the first is waited for.
     """
     results: dict[int, T] = {}
 

@@ -145,7 +145,7 @@ def _optimiser(
     compiled: bool,
     scaled: Scaled | None,
 ) -> Callable[[Sequence[Tensor]], None]:
-    """What takes a step in place, from the gradient of all parameters, in parts; masked weights stay.
+    """An optimiser's in-place step as a function of the full gradient, in parts; masked weights stay.
 
     `scaled`: what a compiled step of SGD follows instead of the gradient.
     """
@@ -221,7 +221,7 @@ class _Local:
         self._start = self._rows(parameters).clone() if used else parameters
 
     def redirect(self, parts: Sequence[Tensor], x: Tensor, y: Tensor) -> Sequence[Tensor]:
-        """What the algorithm makes of the gradient, in parts; the gradient itself where it does nothing."""
+        """The algorithm's direction for this gradient, in parts; the gradient itself if it has none."""
         if self._algorithm.direction is not None:
             rows = torch.cat([part.view(self._flat.clients, -1) for part in parts], dim=1)
             rows = rows.masked_fill(~self._mask, 0.0)

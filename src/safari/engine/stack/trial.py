@@ -22,7 +22,7 @@ _EXACT = 1e-6
 
 
 class CannotStack(Exception):  # noqa: N818 - a reason to try the next way, not an error
-    """Why a module cannot be stacked in one way."""
+    """A module cannot be stacked in one way, with the reason."""
 
 
 def is_random(alone: Forward, module: nn.Module, layout: Layout, example: Tensor) -> bool:
@@ -82,7 +82,7 @@ def _check_gradients(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], t
 def distances(
     one: Forward, other: Forward, module: nn.Module, layout: Layout, example: Tensor, same: bool = False
 ) -> tuple[float, float]:
-    """How far outputs, and all gradients together, of two ways are apart, relative to the other's size."""
+    """Distances of two ways of stacking, relative to `other`: of outputs, and of all gradients together."""
     passes = (_pass(forward, module, layout, example, same) for forward in (one, other))
     pairs = zip(*passes, strict=True)
     output, gradient = (
@@ -93,7 +93,7 @@ def distances(
 
 
 def picture_format(module: nn.Module, example: Tensor) -> torch.memory_format:
-    """How pictures lie best for the tests of a model: by pixel on a GPU, where the module can read that."""
+    """Memory format of images in tests of a model: channels last on a GPU, where the module can read it."""
     if not example.is_cuda or example.ndim != 4:
         return torch.preserve_format
     was_training = module.training
@@ -170,7 +170,7 @@ def _pass(
 
 @contextmanager
 def _frozen_as(module: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
-    """What is frozen, and so stays in the module, is cast as well, and comes back."""
+    """Cast the frozen tensors, which stay in the module, and restore them at the end of the context."""
     before = [] if dtype is None else [(t, t.data) for t in frozen_tensors(module).values()]
     try:
         for tensor, data in before:

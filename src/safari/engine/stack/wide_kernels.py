@@ -21,7 +21,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Tile:
-    """What a program computes: rows x columns, summing over `depth` numbers in a step of its loop.
+    """Tile that a program computes: rows x columns, summing over `depth` numbers in a step of its loop.
 
     `rate` is how much a full device should get done with this tile, compared with the best one: an estimate.
     """
@@ -316,7 +316,7 @@ def conv_tiles(pixels: int, clients: int, cin: int, cout: int) -> list[Tile]:
 
 
 def weight_tile(pixels: int, batches: int, cin: int, cout: int, tile: Tile | None = None) -> tuple[Tile, int]:
-    """Likewise for the weights' gradient, and into how many parts the pixels are split. `tile` is taken when given."""
+    """The fastest tile (or `tile`) for the weights' gradient, and the number of parts of the pixels."""
     return weight_tiles(pixels, batches, cin, cout, [tile] if tile else None)[0]
 
 

@@ -1,4 +1,4 @@
-"""What policies with one shared mask that moves have in common: when, how many, drop, grow.
+"""Common parts of policies with one shared mask that moves: when, how many, drop, grow.
 
 In an adjustment round, of the k_l weights that layer l keeps, the m_l = round(f_t · k_l) of smallest
 magnitude are cut, and as many that were cut before come back, with the value 0:
@@ -29,7 +29,7 @@ from safari.pruning.scope import weight_entries
 
 @dataclass(frozen=True)
 class Pace:
-    """When masks move and by how much.
+    """Schedule of a mask's moves: the rounds, and the fraction of weights.
 
     Every `interval` rounds, `fraction` of the kept weights at first, decaying to 0 (a cosine) at the part
     `stop` of the run, after which masks rest.
@@ -58,20 +58,23 @@ class Pace:
 
 
 def moved_counts(pace: Pace, mask: Tensor, layout: Layout, t: int, rounds: int) -> list[int]:
-    """How many weights of each layer move in round t: never more than are free to come back."""
+    """Number of weights of each layer that move in round t: never more than are free to come back."""
     part = pace.part(t, rounds)
     counts = zip(layer_counts(mask, layout), weight_entries(layout), strict=True)
     return [min(int(part * kept + 0.5), entry.size - kept) for kept, entry in counts]
 
 
 def layer_counts(mask: Tensor, layout: Layout) -> list[int]:
-    """How many weights of each prunable layer a mask keeps."""
+    """Number of weights that a mask keeps in each prunable layer."""
     found: list[int] = torch.stack([mask[e.offset : e.end].sum() for e in weight_entries(layout)]).tolist()
     return found
 
 
 def targets(budget: Budget, counts: Sequence[int]) -> list[int]:
-    """What each layer may keep in this round: as the budget says; with one ranking, in proportion to `counts`."""
+    """Number of weights that each layer may keep in this round.
+
+    The budget's own; with one ranking, `counts`, scaled down in proportion where they exceed the budget.
+    """
     if budget.layers is not None:
         return list(budget.layers)
     if sum(counts) <= budget.total:
@@ -161,7 +164,7 @@ class OwnMask:
 
     @cached_property
     def rest(self) -> Tensor:
-        """What stays of the mask, the same at every client."""
+        """Part of the mask that stays, the same for every client."""
         mask, layout, counts = self.choose.mask, self.choose.layout, self.choose.counts
         stay = [kept - back for kept, back in zip(layer_counts(mask, layout), counts, strict=True)]
         return drop_and_grow(mask, self.model, layout, stay, [0] * len(stay), None)
@@ -177,9 +180,9 @@ def votes_for(mask: Tensor, layout: Layout, counts: Sequence[int]) -> GradientVo
 
 
 def next_votes(pace: Pace, mask: Tensor, round: MaskRound, breadth: float) -> FromGradient | None:
-    """What clients report in this round, where the mask moves in the next; None where it does not.
+    """Votes that clients send in this round if the mask moves in the next; None if there are none to send.
 
-    They report the gradient at `breadth` times as many weights as will come back.
+    A vote is the gradient at `breadth` times as many weights as will come back.
     """
     t = round.number + 1
     if not breadth or not pace.moves(t, round.rounds):

@@ -1,4 +1,4 @@
-"""A vector for every client: what algorithms that correct local steps keep, and the server's memory of it."""
+"""Per-client vectors of algorithms that correct local steps, and the server's memory of them."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def mean_of_last(up: str, down: str) -> ServerHalf:
 
 
 def mean_with_stand_ins(up: str, down: str) -> ServerHalf:
-    """The same memory, but for a client that is missing in a round the mean of its stand-ins' vectors counts.
+    """Memory as in `mean_of_last`, but a missing client counts with the mean of its stand-ins' vectors.
 
-    Where the rule names no stand-in for it, its own last one counts, as for clients that were not asked. What is
-    remembered stays what each client sent itself.
+    Where the rule names no stand-in for it, its own last vector counts, as for clients that were not asked.
+    Only what each client sent itself is remembered.
     """
 
     def init(clients: int, parameters: int, device: torch.device) -> State:
@@ -71,7 +71,7 @@ def mean_of_arrived(up: str, down: str) -> ServerHalf:
 
 
 def _stand_in_counts(clients: int, round: Round) -> Tensor:
-    """How many clients each client's vector counts for: 1, 0 if others stand in for it, more if it stands in."""
+    """Weight of each client's vector, in clients: 1, 0 if others stand in for it, more if it stands in."""
     counts, arrived = torch.ones(clients), set(round.arrived.tolist())
     for client in round.missing.tolist():
         others = [other for other in round.stand_ins.get(client, ()) if other in arrived]

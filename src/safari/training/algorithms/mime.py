@@ -129,7 +129,7 @@ def _check(momentum: float, second: float, sizes: dict[str, float], scale: str) 
 
 
 def _moved(round: Round) -> tuple[Tensor, Tensor]:
-    """How far each arrival moved each parameter, and of which that is known: what it kept, and what came of it."""
+    """Change of each parameter by each arrival, and True where it is known: kept, and received."""
     there = round.masks if round.came is None else round.masks & round.came
     return (round.models - round.global_model)[:, : round.parameters], there[:, : round.parameters]
 

@@ -70,7 +70,7 @@ def read_check(item: object, number: int, problems: list[str]) -> Check | None:
 
 
 def _wrong_bound(name: str, value: float, column: str) -> list[str]:
-    """What is wrong with the number that a check compares with."""
+    """Problems of the number that a check compares with."""
     if not math.isfinite(value):
         return [f"{name} must be finite, got {value}"]
     if name == "within" and value <= 0:

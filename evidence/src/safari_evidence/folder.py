@@ -1,4 +1,4 @@
-"""Where the experiments are, on its own so that nothing has to be imported to find them."""
+"""Folder of the experiments, in a module of its own so that finding them imports nothing else."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Row:
-    """What was done to the network, in words, and the trials of each arm by seed."""
+    """A network condition, in words, and the trials of each arm by seed."""
 
     name: str
     arms: Mapping[str, Mapping[int, Numbers]]
@@ -26,7 +26,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Look:
-    """How an arm appears: its name for a reader who has never seen the arms' own, and the size of its dot."""
+    """Appearance of an arm: a name for readers who do not know the arms' own, and the size of its dot."""
 
     name: str
     size: float = 6.0

@@ -64,11 +64,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the numbers say about a check.
+    """Outcome of a check on the numbers.
 
-    `p` is the p-value of the claim after Holm's correction over the claims of its experiment, where it is
-    refuted that of its opposite; None where there is no test. `parts` has one entry a case: of several
-    rivals that with the largest p-value. `versions` are those of the code that made the numbers.
+    `p` is the p-value of the claim after Holm's correction over the claims of its experiment, or that of its
+    opposite if the claim is refuted; None where there is no test. `parts` has one entry a case: with several
+    rivals, the one with the largest p-value. `versions`: the versions of the code that made the numbers.
     """
 
     check: Check
@@ -210,7 +210,7 @@ def _ratio(case: str, rival: str, pairs: Sequence[tuple[float, float]], times: f
 
 
 def _hardest(parts: Sequence[Part]) -> Iterator[Part]:
-    """Of each case the part that says least for the claim."""
+    """Weakest part of each case: the one that supports the claim least."""
     key: Callable[[Part], float] = lambda part: 1.0 if part.p_wrong is None else part.p_wrong
     for case in dict.fromkeys(part.case for part in parts):
         yield max((part for part in parts if part.case == case), key=key)

@@ -256,7 +256,7 @@ def _arms_run(case: Case, results: Results) -> set[str]:
 
 
 def _missing(experiment: Experiment, results: Results) -> list[str]:
-    """What has no finished trial: whole cases, then single arms of the others."""
+    """Names of all that has no finished trial: whole cases, then single arms of the others."""
     cases, arms = [], []
     for case in experiment.cases:
         run = _arms_run(case, results)
@@ -295,7 +295,7 @@ def _race_cells(reached: Sequence[tuple[float, float | None] | None]) -> list[st
 def _by_group(
     experiment: Experiment, trials: Mapping[str, Mapping[str, Trials]], name: str, what: str
 ) -> Iterator[Table]:
-    """The same differences as means over the last axis; nothing where there is one axis, or none."""
+    """Differences to `compare` as means over the last axis; no table for fewer than two groups."""
     ours, groups = experiment.compare, dict[str, list[Mapping[str, Trials]]]()
     for case in experiment.cases:
         if any(trials[case.name].values()):
@@ -345,7 +345,7 @@ def _cell(cell: Standing | None) -> str:
 
 
 def _lengths(cases: Sequence[Case]) -> str:
-    """How long the cases run, by which rounds they are judged and what their target is; once if all alike."""
+    """Rounds of the cases, those by which they are judged, and their target; one sentence if all are alike."""
     names: dict[str, list[str]] = {}
     for case in cases:
         last, percent = case.config.evaluation.last, case.config.task.name != "tokens"

@@ -1,4 +1,4 @@
-"""What a person sees while a sweep is worked off: one bar for all, a line for each process."""
+"""Progress display of a sweep: one bar for all, a line for each process."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Bash(BashComplete):
         return [word for word in words[1:-1] if word], words[-1]
 
     def format_completion(self, item: CompletionItem) -> str:
-        """What replaces the part after the last sign at which bash takes words apart."""
+        """Completion of a word, from the last `=` or `:` on: bash splits words there."""
         if "SAFARI_LINE" not in os.environ or item.type != "plain":
             return super().format_completion(item)
         written = self.get_completion_args()[1]

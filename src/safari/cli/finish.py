@@ -1,4 +1,4 @@
-"""What `run`, `resume` and `show` have in common: who watches, what a stop says, what is shown at the end."""
+"""Common parts of `run`, `resume` and `show`: watchers, the message of a stop, the output at the end."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ KIND_NAMES = tuple(names())
 )
 @json_option
 def list_(kind: str | None, with_options: bool, as_json: bool) -> None:
-    """What can be plugged in, one line each.
+    """List the parts that can be plugged in, one line each.
 
     Your own goes in by the same config field, as file.py:name or package.module:name.
     """

@@ -1,4 +1,4 @@
-"""What a shell is offered when it completes: config fields, names, run folders.
+"""Completions for the shell: config fields, names, run folders.
 
 Names of plug-ins come from `names.json`, which `make docs` writes from the code: importing torch for every
 press of the Tab key would take seconds.

@@ -62,7 +62,7 @@ def read_config(
 
 
 def wrong_names(config: Config) -> list[str]:
-    """What is wrong with plug-ins by themselves, their names and options, whatever else is."""
+    """Problems of the plug-ins' names and options alone, whether or not the config has others."""
     from safari.engine import Problems, check_names
 
     problems = Problems()

@@ -127,7 +127,7 @@ def _trackers(run: RunFolder, quiet: bool) -> list[Any]:
 
 
 def _read(run: RunFolder) -> Any:
-    """What summary.json holds; None where it is missing or broken."""
+    """Contents of summary.json; None where it is missing, empty or broken."""
     try:
         return run.read("summary.json") or None
     except SafariError:

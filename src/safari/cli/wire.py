@@ -114,10 +114,9 @@ def bench(
     trust: bool,
     as_json: bool,
 ) -> None:
-    """What the next upload of a run costs in every mode, beside plain ways to write a sparse model.
+    """Show the cost of a run's next upload in every mode, next to plain formats for a sparse model.
 
-    One client is trained from the arm's last checkpoint, as the next round would; its model is what is
-    encoded.
+    One client is trained from the arm's last checkpoint, as the next round would do; its model is encoded.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""What `safari sweep` and `safari reproduce` share: their options, the work, what is said of it."""
+"""Common parts of `safari sweep` and `safari reproduce`: options, the work, messages about it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Asked:
 
     @property
     def changes(self) -> list[tuple[str, Any]]:
-        """What --set and --seeds put on top of every case."""
+        """Settings from --set and --seeds, which apply on top of every case."""
         changes = [parse_setting(text) for text in self.settings]
         return changes + ([("seeds", self.seeds)] if self.seeds is not None else [])
 
@@ -71,7 +71,7 @@ class Asked:
 
 
 class Report(Protocol[S_contra]):
-    """What a command makes of the results."""
+    """A command's report on its results."""
 
     def words(self, sweep: S_contra) -> str:
         """A sentence about a sweep, for `--list`."""
@@ -80,10 +80,10 @@ class Report(Protocol[S_contra]):
         """Write the report; returns the line that says where it is."""
 
     def show(self, sweeps: Sequence[S_contra], results: Results, out: Path) -> None:
-        """Print what was found on standard output."""
+        """Print the report on standard output."""
 
     def as_json(self, sweep: S_contra, results: Results, out: Path) -> dict[str, Any]:
-        """What `--json` has of a sweep."""
+        """The report on a sweep as values for `--json`."""
 
 
 def work_options(out: str) -> Callable[[F], F]:
@@ -251,7 +251,7 @@ def _sources(sweep: Sweep, arms: set[str]) -> list[tuple[Case, set[str]]]:
 
 
 def _units(sweeps: Sequence[Sweep], arms: set[str], out: Path, results: Results, device: str) -> Units:
-    """What is not finished of these arms, by sweep."""
+    """Unfinished units of these arms, by sweep."""
     from safari.sweep import units_of
 
     return {

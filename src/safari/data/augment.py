@@ -68,7 +68,7 @@ def crop_and_flip(x: Tensor, shift: Tensor, flip: Tensor, pad: int) -> Tensor:
 
 
 def padding(input_shape: tuple[int, ...]) -> int:
-    """How far a crop may move an image: an eighth of its shorter side, so 4 for 32x32 and 1 for 8x8.
+    """Largest shift of an image by a crop: an eighth of its shorter side, so 4 for 32x32 and 1 for 8x8.
 
     >>> padding((3, 32, 32)), padding((1, 8, 8)), padding((1, 5, 40))
     (4, 1, 1)

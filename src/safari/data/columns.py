@@ -18,7 +18,7 @@ _LABELS = ("label", "labels", "fine_label", "target", "y", "class")
 
 @dataclass(frozen=True)
 class Columns:
-    """What a table's columns are for. `inputs` are several only where `kind` is "columns": a number each."""
+    """Roles of a table's columns. There are several `inputs` only where `kind` is "columns": a number each."""
 
     kind: Input
     inputs: tuple[str, ...]
@@ -27,7 +27,7 @@ class Columns:
 
 
 def kind_of(feature: Any) -> Kind:
-    """What a column of the library `datasets` holds, by its feature's type."""
+    """Kind of the values in a column of the library `datasets`, by its feature's type."""
     name = type(feature).__name__
     if name in ("Image", "ClassLabel"):
         return "image" if name == "Image" else "class"
@@ -147,7 +147,7 @@ def _named_inputs(kinds: Mapping[str, Kind], inputs: Sequence[str]) -> tuple[Inp
 
 
 def spoken(kind: str) -> str:
-    """What a column of a kind holds."""
+    """Words for the values in a column of a kind."""
     words = {
         "image": "images", "array": "arrays", "words": "lists of words", "class": "classes",
         "integer": "whole numbers", "float": "numbers", "classes": "lists of classes",

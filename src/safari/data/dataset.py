@@ -30,7 +30,7 @@ MOST_CLASSES = 1_000_000
 
 @dataclass(frozen=True)
 class Scaling:
-    """What inputs were scaled with: `(raw - mean) / scale`.
+    """Mean and scale by which inputs were standardised: `(raw - mean) / scale`.
 
     Parameters
     ----------
@@ -122,20 +122,20 @@ class Data:
 
     @property
     def label_kind(self) -> LabelKind:
-        """What a label is: one class, a class for each token, or numbers (0 and 1 for several labels)."""
+        """Kind of a label: one class, a class for each token, or numbers (0 and 1 for several labels)."""
         if self.train_y.is_floating_point():
             return "numbers"
         return "class" if self.train_y.ndim == 1 else "tokens"
 
     @cached_property
     def tokens(self) -> int:
-        """How many different tokens the inputs may hold; 0 where they are no tokens."""
+        """Number of different tokens that the inputs may hold; 0 where they are no tokens."""
         if self.train_x.is_floating_point():
             return 0
         return len(self.vocabulary) or 1 + max(int(self.train_x.max()), int(self.test_x.max()))
 
     def to(self, device: torch.device) -> Data:
-        """The same data set with its tensors on another device; whose samples they are stays on the host."""
+        """Copy with the tensors on another device; `owners` stays on the host."""
         return replace(
             self,
             train_x=self.train_x.to(device),
@@ -176,7 +176,7 @@ def hold_out(data: Data, fraction: float, rng: np.random.Generator) -> Data:
 def hold_out_of_each(
     parts: Sequence[np.ndarray], fraction: float, rng: np.random.Generator
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """What is left of each client's samples to train on, and what it holds out: a random `fraction`, at least one.
+    """Split each client's samples into those to train on and a random `fraction`, at least one, to hold out.
 
     >>> hold_out_of_each([np.arange(4), np.arange(4, 6)], 0.5, np.random.default_rng(0))
     ([array([0, 1]), array([5])], [array([2, 3]), array([4])])
@@ -251,7 +251,7 @@ def from_datasets(name: str, train: Dataset[Any], test: Dataset[Any], classes: i
 
 
 def as_data(obj: object, name: str) -> Data:
-    """What a user's function returned, as `Data`.
+    """Convert what a user's function returned to `Data`.
 
     Accepted: a `Data`; a pair (train, test) whose members are each a map-style `Dataset` or a pair
     (inputs, labels) of tensors or arrays; a `DatasetDict` or `Dataset` of the library `datasets`.

@@ -80,7 +80,7 @@ MOST_SPEAKERS, MOST_SENTENCES, MOST_CHARACTERS = 100_000, 10_000_000, 300_000_00
 
 @dataclass(frozen=True)
 class Speaker:
-    """How likely each template is, and each word of each class."""
+    """Probabilities of the templates, and of the words of each class."""
 
     templates: Floats
     words: dict[str, Floats]
@@ -100,7 +100,7 @@ class Speaker:
         return float(self.templates @ lengths)
 
     def say(self, sentences: int, rng: np.random.Generator) -> str:
-        """This many sentences."""
+        """Draw this many sentences."""
         chosen = [TEMPLATES[k] for k in _draw(self.templates, sentences, rng)]
         # All words of a class are drawn at once, and used one after the other.
         needed = Counter(part for template in chosen for part in template)

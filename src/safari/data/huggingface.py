@@ -280,7 +280,7 @@ def _codes(table: Table, column: str) -> Tensor:
 
 @dataclass(frozen=True)
 class Reader:
-    """How rows become numbers: `read(rows, number of the first)` gives `[rows, *shape]`."""
+    """Conversion of rows to numbers: `read(rows, number of the first)` gives `[rows, *shape]`."""
 
     columns: tuple[str, ...]
     shape: tuple[int, ...]

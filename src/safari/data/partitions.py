@@ -198,7 +198,7 @@ def natural(
 
 
 def label_counts(labels: npt.NDArray[Any], parts: Sequence[Labels], classes: int) -> npt.NDArray[np.int64]:
-    """How many samples of each label each client holds: int64[clients, classes].
+    """Number of samples of each label at each client: int64[clients, classes].
 
     Where a sample has several labels (float `[n, classes]` of 0 and 1) each counts; where there is no class
     to count, as with tokens and numbers, there is one column with the samples.
@@ -252,7 +252,7 @@ def _classes(labels: Labels, clients: int) -> tuple[Labels, Labels]:
 
 
 def _enough(labels: npt.NDArray[Any], clients: int) -> None:
-    """What every partition needs: samples, and no more clients than there are."""
+    """Check what every partition needs: samples, and no more clients than samples."""
     if not labels.size:
         raise DataError(f"labels must be a non-empty array, got shape {[*labels.shape]}")
     _whole("clients", clients, 1)

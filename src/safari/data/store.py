@@ -57,5 +57,5 @@ def filled(
 
 
 def cache_folder() -> Path:
-    """Where large arrays lie: `$XDG_CACHE_HOME/safari`, or `~/.cache/safari`."""
+    """Folder of large arrays: `$XDG_CACHE_HOME/safari`, or `~/.cache/safari`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "safari"

@@ -67,7 +67,7 @@ class Vocabulary:
         return np.fromiter((self._numbers.get(piece, UNKNOWN) for piece in pieces), np.int64, len(pieces))
 
     def length(self, text: str | Sequence[str]) -> int:
-        """How many tokens a text has."""
+        """Number of tokens in a text."""
         if not isinstance(text, str) or self.level == "characters":
             return len(text)
         return len(text.encode("utf-8")) if self.level == "bytes" else len(text.split())
@@ -94,7 +94,7 @@ def padded(ids: Ids, length: int, fill: int = PADDING) -> Ids:
 
 
 def window_count(tokens: int, length: int) -> int:
-    """How many windows `next_token_windows` makes of a text of this many tokens.
+    """Number of windows that `next_token_windows` makes of a text of this many tokens.
 
     >>> [window_count(n, 4) for n in (0, 1, 2, 5, 6)]
     [0, 0, 1, 1, 2]

@@ -53,7 +53,7 @@ def text(*, source: str, holdout: float = 0.1, tokens: Level = "characters", len
 
 
 def _halves(file: Path, content: str, tokens: Level, holdout: float) -> tuple[Pieces, Pieces]:
-    """What to train and to test on: the test part is the end, so that no test sentence was trained on."""
+    """Split a text for training and testing: the test part is the end, so that no test sentence was trained on."""
     pieces: Pieces = content.split() if tokens == "words" else content
     # Both parts need a token to begin with and one that follows it.
     cut = len(pieces) - max(2, round(holdout * len(pieces)))

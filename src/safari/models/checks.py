@@ -1,4 +1,4 @@
-"""What models need of their inputs, in words."""
+"""Checks of what models need of their inputs, with errors in plain words."""
 
 from __future__ import annotations
 

@@ -43,12 +43,12 @@ class Entry:
 
     @property
     def size(self) -> int:
-        """How many numbers it holds."""
+        """Number of elements of the tensor."""
         return math.prod(self.shape)
 
     @property
     def end(self) -> int:
-        """Where the next entry begins."""
+        """Offset at which the next entry begins."""
         return self.offset + self.size
 
 
@@ -103,12 +103,12 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """How many numbers the vector holds."""
+        """Length of the vector."""
         return self.entries[-1].end
 
     @cached_property
     def parameters(self) -> int:
-        """How many of them, from the front, are parameters."""
+        """Number of parameters; they come first in the vector, before the buffers."""
         return sum(entry.size for entry in self.entries if entry.kind != "buffer")
 
     @cached_property
@@ -118,7 +118,7 @@ class Layout:
 
     @cached_property
     def prunable_count(self) -> int:
-        """How many weights may be pruned."""
+        """Number of weights that may be pruned."""
         return int(self.prunable.sum())
 
     def prunable_on(self, device: torch.device) -> Tensor:
@@ -126,9 +126,9 @@ class Layout:
         return self._sent("prunable", device, lambda: self.prunable)
 
     def weights_in(self, *masks: Tensor) -> list[list[int]]:
-        """How many weights each of these masks keeps in each prunable tensor, in the order of the layout.
+        """Number of weights that each mask keeps in each prunable tensor, in the order of the layout.
 
-        All masks are on one device, which is asked once.
+        All masks are on one device; the counts are copied from it once.
 
         >>> layout = Layout.of(nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1)))
         >>> layout.weights_in(torch.tensor([True, False, True, True, False]))
@@ -142,7 +142,7 @@ class Layout:
         return self._weights_from_sums(masks, weights)
 
     def _weights_from_sums(self, masks: Sequence[Tensor], weights: Sequence[Entry]) -> list[list[int]]:
-        """The same from running sums: a few kernels a mask, however many tensors there are."""
+        """Count kept weights by running sums: a few kernels a mask, however many tensors there are."""
         places = self._sent(
             "edges",
             masks[0].device,

@@ -105,7 +105,7 @@ def in_blocks(line: Series) -> tuple[Floats, Floats, Floats]:
 
 
 def masks(density: Sequence[Series], support: Sequence[Series], churn: Sequence[Series]) -> Figure:
-    """What is kept: by a client, in the global model, and how much of the latter changes in a round."""
+    """Density of the client masks, support of the global model, and its churn in each round."""
     with styled():
         figure = new_figure(9.0, 2.8)
         panels: Any = figure.subplots(1, 3)
@@ -143,7 +143,7 @@ def traffic(up: Sequence[Series], down: Sequence[Series], dense: Sequence[float]
 
 
 def layers(data: LayerData) -> Figure:
-    """Where weights live: the density of each layer over the rounds, its churn, and how long weights stay.
+    """Density of each layer over the rounds, its churn, and for how many rounds its weights stay.
 
     A layer at 0 is dead and has a colour of its own; what the records do not say is hatched.
     """
@@ -312,7 +312,7 @@ def _draw_exact(axes: Axes, lines: Sequence[Series], factor: float) -> None:
 
 
 def _draw_points(axes: Axes, lines: Sequence[Series], factor: float) -> None:
-    """The same as points; those of the first lines are larger."""
+    """Means as points, thinned out. The points of the first lines are larger, so that all can be seen."""
     step = min(1.5, 5.0 / max(1, len(lines) - 1))
     for k, line in enumerate(lines):
         at, size = thin(len(line.rounds), MOST_ROUNDS_ONE_BY_ONE), 3.0 + step * (len(lines) - 1 - k)

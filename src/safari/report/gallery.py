@@ -159,7 +159,7 @@ def _masks(runs: Sequence[RunData]) -> Iterator[Drawn]:
 
 
 def _own(run: RunData) -> Iterator[Drawn]:
-    """What belongs to one run alone: arrivals and similarities of each arm's first seed, its data."""
+    """Figures of one run alone: arrivals, layers and similarities of each arm's first seed, and the data."""
     for names, arm in _grouped(_with_losses(run.arms), _same_arrivals):
         yield Drawn(
             f"arrivals-{arm.name}",
@@ -213,7 +213,7 @@ def _own(run: RunData) -> Iterator[Drawn]:
 
 
 def _with_losses(arms: Sequence[ArmData]) -> list[ArmData]:
-    """Where everything arrived there is nothing to show."""
+    """Arms with missing updates; there is nothing to show for an arm in which all of them arrived."""
     whole = (ClientStatus.ARRIVED, ClientStatus.NOT_ASKED)
     return [arm for arm in arms if not np.isin(arm.status, whole).all()]
 

@@ -1,4 +1,4 @@
-"""What the figures are drawn from: a run's records as plain arrays."""
+"""A run's records as plain arrays, from which the figures are drawn."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def message_bytes(runs: Sequence[RunData], direction: str) -> list[Series]:
 
 
 def dense_bytes(runs: Sequence[RunData]) -> list[float]:
-    """What a message would take as a dense float32 model; each size once."""
+    """Sizes of a dense float32 model in bytes, ascending; each size once."""
     sizes = [_FLOAT32_BYTES * arm.size for run in runs for arm in run.arms if arm.size is not None]
     return sorted({float(size) for size in sizes})
 

@@ -1,4 +1,4 @@
-"""What a notebook shows below the cell while a run goes on: a chart of the score, and how far each arm is."""
+"""Display of a running experiment in a notebook: a chart of the score, and the progress of each arm."""
 
 from __future__ import annotations
 

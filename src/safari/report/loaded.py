@@ -43,12 +43,12 @@ class Run:
 
     @property
     def config(self) -> Config:
-        """What was asked for."""
+        """The run's config."""
         return self.folder.config
 
     @property
     def metrics(self) -> RunMetrics:
-        """What a test of a model finds: names, labels, and which one is the score."""
+        """The metrics of the run's tests: names, labels, and which one is the score."""
         return self.folder.metrics
 
     def rounds(self) -> DataFrame:

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar an arm, with the newest score."""
+"""Progress display of a run in a terminal: a bar for each arm, with the newest score."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Progress:
 
 
 def refusal_note(trial: Trial, record: RoundRecord) -> str:
-    """What to say of the first round in which updates of an arm were refused."""
+    """A note on the first round in which updates of an arm were refused."""
     client, reason = next(iter(record.refused.items()))
     return (
         f"{trial.arm}, seed {trial.seed}, round {record.round}: {len(record.refused)} updates "
@@ -98,7 +98,7 @@ def refusal_note(trial: Trial, record: RoundRecord) -> str:
 
 
 def going_on_after(done: Mapping[tuple[str, int], int]) -> list[str]:
-    """Where a resumed run goes on, by arm and seed; one line where all stand at the same round.
+    """Lines with the round after which a resumed run continues, by arm and seed; one line where all agree.
 
     >>> going_on_after({("drop", 0): 6, ("safari", 0): 6}), going_on_after({})
     (['going on after round 6'], [])

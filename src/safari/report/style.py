@@ -1,4 +1,4 @@
-"""How figures look: colours, fonts, labels at the lines' ends; and how they become bytes."""
+"""Style of figures: colours, fonts, labels at the lines' ends; and their rendering to bytes."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def thin(count: int, most: int) -> NDArray[np.intp]:
 
 
 def starts_of(count: int, most: int) -> NDArray[np.intp]:
-    """Where blocks of equal width begin (the last may be narrower), at most `most` of them.
+    """First indices of blocks of equal width (the last may be narrower), at most `most` of them.
 
     >>> starts_of(5, most=3).tolist(), starts_of(3, most=3).tolist()
     ([0, 2, 4], [0, 1, 2])

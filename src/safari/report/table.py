@@ -108,7 +108,7 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 
 
 def heading(metric: Metric) -> str:
-    """What stands above a column of a metric.
+    """The heading of a metric's column.
 
     >>> heading(Metric("top1", "top-1 accuracy", percent=True, short="top-1")), heading(Metric("mae", "error"))
     ('top-1 %', 'error')
@@ -201,7 +201,7 @@ def to_rich(rows: Sequence[Row], title: str | None = None, width: int | None = N
 
 
 def explain(summaries: Mapping[str, Mapping[str, Any]]) -> str:
-    """What the numbers mean, in a sentence or two each.
+    """Explanation of a table's numbers, in a sentence or two each.
 
     >>> from safari.runs.metrics import CLASSIFICATION
     >>> explain({"demo": {"last": 20, "metrics": CLASSIFICATION.to_json()}})
@@ -227,7 +227,7 @@ without its linear trend and any difference between even and odd rounds.'
 
 
 def warnings_of(summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What makes these results meaningless, with the run's name where there are several.
+    """Warnings that results are meaningless, with the run's name where there are several runs.
 
     >>> warnings_of({"demo": {"warnings": ["drop: no update ever arrived"]}})
     ['drop: no update ever arrived']

@@ -44,7 +44,7 @@ Logged = dict[str, set[int]]
 
 
 def numbers_of(record: RoundRecord) -> dict[str, float]:
-    """What both trackers log of a round, by name; what the round has no number for is left out.
+    """Numbers of a round that both trackers log, by name; those that the round lacks are left out.
 
     >>> numbers_of(RoundRecord(1, (0, 2), (1,), {"top1": 0.5, "loss": None}, bytes={"up": 7}))
     {'test/top1': 0.5, 'network/arrived': 2.0, 'network/missing': 1.0, 'network/refused': 0.0,

@@ -97,7 +97,7 @@ def pick(
 
 
 def _checked(facts: Mapping[str, Any], run: RunFolder) -> Mapping[str, Any]:
-    """What `data.json` holds; RunError where a model cannot be made for it."""
+    """Check the contents of `data.json`; RunError where no model can be made for such data."""
     if not facts:
         raise RunError(f"{run.path} has no {FILE}, which says what shape its data have")
     shape: Any = facts.get("input_shape")

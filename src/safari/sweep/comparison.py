@@ -186,7 +186,7 @@ def compare(a: str | Path | Run, b: str | Path | Run) -> Comparison:
 
 
 def _side(given: str | Path | Run, before: RunFolder | None = None) -> _Side:
-    """What `given` names; `:ARM` is of the run `before`."""
+    """The side of a comparison that `given` names; `:ARM` is an arm of the run `before`."""
     if isinstance(given, Run):
         return _finished(given.folder, None)
     if Path(given).exists():

@@ -1,4 +1,4 @@
-"""What one trial came to, small enough to keep: final numbers, the evaluations, the choice of stand-ins."""
+"""Results of one trial, small enough to keep: final numbers, the evaluations, the choice of stand-ins."""
 
 from __future__ import annotations
 
@@ -107,9 +107,9 @@ def read_numbers(path: Path, arm: Arm) -> Numbers | None:
 
 
 def problem_of(numbers: Mapping[str, Any]) -> str:
-    """What of a trial's numbers could not be computed with, or shown; empty where there is nothing.
+    """First problem that keeps a trial's numbers from being used or shown; empty where there is none.
 
-    They may come from anywhere, and are saved beside one's own: what no page can be made of has to be told here.
+    The numbers may come from anywhere and are saved next to one's own, so they are checked before a page is made.
 
     >>> problem_of({"top1": 0.5, "loss": None, "curve": {"round": [1, 2]}}), problem_of({"top1": "much"})
     ('', "top1 must be null or a number from -1e+40 to 1e+40, got 'much'")
@@ -133,7 +133,7 @@ def problem_of(numbers: Mapping[str, Any]) -> str:
 
 
 def _curves_problem(table: str, columns: Any) -> str:
-    """What is wrong with numbers by round; every one of them needs its round."""
+    """First problem of a table of numbers by round, which must name its rounds; empty where there is none."""
     if not isinstance(columns, dict) or not all(isinstance(column, list) for column in columns.values()):
         return f"{table} must be a table of lists of numbers"
     if "round" not in columns:
@@ -163,7 +163,7 @@ def limits_of(column: str) -> tuple[float, float]:
 
 
 def _number_problem(name: str, value: Any, limits: tuple[float, float], *, known: bool = False) -> str:
-    """What is wrong with a number; None stands for one that is unknown, unless it has to be `known`."""
+    """Problem of a number, or nothing; None stands for an unknown one, unless it has to be `known`."""
     low, high = limits
     if value is None and not known:
         return ""
@@ -182,7 +182,7 @@ def _shown(value: Any) -> str:
 
 
 def text_problem(name: str, text: str) -> str:
-    r"""What is wrong with a text that is to be written: JSON can hold halves of characters, no file can.
+    r"""Problem of a text that is to be written: JSON can hold lone surrogates, UTF-8 cannot.
 
     >>> text_problem("code", "0.1.0"), text_problem("code", "\ud800")
     ('', "code must be a text that UTF-8 can hold, got '\\ud800'")
@@ -195,7 +195,7 @@ def text_problem(name: str, text: str) -> str:
 
 
 def maker_problem(entry: Mapping[str, Any]) -> str:
-    """What keeps `made_by` from saying which rule made an entry."""
+    """Problem that keeps `made_by` from comparing the rule of an entry; empty where there is none."""
     for name, value in (("rule", entry.get("rule")), ("defaults", entry.get("defaults", {}))):
         if not isinstance(value, dict):
             return f"{name} must be a table, got {_shown(value)}"
@@ -341,7 +341,7 @@ def _right_groups(records: Sequence[Mapping[str, Any]], groups: Sequence[int]) -
 
 
 def _seconds(trial: Trial) -> float:
-    """Of all rounds together; what no process can have taken does not count."""
+    """Seconds of all rounds together; values that no process can have taken do not count."""
     found = (v for line in read_lines(trial.timings) for key, v in line.items() if key != "round")
     return math.fsum(v for v in found if is_seconds(v))
 

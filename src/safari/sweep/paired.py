@@ -26,7 +26,7 @@ class Paired:
 
     @property
     def n(self) -> int:
-        """How many seeds both have."""
+        """Number of seeds that both have."""
         return len(self.differences)
 
     @property
@@ -63,7 +63,7 @@ def paired(one: Trials, other: Trials, name: str) -> Paired | None:
 
 @dataclass(frozen=True)
 class Standing:
-    """How one of several arms stands: the mean of its seeds, and the best arm's numbers minus its own.
+    """Standing of one of several arms: the mean of its seeds, and the best arm's numbers minus its own.
 
     `mark`: the best by its mean; level: not shown to be behind it at 5 %, which is not the same as equal. `p` is that
     of the paired t-test against the best, after Holm's correction over all that were tested.
@@ -80,7 +80,7 @@ class Standing:
 def standings(
     arms: Mapping[K, Trials], name: str, unranked: Collection[K] = (), *, higher: bool | None = None
 ) -> dict[K, Standing | None]:
-    """How arms stand by a column; None for one without a number.
+    """Standing of each arm by a column; None for an arm without a number.
 
     Only arms with the largest number of seeds are ranked: a mean over fewer seeds is not comparable. `higher`: more is
     better, for a column that is not one of `COLUMNS`.
@@ -117,7 +117,7 @@ def standings(
 
 
 def scale(name: str) -> tuple[float, str]:
-    """How a column is shown: shares in per cent."""
+    """Factor and unit with which a column is shown: shares in per cent."""
     return (100.0, " %") if is_share(name) else (1.0, "")
 
 

@@ -86,7 +86,7 @@ class Case:
         return self.trials_among({arm.name for arm in self.config.arms})
 
     def trials_among(self, arms: Collection[str]) -> int:
-        """The same for the arms with these names."""
+        """Trials of the arms with these names, without those that are run in its twin."""
         here = (arm for arm in self.config.arms if arm.name in arms and self.source(arm) is self)
         return sum(1 for _ in here) * self.config.seeds
 
@@ -179,9 +179,9 @@ def read_as(
 
 
 class _Settings:
-    """The settings that every case gets on top, and what came of them.
+    """Settings that apply on top of every case, with their use and their problems.
 
-    What is wrong with one is wrong in every case that takes it, and is told once.
+    A problem of a setting occurs in every case that takes it, and is reported once.
     """
 
     def __init__(self, pairs: Sequence[tuple[str, Any]]):
@@ -194,7 +194,7 @@ class _Settings:
         self._wrong: dict[str, list[str]] = {}
 
     def onto(self, table: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """Those that a case takes."""
+        """Settings that a case takes, out of all; they count as used."""
         self._cases += 1
         taken: list[tuple[str, Any]] = []
         for key, value in self.pairs:
@@ -272,7 +272,7 @@ def _outright(config: Config) -> dict[str, Any]:
 
 
 def _without_links(config: Config) -> Hashable:
-    """What two cases have in common if and only if they differ by their links alone, as a key of a dict."""
+    """Hashable settings without links, name and arms: cases with equal ones differ by their links alone."""
     table = config.to_dict()
     return _frozen({k: v for k, v in table.items() if k not in ("name", "arms", "uplink", "downlink")})
 

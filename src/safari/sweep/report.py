@@ -54,7 +54,7 @@ def write(sweep: Sweep, results: Results, out: Path) -> Path:
 
 
 def explain(sweep: Sweep, out: Path) -> str:
-    """What the columns mean."""
+    """Explanation of the columns."""
     metric = metrics_of(sweep, out).main
     return (
         f"{heading(metric)}: mean over the evaluations of the last rounds, then over seeds, ± half of its 95 % "
@@ -64,7 +64,7 @@ def explain(sweep: Sweep, out: Path) -> str:
 
 
 def metrics_of(sweep: Sweep, out: Path) -> RunMetrics:
-    """What the tests of a sweep's models find: as its first run says, otherwise as the task's name does."""
+    """Metrics of a sweep's tests: those of its first run on disk, otherwise those of classification."""
     for case in sweep.cases:
         folder = out / case.sweep / case.folder
         if is_there(folder / "config.toml"):

@@ -38,7 +38,7 @@ FORMAT = "safari-evidence-2"
 
 
 def identity(case: Case, arm: Arm, seed: int) -> tuple[str, str, int]:
-    """What makes two trials the same, in any sweep: the setting, the rule as it is now, the seed."""
+    """Identity of a trial across all sweeps: the setting, the rule as it is now, the seed."""
     return case.source(arm).setting, json.dumps(maker_of(arm), sort_keys=True), seed
 
 
@@ -110,7 +110,7 @@ class Results:
         return pandas.DataFrame(rows)
 
     def progress(self, sweeps: Sequence[Sweep]) -> tuple[int, int]:
-        """How many trials are finished and how many are asked for; one that several ask for counts once."""
+        """Number of finished trials and of requested ones; a trial that several cases request counts once."""
         asked: dict[tuple[str, str, int], bool] = {}
         for case in (case for sweep in sweeps for case in sweep.cases):
             for arm in case.config.arms:
@@ -216,7 +216,7 @@ def column(trials: Mapping[int, Numbers], name: str) -> dict[str, Any]:
 
 
 def trials_by_version(sweeps: Sequence[Sweep], results: Results) -> dict[str, int]:
-    """How many finished trials each version of the code made; a trial of several counts for each."""
+    """Number of finished trials by version of the code; a trial of several versions counts for each."""
     counts: dict[str, int] = {}
     for sweep in sweeps:
         for case in sweep.cases:
@@ -237,7 +237,7 @@ def several_versions(sweeps: Sequence[Sweep], results: Results) -> str:
 
 
 def _problem(table: Mapping[str, Any]) -> str:
-    """What is not as `Results.save` writes it; empty where everything is."""
+    """First deviation of a table from what `Results.save` writes; empty where there is none."""
     machines = table.get("environments")
     if not isinstance(machines, list) or not all(isinstance(machine, dict) for machine in machines):
         return "environments must be a list of tables"
@@ -265,7 +265,7 @@ def _first(found: Iterable[tuple[str, str]]) -> str:
 
 
 def _machine_problem(machine: Mapping[str, Any]) -> str:
-    """What the page could not say of a machine. Inside of lists, halves of characters are written out."""
+    """First text about a machine that no page can hold; lone surrogates inside of lists are escaped there."""
     for key, value in machine.items():
         named = visible(key, 60)
         texts = (key, value) if isinstance(value, str) else (key,)

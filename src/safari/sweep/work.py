@@ -66,33 +66,33 @@ class Unit:
 
     @property
     def rounds(self) -> int:
-        """How many rounds are to be done, over the arms."""
+        """Number of rounds that are to be done, over the arms."""
         return sum(self.case.config.rounds - done for done in self.done.values())
 
     @property
     def work(self) -> float:
-        """The same in the estimate's seconds."""
+        """Rounds that are to be done, each counted with its weight in the estimate."""
         return self.weight * self.rounds
 
     @property
     def label(self) -> str:
-        """What a person reads."""
+        """Description of the unit for messages."""
         arm = f" {', '.join(self.done)}" if self.part else ""
         case = f"{self.case.sweep}/{self.case.name}" if self.case.name else self.case.sweep
         return f"{case} seed {self.seed}{arm}"
 
 
 class Observer(Protocol):
-    """Is told about progress."""
+    """Receiver of the progress of the processes."""
 
     def begin(self, worker: int, unit: Unit) -> None:
         """A process has begun a unit."""
 
     def at(self, worker: int, unit: Unit, rounds: int, text: str) -> None:
-        """It has done `rounds` of its rounds; `text` says where it is."""
+        """The process has done `rounds` of the unit's rounds; `text` says where it is."""
 
     def end(self, worker: int, unit: Unit, problem: str) -> None:
-        """It has finished the unit, or failed with a problem."""
+        """The process has finished the unit, or failed with a problem."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def _unfinished(case: Case, arm: Arm, out: Path, results: Results) -> Iterator[t
 
 
 def without_duplicates(units: Iterable[Unit]) -> list[Unit]:
-    """The same without trials that an earlier unit has as well: a case finds them wherever they were made."""
+    """Units without trials that an earlier unit has as well: a case finds them wherever they were made."""
     known: set[tuple[str, str, int]] = set()
     found = []
     for unit in units:
@@ -171,7 +171,7 @@ def without_duplicates(units: Iterable[Unit]) -> list[Unit]:
 
 
 def split_for(units: Sequence[Unit], jobs: int) -> list[Unit]:
-    """The same work in pieces that keep `jobs` processes busy to the end: the longest units are split by arm.
+    """Split work into pieces that keep `jobs` processes busy to the end: the longest units are split by arm.
 
     Arms in one process share what they are assembled from, so they stay together as long as no process is idle, and
     none would be long at work when the others have finished. What was begun goes first: a run that is stopped now and
@@ -474,7 +474,7 @@ def _process(pipe: Connection, stop: Any, threads: int, permitted: Session) -> N
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Number of cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 

@@ -1,4 +1,4 @@
-"""What outputs and labels mean: the loss, the metrics, and which of them is the score."""
+"""Meaning of outputs and labels: the loss, the metrics, and which of them is the score."""
 
 from __future__ import annotations
 

@@ -63,8 +63,9 @@ def _loss(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def _average_precision(outputs: Tensor, truth: Tensor) -> Tensor:
-    """Of each sample: over its true labels, the mean share of true ones among those ranked as high or higher.
+    """Average precision of each sample.
 
+    The mean, over its true labels, of the share of true ones among the labels ranked as high or higher:
     AP = 1/|T| Σ_{j ∈ T} |{k ∈ T : s_k ≥ s_j}| / |{k : s_k ≥ s_j}|
     """
     above = outputs[:, None, :] >= outputs[:, :, None]

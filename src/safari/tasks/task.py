@@ -23,7 +23,7 @@ LabelKind = Literal["class", "tokens", "multi-hot", "numbers"]
 
 @dataclass(frozen=True)
 class Metric:
-    """How one number of a test is called and read.
+    """Description of one number that a test yields.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class Metric:
             raise ConfigError(f"a metric's name must be an identifier, got {self.name!r}")
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for a run's folder: whoever shows the run need not import the task."""
+        """Plain values for a run's folder, so that showing a run does not import its task."""
         return asdict(self)
 
 
@@ -58,7 +58,7 @@ def _same(means: Mapping[str, float]) -> Mapping[str, float]:
 
 @dataclass(frozen=True)
 class Task:
-    """What is learned. All functions are pure and take outputs `[n, ...]` and labels `[n, ...]`.
+    """Definition of what is learned. All functions are pure and take outputs `[n, ...]` and labels `[n, ...]`.
 
     Parameters
     ----------
@@ -162,7 +162,7 @@ def with_metric(
 
 
 def shape_error(outputs: object, wanted: str, meaning: str) -> ConfigError:
-    """What a model must return for a task, and what it returned."""
+    """Error with the shape that a model must return for a task, and the one that it returned."""
     found = f"shape {[*outputs.shape]}" if isinstance(outputs, Tensor) else type(outputs).__name__
     return ConfigError(f"must return a tensor of shape {wanted} {meaning}, got {found}")
 

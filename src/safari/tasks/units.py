@@ -19,7 +19,7 @@ class Units:
 
     @classmethod
     def of(cls, labels: Tensor) -> Units:
-        """Those of labels `[n, d]`; a number that is always the same has the scale 1.
+        """Units of labels `[n, d]`, each number by its mean and deviation; a constant number has the scale 1.
 
         >>> units = Units.of(torch.tensor([[1.0, 7.0], [3.0, 7.0]]))
         >>> units.mean.tolist(), units.scale.tolist()

@@ -105,7 +105,7 @@ class Access:
 
 
 class Endpoints:
-    """What is served."""
+    """Handlers of the page, its files, and its data."""
 
     def __init__(self, monitor: Monitor, feed: EventFeed):
         self._monitor, self._feed = monitor, feed
@@ -161,7 +161,7 @@ class EventFeed:
                 await asyncio.sleep(EVERY)
 
     async def stream(self) -> AsyncIterator[str]:
-        """What happened so far, then whatever happens."""
+        """Events so far, then each new one as it happens."""
         self.streams += 1
         try:
             async for event in self._events():

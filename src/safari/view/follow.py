@@ -39,15 +39,16 @@ class Skipped:
 
 
 def without_folder(error: Exception, root: Path) -> str:
-    """What an error says, with paths as they are inside the run's folder: a page may be passed on."""
+    """Text of an error, with paths relative to the run's folder: a page may be passed on."""
     return str(error).replace(f"{root}{os.sep}", "")
 
 
 @dataclass
 class LineFollower:
-    """How far a file has been read. `generation` grows when the file was cut back or replaced.
+    """Reader of the new lines of a growing file. `generation` grows when the file was cut back or replaced.
 
-    A last line without its end is left for later. A line that is not a JSON object is skipped and noted.
+    An incomplete last line is left for the next call. A line that is not a JSON object is skipped and
+    listed in `skipped`, with the reason.
 
     path: the file. root: the run's folder, below which no link is followed; the file's own by default.
     """

@@ -43,7 +43,7 @@ _VOUCH = "safari.vouch"
 
 @dataclass(frozen=True)
 class Limits:
-    """What one server carries.
+    """Limits of one server on connections and requests.
 
     silent: connections that have not finished their TLS handshake; beyond this number the oldest one of the address
         with most of them is closed.
@@ -79,12 +79,12 @@ class Reporter:
 
 
 class ListeningSocket(socket.socket):
-    """A socket that tells `accepted` of each connection as it is accepted, before any handshake."""
+    """A socket that calls `accepted` for each connection as it is accepted, before any handshake."""
 
     accepted: Callable[[socket.socket, Any], None] | None = None
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """As of any socket."""
+        """Accept a connection; same contract as `socket.accept`."""
         found, address = super().accept()
         if self.accepted is not None:
             self.accepted(found, address)
@@ -228,7 +228,7 @@ def vouch(scope: MutableMapping[str, Any]) -> None:
 
 
 def _network(peer: Peer) -> str:
-    """What one machine can have any number of addresses in: an IPv4 address, or 64 bits of an IPv6 one.
+    """Network of one machine, which may use every address in it: an IPv4 address, or 64 bits of an IPv6 one.
 
     >>> _network(("10.0.0.7", 4711)), _network(("2001:db8::1:2", 4711)), _network(("::ffff:10.0.0.7", 4711))
     ('10.0.0.7', '2001:db8::/64', '10.0.0.7')

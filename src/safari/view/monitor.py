@@ -73,7 +73,7 @@ class Monitor:
             return changed
 
     def describe(self) -> dict[str, Any]:
-        """What stays the same while rounds go by, and how each run stands."""
+        """Description of each run: the facts that stay constant while it trains, and its status."""
         with self._lock:
             return {"runs": [self._describe(number) for number in range(len(self._runs))]}
 
@@ -314,7 +314,7 @@ def _text(value: Any) -> str:
 
 
 def _records(log: TrialLog) -> list[dict[str, Any]]:
-    """What a summary needs of each record; the layers of the last one alone."""
+    """Fields of each record that a summary needs; layers for the last record only."""
     names = log.metrics.names
     records: list[dict[str, Any]] = [
         {

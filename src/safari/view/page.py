@@ -139,7 +139,7 @@ def freeze(runs: Sequence[RunFolder], rules: Mapping[str, str] | None = None) ->
 
 
 def _details(monitor: Monitor, trials: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Of every trial, the first seeds first, until the file would become too large."""
+    """Details of the trials, first seeds first, until the file would become too large."""
     found: dict[str, Any] = {}
     cells = 0
     first_seeds = sorted(trials, key=lambda key: (trials[key]["seed"], trials[key]["run"]))

@@ -21,9 +21,9 @@ _ROUND = re.compile(rb'^\{"round": (\d{1,9}), "clients": (\d{1,6}), "pairs": "')
 
 
 class SimilaritySnapshots:
-    """Where each snapshot lies in its file. Without a file, the last checkpoint is the only snapshot.
+    """Positions of a trial's snapshots in their file. Without a file, the last checkpoint is the only snapshot.
 
-    trial: whose they are. clients: how many rows and columns a matrix of the checkpoint must have.
+    trial: the trial they belong to. clients: how many rows and columns a matrix of the checkpoint must have.
     """
 
     def __init__(self, trial: Trial, clients: int):

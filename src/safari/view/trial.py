@@ -27,7 +27,7 @@ WHOLE = 255
 
 @dataclass(frozen=True)
 class Cursor:
-    """How much of a trial a page has received."""
+    """Amount of a trial's data that a page has received."""
 
     generation: int = 0
     rounds: int = 0
@@ -37,7 +37,7 @@ class Cursor:
 
 
 def drawn_clients(clients: int) -> int:
-    """How many of the clients are shown one by one: all or none; they are counted either way."""
+    """Number of clients shown one by one: all or none; they are counted either way."""
     return clients if clients <= MOST_CLIENTS else 0
 
 
@@ -79,7 +79,7 @@ class TrialLog:
 
     @property
     def length(self) -> int:
-        """How many rounds there are."""
+        """Number of rounds."""
         return len(self.columns["round"])
 
     @property
@@ -110,12 +110,12 @@ class TrialLog:
 
     @property
     def cursor(self) -> Cursor:
-        """All of it."""
+        """Cursor of a page that has received everything."""
         seconds, problems = len(self.seconds["round"]), len(self.problems)
         return Cursor(self.generation, self.length, seconds, len(self.snapshots.rounds), problems)
 
     def since(self, have: Cursor | None) -> dict[str, Any]:
-        """What a page with this cursor lacks (None: all of it, but no details)."""
+        """Data that a page with this cursor lacks (None: everything except the details)."""
         fresh = have is None or have.generation != self.generation
         start = Cursor(self.generation) if have is None or fresh else have
         return {

@@ -74,7 +74,7 @@ td.words { text-align: left; white-space: normal; }
 
 
 def to_markdown(title: str, blocks: Sequence[Block]) -> str:
-    """The page in Markdown; figures are files beside it."""
+    """The page in Markdown; figures are separate files."""
     parts = [f"# {title}"]
     for block in blocks:
         if isinstance(block, Heading):

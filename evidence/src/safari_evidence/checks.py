@@ -38,7 +38,7 @@ class Check:
     cases: tuple[str, ...] = ()
 
     def is_about(self, case: str) -> bool:
-        """Whether it must hold in a case."""
+        """Whether the check must hold in a case."""
         if self.against == f"{case}/{self.arm}":
             return False
         return not self.cases or case in self.cases
@@ -92,7 +92,7 @@ def _wrong_bound(name: str, value: float, column: str) -> list[str]:
 def wrong_cases(checks: Sequence[Check], cases: Mapping[str, Config]) -> Iterator[str]:
     """Cases that do not exist, and columns of the running average where a case keeps none.
 
-    One by one: in a large file that is wrong throughout, the first ones are told.
+    One by one: in a large file that is wrong throughout, the first ones are reported.
     """
     for k, check in enumerate(checks):
         if check.column.startswith("average_"):

@@ -102,7 +102,7 @@ def judge(experiment: Experiment, results: Results) -> list[Verdict]:
 
 
 def max_or_none(values: Sequence[float | None]) -> float | None:
-    """The largest; None where there is none, or one is not known."""
+    """The largest value; None where there is none, or one is unknown."""
     known = [value for value in values if value is not None]
     return max(known) if known and len(known) == len(values) else None
 

@@ -1,4 +1,4 @@
-"""The page of a reproduction: the paper's words beside our figures, as HTML and as Markdown."""
+"""The page of a reproduction: the paper's words next to our figures, as HTML and as Markdown."""
 
 from __future__ import annotations
 

@@ -85,11 +85,11 @@ def verdict_table(experiments: Sequence[Experiment], results: Results) -> Table 
 def main_table(
     experiment: Experiment, results: Results, columns: Sequence[str] = (), *, folded: bool = False
 ) -> Table:
-    """These columns, or all, as far as they have numbers; a row for each case and arm.
+    """Table of these columns, or of all, as far as they have numbers; a row for each case and arm.
 
     Once something is finished, what has not been run at all is named below the table instead.
     """
-    # The alternation is told in points.
+    # The alternation is given in points.
     hidden = () if experiment.score == "top1" else ("alternation",)
     names = [name for name in _TITLES if (not columns or name in columns) and name not in hidden]
     rows = []

@@ -80,11 +80,11 @@ class _Commands(click.Group):
     """The commands; `reproduce` is imported when it is asked for, because its package imports this one."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Their names."""
+        """Names of the commands."""
         return sorted([*super().list_commands(ctx), "reproduce"])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """One of them."""
+        """The command of that name."""
         return _reproduce() if cmd_name == "reproduce" else super().get_command(ctx, cmd_name)
 
 

@@ -62,7 +62,7 @@ class Board:
         self._bars.reset(self._lines[worker], total=max(1, unit.rounds), description=unit.label, text="")
 
     def at(self, worker: int, unit: Unit, rounds: int, text: str) -> None:
-        """Move its line and the bar of all."""
+        """Update the line of the process and the bar of all."""
         self._done[unit.label] = rounds * unit.weight
         self._began = self._began or (self._clock(), sum(self._done.values()))
         self._bars.update(self._lines[worker], completed=rounds, text=text)
@@ -71,7 +71,7 @@ class Board:
             self._say(f"{unit.label}  {text}")
 
     def end(self, worker: int, unit: Unit, problem: str) -> None:
-        """Count a unit, and say what went wrong with it."""
+        """Count a unit, and show its problem if it failed."""
         self._ended += 1
         if problem:
             self._console.print(
@@ -99,7 +99,7 @@ class Board:
 
 
 def spoken(seconds: float) -> str:
-    """A time as a person says it.
+    """A duration in words.
 
     >>> spoken(42.4), spoken(600), spoken(7500)
     ('42 s', '10 min', '2 h 5 min')

@@ -96,7 +96,7 @@ def _values(key: str) -> list[str]:
 
 
 def _choices(table: str, field: str) -> list[Any]:
-    """What a field of the config allows."""
+    """Allowed values of a config field; none where they cannot be enumerated."""
     section = getattr(Config(), table, None)
     if not dataclasses.is_dataclass(section) or isinstance(section, Plug):
         return []

@@ -72,7 +72,7 @@ def wrong_names(config: Config) -> list[str]:
 
 @contextlib.contextmanager
 def using_config(path: Path | None, settings: Sequence[str], trust: bool) -> Iterator[None]:
-    """Use a config file, which somebody else may have written, and what was typed beside it, which nobody else has."""
+    """Use a config file, which may be someone else's, with the command line's settings, which are the user's own."""
     with using(path, trust, names_in(map(parse_setting, settings))):
         yield
 

@@ -173,7 +173,7 @@ def _share(kept: int, size: int) -> str:
 
 
 def _plain(found: Any) -> dict[str, Any]:
-    """An inspection as JSON: digests in hexadecimal, what follows from it beside it."""
+    """An inspection as JSON values: digests in hexadecimal, derived ratios included."""
     table = dataclasses.asdict(
         found, dict_factory=lambda pairs: {k: v.hex() if isinstance(v, bytes) else v for k, v in pairs}
     )

@@ -298,7 +298,7 @@ def _refuse(out: Path, sweeps: Sequence[Sweep], nothing_new: bool) -> None:
 
 
 def _refuse_versions(sweeps: Sequence[Sweep], out: Path, results: Results) -> None:
-    """RunError where trials of this version would stand beside those of another."""
+    """RunError where trials of this version would be mixed with those of another."""
     from safari.runs.versions import versions_of
     from safari.sweep import trials_by_version, trials_of
     from safari.version import code_version
@@ -372,7 +372,7 @@ def _tell(sweeps: Sequence[Sweep], results: Results, where: str, goes_on: bool) 
 
 @dataclass(frozen=True)
 class _Row:
-    """An sweep in `--list`; what is left is of trials that are not finished."""
+    """A sweep in `--list`; rounds and seconds left are those of trials that are not finished."""
 
     name: str
     title: str
@@ -439,7 +439,7 @@ def _has_numbers(out: Path, sweeps: Sequence[Sweep]) -> bool:
 
 
 def warn_of_crowd(jobs: int, processes: int) -> None:
-    """Say so where there are more processes than cores, and no GPU."""
+    """Warn where there are more processes than cores, and no GPU."""
     from safari.sweep import cores
 
     if processes > cores() and _device() == "cpu":

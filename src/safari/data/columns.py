@@ -1,4 +1,4 @@
-"""Which columns of a table are inputs, labels and owners: as named, or found by their types."""
+"""Choice of a table's columns as inputs, labels and owners: by name, or by their types."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def perplexity_bound(
 
 
 def _draw(p: Floats, count: int, rng: np.random.Generator) -> list[int]:
-    """Numbers by their probabilities."""
+    """Draw indices with the probabilities `p`."""
     found: list[int] = np.searchsorted(np.cumsum(p)[:-1], rng.random(count), side="right").tolist()
     return found
 

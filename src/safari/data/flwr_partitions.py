@@ -1,7 +1,7 @@
 """The partitioners of flwr-datasets: the same division, sample by sample, because their code is run.
 
 Flower's `FederatedDataset` shuffles a split and then hands it to a partitioner. Here a table of the labels
-(and the samples' owners) goes the same way, with the sample's number beside it.
+(and the samples' owners) goes the same way, together with the sample's number.
 """
 
 from __future__ import annotations

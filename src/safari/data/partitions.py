@@ -1,8 +1,8 @@
-"""Which client holds which sample.
+"""Partitions: the assignment of samples to clients.
 
 A partition is a function of the training labels, the number of clients and a generator; its keyword-only
 parameters are its options. It returns the indices of the samples that each client holds: disjoint and not
-empty. One that names a fourth argument, `owners`, is told whose each sample is, where the data say so.
+empty. One that names a fourth argument, `owners`, receives the owner of each sample, where the data name owners.
 """
 
 from __future__ import annotations

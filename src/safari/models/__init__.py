@@ -1,7 +1,7 @@
 """A module as one flat vector (layout), and the models that come with the package.
 
 A model is a function of the shape of one sample and the number of classes, with its options keyword-only.
-One that names two more arguments, `tokens` and `labels`, is told how many different tokens the inputs hold,
+One that names two more arguments, `tokens` and `labels`, receives the number of different tokens in the inputs,
 and whether labels are one class a sample ("class"), one for each token ("tokens") or numbers ("numbers").
 """
 

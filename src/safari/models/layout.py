@@ -224,7 +224,7 @@ class Layout:
 
     @torch.no_grad()
     def put_back(self, module: nn.Module, counters: Mapping[str, Tensor]) -> None:
-        """Write such a copy into the module."""
+        """Write a copy made by `counters` into the module."""
         buffers = dict(module.named_buffers())
         for name, value in counters.items():
             buffers[name].copy_(value)
@@ -242,7 +242,7 @@ def prunable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def frozen_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """By name: parameters that are not trained, and the buffers of layers of which nothing is."""
+    """Parameters that are not trained, and buffers of layers without any trained parameter, by name."""
     found: dict[str, Tensor] = {n: p for n, p in module.named_parameters() if not p.requires_grad}
     for path, layer in module.named_modules():
         own = list(layer.parameters(recurse=False))
@@ -253,7 +253,7 @@ def frozen_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _is_conv1d(layer: nn.Module) -> bool:
-    """The linear layer of GPT-2 and others in the library transformers, which is not there everywhere."""
+    """Whether a layer is the linear layer of GPT-2 in transformers, a library that may not be installed."""
     kind = type(layer)
     return kind.__name__ == "Conv1D" and kind.__module__.partition(".")[0] == "transformers"
 

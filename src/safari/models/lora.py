@@ -36,7 +36,7 @@ class LoRALinear(nn.Module):
 
     @property
     def bias(self) -> Tensor | None:
-        """The frozen bias, read likewise."""
+        """The frozen bias, which torch's transformer layers read in the same way."""
         return self.base.bias
 
     def forward(self, x: Tensor) -> Tensor:

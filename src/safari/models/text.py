@@ -134,7 +134,7 @@ class _Attention(nn.Module):
 
 
 class _Block(nn.Module):
-    """Attention and a hidden layer, each beside a shortcut and behind a norm."""
+    """Attention and a hidden layer, each behind a norm and with a residual connection."""
 
     def __init__(self, width: int, heads: int, length: int):
         super().__init__()

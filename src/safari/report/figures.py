@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Beyond these, names at the lines' ends would take the room of the lines: a legend below serves better.
+# Beyond these, names at the lines' ends would leave too little space for the lines: a legend is better.
 MOST_DIRECT_LABELS = 8
 LONGEST_DIRECT_LABEL = 19
 MOST_CELLS_WITH_NUMBERS = 12
-# More than this cannot be told apart on a page: rounds are then taken together in blocks.
+# More than this cannot be distinguished on a page: rounds are then taken together in blocks.
 MOST_ROUNDS_ONE_BY_ONE = 300
 MOST_BLOCKS = 100
 MOST_NAMED_LAYERS = 24
@@ -120,7 +120,7 @@ def masks(density: Sequence[Series], support: Sequence[Series], churn: Sequence[
 
 
 def traffic(up: Sequence[Series], down: Sequence[Series], dense: Sequence[float]) -> Figure:
-    """Bytes of a message, up and down, beside those of a dense float32 model.
+    """Bytes of a message, up and down, next to those of a dense float32 model.
 
     Points, not lines: they are counted now and then, and what lies between is not known.
     """
@@ -180,7 +180,7 @@ def layers(data: LayerData) -> Figure:
 
 
 def similarity(matrix: Floats) -> Figure:
-    """Clients × clients: how alike the server holds them; pairs it knows nothing of are hatched."""
+    """Similarities of all pairs of clients, as the server estimates them; unknown pairs are hatched."""
     with styled():
         from matplotlib.patches import Patch, Rectangle
 
@@ -321,7 +321,7 @@ def _draw_points(axes: Axes, lines: Sequence[Series], factor: float) -> None:
 
 
 def _from_zero(axes: Axes, lines: Sequence[Series], factor: float) -> None:
-    """The y axis from 0 to a little above the lines; a first round that towers over the rest is written."""
+    """Scale the y axis from 0 to above the lines; a first round far above the rest becomes an annotation."""
     first = max((float(np.nan_to_num(s.mean[0])) for s in lines if len(s.rounds)), default=0.0)
     rest = max((float(np.nan_to_num(s.mean[1:]).max(initial=0.0)) for s in lines), default=0.0)
     top, room = max(first, rest), 1.12
@@ -356,7 +356,7 @@ def _mark_target(axes: Axes, target: float, unit: str) -> None:
 
 
 def _end(k: int, line: Series, drawn: Floats) -> End:
-    """A line may end in a gap: its name stands at the height of its last number."""
+    """Label of a line's end, at the height of its last number, because a line may end in a gap."""
     finite = drawn[np.isfinite(drawn)]
     return End(_name(line), float(finite[-1]) if len(finite) else float("nan"), colour(_look(k, line)))
 
@@ -451,7 +451,7 @@ def _layer_cells(
 
 
 def _lives(axes: Axes, lives: Floats) -> None:
-    """Mean lives as bars; those that are longer than the run cannot be told."""
+    """Mean lives as bars; those that are longer than the run are unknown."""
     axes.set_title("life of weights")
     known = np.isfinite(lives)
     axes.barh(np.flatnonzero(known), lives[known], color=PALETTE[2], height=0.7)

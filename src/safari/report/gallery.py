@@ -1,4 +1,4 @@
-"""Which figures a run, or several together, deserve: names, titles, captions; and all of them as files."""
+"""Choice of figures for a run, or for several together: names, titles, captions; all of them as files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure with its words. `run` is whose it is; None when it shows all runs together.
+    """A figure with its words. `run` names the run that it shows; None when it shows all runs together.
 
     `same` are the names that it would have for other arms, which would look the same and are not drawn.
     """
@@ -47,7 +47,7 @@ class Drawn:
 
 
 def draw_all(runs: Sequence[RunData]) -> Iterator[Drawn]:
-    """Every figure that the records have something to say for, one at a time."""
+    """Every figure for which the records have data, one at a time."""
     yield from _scores(runs)
     yield from _bytes(runs)
     yield from _masks(runs)
@@ -82,7 +82,7 @@ def write_figures(
 
 
 def _stem(name: str, taken: Set[str]) -> str:
-    """A file's name that is safe in any file system and not taken: a run's may come from its folder's.
+    """A file name that is safe in any file system and not taken; a run's name may be that of its folder.
 
     >>> _stem("my run #2-labels", {"labels"}), _stem("Top1", {"top1", "top1-2"})
     ('my-run-2-labels', 'Top1-3')

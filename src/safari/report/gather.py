@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 Codes = NDArray[np.uint8]
 Flags = NDArray[np.bool_]
 
-# More cannot be told apart in a figure.
+# More cannot be distinguished in a figure.
 MOST_CLIENTS = 5_000
 MOST_LAYERS = 2_000
 _FLOAT32_BYTES = 4
@@ -70,7 +70,7 @@ class TrialData:
 
     @property
     def last(self) -> int:
-        """The last of them; 0 where there is none."""
+        """The last recorded round; 0 where there is none."""
         return int(self.rounds[-1]) if len(self.rounds) else 0
 
 
@@ -85,7 +85,7 @@ class LayerData:
 
     @property
     def dead(self) -> tuple[str, ...]:
-        """The layers of which nothing is left at the end."""
+        """The layers without any weight left at the end."""
         return tuple(name for name, left in zip(self.names, self.density[-1], strict=True) if left == 0)
 
     @property
@@ -115,7 +115,7 @@ class ArmData:
     status: `status[client, k]` is the `ClientStatus` in the k-th record; no rows beyond `MOST_CLIENTS`.
     stood_in: where another client stood in.
     layers: density and churn of each layer.
-    by_class: accuracy of each class, the mean over seeds and the last evaluations; None where nobody measured it.
+    by_class: accuracy of each class, the mean over seeds and the last evaluations; None where it was not measured.
     similarity: the rule's estimate at the last checkpoint; None for a rule that keeps none, and beyond 256 clients.
     size: how many numbers the model has; None before a checkpoint.
     """
@@ -152,7 +152,7 @@ def run_names(runs: Sequence[RunFolder]) -> list[str]:
 
 
 def read_run(run: RunFolder, name: str | None = None) -> RunData:
-    """Everything that the figures need.
+    """Read everything that the figures need.
 
     Args:
         run: the run.
@@ -244,7 +244,7 @@ def _longest(arm: ArmData) -> list[TrialData]:
 
 
 def _read_arm(name: str, trials: Sequence[Trial], run: RunFolder, skipped: list[str]) -> ArmData | None:
-    """None for an arm without a single record."""
+    """Data of an arm; None where it has no record."""
     metrics, clients = run.metrics, run.config.clients
     read, first, by_class = [], None, []
     for trial in trials:
@@ -312,7 +312,7 @@ def _layers(records: Sequence[RoundRecord]) -> LayerData:
 
 
 def _churn(record: RoundRecord, name: str) -> float:
-    """Layers without churn are left out of a record; records of earlier versions have no churn at all."""
+    """Churn of a layer: 0 where the record leaves the layer out, NaN where it has no churn at all."""
     return np.nan if record.layer_churn is None else _float(record.layer_churn.get(name, 0.0))
 
 

@@ -1,4 +1,4 @@
-"""A Matplotlib SVG made fit for a page: ids that nobody else has, no style sheet, the page's colours."""
+"""A Matplotlib SVG made fit for a page: unique ids, no style sheet, the page's colours."""
 
 from __future__ import annotations
 

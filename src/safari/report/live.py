@@ -66,7 +66,7 @@ class LiveChart:
         self._draw()
 
     def round(self, trial: Trial, record: RoundRecord) -> None:
-        """Take a round in."""
+        """Add a round to the chart."""
         # The run's folder says what its task finds once the first round begins.
         self._metrics = self._metrics or read_metrics(trial.root)
         place = trial.arm, trial.seed

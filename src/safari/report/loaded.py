@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """A run's folder, to be looked at. Every call reads what is there now, also while the run goes on.
+    """A run's folder, opened for reading. Every call reads its present contents, also during the run.
 
     Tables are pandas frames; `columns` gives the same as plain lists, for Polars, Arrow or nothing at all. Lines of
     the records that are damaged are left out, with a warning that names them. Nothing of the run is executed:
@@ -83,7 +83,7 @@ class Run:
         return found
 
     def figures(self) -> dict[str, Figure]:
-        """Every figure that the records have something to say for, by name; needs the extra `plots`."""
+        """Every figure for which the records have data, by name; needs the extra `plots`."""
         return {drawn.name: drawn.figure for drawn in self._drawn()}
 
     def figure(self, name: str | None = None) -> Figure:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 INK = "#1a1a1a"
 SOFT = "#6b6b6b"
 GRID = "#e3e3e3"
-# Okabe and Ito's palette, told apart by all kinds of colour vision; black is the ink, and yellow is left
+# Okabe and Ito's palette, distinct for all kinds of colour vision; black is the ink, and yellow is left
 # out because it cannot be seen on white.
 PALETTE = (INK, "#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (5, 1.5, 1, 1.5)))
@@ -86,7 +86,7 @@ _paper = ContextVar("paper", default=False)
 
 @contextmanager
 def for_paper() -> Iterator[None]:
-    """Figures that are made in here are one column of a paper wide, those of several panels two."""
+    """Context in which figures are one column of a paper wide, those of several panels two."""
     token = _paper.set(True)
     try:
         yield
@@ -135,7 +135,7 @@ def colour(index: int) -> str:
 
 
 def dash(index: int) -> Any:
-    """Its dashes: solid until the colours have been used up."""
+    """The dashes of the index-th line: solid until the colours have been used up."""
     return DASHES[index // len(PALETTE) % len(DASHES)]
 
 
@@ -188,7 +188,7 @@ def spread_out(wanted: Sequence[float], gap: float, low: float, high: float) -> 
 
 @dataclass(frozen=True)
 class End:
-    """At what height a line ends, in data coordinates, and what is written there."""
+    """End of a line: its height in data coordinates, and its label."""
 
     name: str
     y: float
@@ -231,7 +231,7 @@ def label_ends(figure: Figure, axes: Axes, ends: Sequence[End]) -> None:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure that belongs to nobody: no window, no global state."""
+    """An empty figure without a window and without global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -74,7 +74,7 @@ def rows_of(summaries: Mapping[str, Mapping[str, Any]]) -> list[Row]:
 
 
 def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Headings and texts; a column in which no row has anything to say is left out.
+    """Headings and texts; a column without any value is left out.
 
     >>> header, body = cells(rows_of({"demo": {"target": 0.85, "rounds": 2, "arms": {}}}))
     >>> header, body

@@ -72,11 +72,11 @@ class TensorBoard:
         self._writers: dict[Trial, Any] = {}
 
     def start(self, run: RunFolder) -> None:
-        """Remember whose folder the files go to."""
+        """Remember the run whose folder receives the files."""
         self._run = run
 
     def round(self, trial: Trial, record: RoundRecord) -> None:
-        """Log what of this round is not logged yet."""
+        """Log the numbers of this round that are not logged yet."""
         run = _begun(self._run)
         if trial not in self._logged:
             self._logged[trial] = _read_events(self._folder(trial), run.path)
@@ -160,7 +160,7 @@ class MLflow:
         self._ids = self._read_ids()
 
     def round(self, trial: Trial, record: RoundRecord) -> None:
-        """Keep what of this round is not logged yet, and send it with some rounds more."""
+        """Queue the numbers of this round that are not logged yet; several rounds are sent together."""
         from mlflow.entities import Metric
 
         rounds = _begun(self._run).config.rounds
@@ -237,7 +237,7 @@ class MLflow:
         write_atomically(self._ids_path(), f"{text}\n".encode())
 
     def _read_ids(self) -> dict[str, str]:
-        """The ids of before, unless they were made somewhere else."""
+        """The ids from earlier processes, unless they belong to another tracking URI."""
         path = self._ids_path()
         if not is_there(path):
             return {}
@@ -365,7 +365,7 @@ def _read_events(folder: Path, root: Path) -> Logged:
 
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Have these set meanwhile, for a library that reads nothing else; what the user has set stands."""
+    """Set these variables in the context, for a library that reads nothing else; the user's own take precedence."""
     new = {name: value for name, value in values.items() if name not in os.environ}
     os.environ.update(new)
     try:

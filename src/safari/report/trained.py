@@ -25,7 +25,7 @@ _MOST = {"input_shape": 10**8, "classes": 10**6, "tokens": 10**7}
 
 
 class TrainedModel(nn.Module):
-    """A trained model with all that stands between raw data and it.
+    """A trained model with the conversions from raw data to its inputs.
 
     Inputs are pixels from 0 to 1, columns as they were read, or tokens; outputs are those of the model, in the
     labels' own units where labels are numbers.

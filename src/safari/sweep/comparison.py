@@ -61,7 +61,7 @@ class Comparison:
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Plain values for JSON."""
         return {"rows": [asdict(row) for row in self.rows], "notes": list(self.notes)}
 
     def __str__(self) -> str:
@@ -148,7 +148,7 @@ class _Side:
 
 
 def compare(a: str | Path | Run, b: str | Path | Run) -> Comparison:
-    """Whether the difference between two runs, or two arms, is more than chance.
+    """Test whether the difference between two runs, or two arms, is more than chance.
 
     A run is its folder, an arm of it `FOLDER:ARM`; for `b`, `:ARM` is an arm of the run of `a`. Two whole runs are
     compared arm by arm. Where the runs have the same data, division and clients, a seed gives both the same start and
@@ -216,7 +216,7 @@ def _finished(run: RunFolder, arm: str | None) -> _Side:
 
 
 def _pairs(one: _Side, other: _Side) -> list[tuple[str, str]]:
-    """Which arm is compared with which: single ones with each other, otherwise those of one name."""
+    """Pairs of arms to compare: single ones with each other, otherwise those of one name."""
     if len(one.arms) == len(other.arms) == 1:
         pairs = [(next(iter(one.arms)), next(iter(other.arms)))]
     else:
@@ -244,7 +244,7 @@ def _difference(
     alone: bool,
     paired: bool,
 ) -> Difference | None:
-    """None without numbers."""
+    """Difference of two arms in a column; None where one has no numbers."""
     left = {s: n[column] for s, n in one.arms[first].items() if n.get(column) is not None}
     right = {s: n[column] for s, n in other.arms[second].items() if n.get(column) is not None}
     if paired:

@@ -23,7 +23,7 @@ from safari.runs.versions import versions_of
 from safari.stats import steadiness
 from safari.text import visible
 
-# The file beside a trial's records.
+# The file next to a trial's records.
 NUMBERS = "numbers.json"
 # Columns of a trial that are compared, and whether more is better.
 COLUMNS: dict[str, bool] = {
@@ -81,7 +81,7 @@ def is_share(column: str) -> bool:
 
 
 def write_numbers(trial: Trial, config: Config) -> Numbers:
-    """Put a finished trial's numbers beside its records."""
+    """Write a finished trial's numbers next to its records."""
     arm = next(arm for arm in config.arms if arm.name == trial.arm)
     metrics = read_metrics(trial.root)
     numbers = trial_numbers(trial.records(config.clients), config, group_of(config), metrics)
@@ -151,7 +151,7 @@ def _curves_problem(table: str, columns: Any) -> str:
 
 
 def limits_of(column: str) -> tuple[float, float]:
-    """Between what a column's numbers lie.
+    """Smallest and largest allowed value of a column.
 
     >>> limits_of("lost_updates"), limits_of("loss")
     ((0.0, 1.0), (-1e+40, 1e+40))
@@ -347,13 +347,13 @@ def _seconds(trial: Trial) -> float:
 
 
 def _rounded(value: float | int | None) -> float | int | None:
-    """Five digits are more than a figure shows, and a third of the space."""
+    """Round to five digits: more than a figure shows, in a third of the space."""
     value = _sayable(value)
     return value if value is None or isinstance(value, int) else float(f"{value:.{_DIGITS}g}")
 
 
 def _sayable(value: float | int | None) -> float | int | None:
-    """The number; None, unknown, where it is no number or beyond all limits, as of a run that diverged.
+    """The number, or None where it is none or beyond all limits, as of a run that diverged.
 
     >>> _sayable(1538.0), _sayable(math.exp(600)), _sayable(math.nan)
     (1538.0, None, None)

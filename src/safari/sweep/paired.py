@@ -36,12 +36,12 @@ class Paired:
 
     @property
     def error(self) -> float | None:
-        """Its standard error; None for one seed."""
+        """Standard error of the mean difference; None for one seed."""
         return stdev(self.differences) / math.sqrt(self.n) if self.n > 1 else None
 
     @property
     def interval(self) -> Interval | None:
-        """Its 95 % interval (Student's t); None for one seed."""
+        """95 % interval of the mean difference (Student's t); None for one seed."""
         return mean_interval(self.differences, 1 - ALPHA)
 
     @property

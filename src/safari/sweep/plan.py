@@ -161,7 +161,7 @@ def read_as(
     *,
     quick: bool = False,
 ) -> list[T]:
-    """Files with more fields than a sweep has, each as what `finish` makes of it."""
+    """Read files with more fields than a sweep has; `finish` makes the result of each."""
     problems: list[str] = []
     found, changes = [], _Settings(settings)
     for path in files:
@@ -207,7 +207,7 @@ class _Settings:
         return taken
 
     def blame(self, case: str, problems: Iterable[str]) -> None:
-        """Note what is wrong with a case that is right without the settings."""
+        """Record problems of a case that is right without the settings."""
         for problem in problems:
             self._wrong.setdefault(problem, []).append(case)
 
@@ -410,7 +410,7 @@ def _case(
     table: Mapping[str, Any],
     changes: Sequence[tuple[str, Any]],
 ) -> tuple[Case, list[str]]:
-    """A case with changes on top, and what is wrong with it."""
+    """A case with changes on top, and its problems."""
     changed = override(table, changes)
     given = dict(changes)
     if "rounds" in given and fits(given["rounds"], int) and given["rounds"] >= 1:
@@ -451,7 +451,7 @@ def _options(table: Mapping[str, Any], key: str) -> set[str] | None:
     try:
         return {o.name for o in options_of(kind.find(name, head))}
     except ConfigError:
-        return None  # what is wrong with the name is told where the case is checked
+        return None  # a problem of the name is reported where the case is checked
 
 
 def _axes(table: Mapping[str, Any], problems: list[str]) -> dict[str, dict[str, Mapping[str, Any]]]:

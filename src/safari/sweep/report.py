@@ -73,7 +73,7 @@ def metrics_of(sweep: Sweep, out: Path) -> RunMetrics:
 
 
 def _groups(sweep: Sweep, results: Results) -> Iterator[Mapping[Key, Trials]]:
-    """Which trials are compared with each other."""
+    """Groups of trials that are compared with each other."""
     by_case = {case.name: results.arms(case) for case in sweep.cases}
     whole = {(case, arm): trials for case, arms in by_case.items() for arm, trials in arms.items()}
     if all(len([arm for arm in arms if arm not in sweep.unranked]) == 1 for arms in by_case.values()):

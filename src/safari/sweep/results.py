@@ -63,7 +63,7 @@ class Results:
         return cls(table["experiments"], table["environments"])
 
     def save(self, out: Path) -> None:
-        """Write them, atomically. What a killed process left half-written, of the page too, is removed."""
+        """Write the results atomically, and remove half-written files of a killed process, the page's too."""
         table = {"format": FORMAT, "environments": self.environments, "experiments": self.entries}
         with making(out):
             for left_by_a_crash in temporaries(out, abandoned=True):
@@ -119,7 +119,7 @@ class Results:
         return sum(asked.values()), len(asked)
 
     def gather(self, sweep: Sweep, out: Path, cases: Sequence[Case] | None = None) -> None:
-        """Take in what the run folders of these cases hold, or of all.
+        """Take in the trials in the run folders of these cases, by default of all.
 
         A setting that has changed since begins a new entry.
         """

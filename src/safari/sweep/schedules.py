@@ -1,4 +1,4 @@
-"""Which cases of an sweep test only part of what their links do over time."""
+"""Cases of a sweep that test only part of what their links do over time."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Unit:
     """One seed of a case: the arms that are not finished, and how many rounds of each are done.
 
     `part`: `done` holds one arm of several; the others are units of their own. `numbers`: write those of a finished
-    trial beside its records, where results are gathered from.
+    trial next to its records, where results are gathered from.
     """
 
     case: Case
@@ -181,7 +181,7 @@ def split_for(units: Sequence[Unit], jobs: int) -> list[Unit]:
     jobs = min(jobs, max(1, sum(len(unit.done) for unit in units)))
     pieces = sorted(units, key=lambda unit: -unit.work)
     whole = [unit for unit in pieces if len(unit.done) > 1]
-    # One long trial keeps a process at work whatever becomes of the others.
+    # One long trial keeps a process busy however the others are split.
     finest = [piece.work for unit in pieces for piece in _by_arm(unit)]
     even = max(_UNEVEN, _unevenness(finest, jobs))
     while whole and (len(pieces) < jobs or _unevenness([unit.work for unit in pieces], jobs) > even):
@@ -270,7 +270,7 @@ def units_of_run(run: RunFolder) -> list[Unit]:
 
 
 class _Deadline:
-    """Once it has passed, it stays passed."""
+    """A deadline that, once passed, stays passed."""
 
     def __init__(self, at: float | None, clock: Callable[[], float]):
         self._at, self._clock = at, clock
@@ -315,7 +315,7 @@ class _Worker:
         self._loaded: tuple[object, Data] | None = None
 
     def do(self, unit: Unit, report: Callable[[int, str], None], stop: Callable[[], bool]) -> str:
-        """Run a unit; returns what went wrong, or nothing."""
+        """Run a unit; returns its problem, or nothing."""
         config = unit.case.config
         pending = dataclasses.replace(config, arms=tuple(a for a in config.arms if a.name in unit.done))
         try:

@@ -1,4 +1,4 @@
-"""Tasks by name, and what the answers of a user's own must be."""
+"""Tasks by name, and checks of what a user's own task returns."""
 
 from __future__ import annotations
 

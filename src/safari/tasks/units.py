@@ -38,5 +38,5 @@ class Units:
         return values * self.scale.to(values) + self.mean.to(values)
 
     def tested(self, task: Task) -> Task:
-        """The task, whose tests are in the original units; its loss stays the one that is trained."""
+        """The task with tests in the original units; its loss stays the one that is trained."""
         return replace(task, measure=lambda o, y: task.measure(self.original(o), self.original(y)))

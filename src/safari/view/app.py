@@ -1,4 +1,4 @@
-"""The page as a web application: a few fixed addresses, an event stream, and who may ask."""
+"""The page as a web application: a few fixed addresses, an event stream, and access control."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def check_token(token: str | None) -> None:
 
 
 class Access:
-    """Who is let in.
+    """Access control by token and host name.
 
     token: a secret that a request must carry, in its address or in the cookie of an earlier answer.
     hosts: the names this server answers to; None: any.
@@ -76,7 +76,7 @@ class Access:
         self._cookie = "" if token is None else hashlib.sha256(token.encode()).hexdigest()
 
     def guarded(self, endpoint: Endpoint) -> Endpoint:
-        """The endpoint, for those who are let in."""
+        """Wrap an endpoint so that it refuses requests without access."""
 
         async def guard(request: Request) -> Response:
             response = self._refuse(request) or await endpoint(request)
@@ -132,7 +132,7 @@ class Endpoints:
         return await _json(self._monitor.snapshot, request.query_params.get("trial", ""), round)
 
     async def events(self, request: Request) -> Response:
-        """A stream of what is new."""
+        """Stream of events with new data."""
         if self._feed.streams >= MOST_STREAMS:
             return PlainTextResponse("too many pages are open\n", 503)
         return StreamingResponse(self._feed.stream(), media_type="text/event-stream")
@@ -147,7 +147,7 @@ class EventFeed:
         self.streams = 0
 
     async def watch(self) -> None:
-        """Look again and again; at once while there is more to read."""
+        """Poll the disk until cancelled, without a pause while there is more to read."""
         state: Any = None
         while True:
             changed = await asyncio.to_thread(self._monitor.poll)

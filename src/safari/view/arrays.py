@@ -25,6 +25,6 @@ def encode_array(values: Any, kind: str) -> dict[str, Any]:
 
 
 def decode_array(packed: dict[str, Any]) -> NDArray[Any]:
-    """The array again."""
+    """Decode what `encode_array` returned."""
     raw = zlib.decompress(base64.b64decode(packed["data"]))
     return np.frombuffer(raw, dtype=KINDS[packed["kind"]])

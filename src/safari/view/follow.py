@@ -119,7 +119,7 @@ class LineFollower:
         return self._line, value
 
     def _was_cut(self, handle: BinaryIO, size: int) -> bool:
-        """Shorter than before, or cut and grown again: then a line no longer ends where one did."""
+        """Whether the file is shorter than before, or was cut and grew again, so that no line ends where one did."""
         if not self._offset:
             return False
         handle.seek(self._offset - 1)

@@ -50,7 +50,7 @@ class Limits:
     pending: connections without a whole request; beyond this number likewise.
     active: requests that are being answered; beyond this number the answer is 503.
     request_seconds: how long a client may take to send a request.
-    send_seconds: how long a client may take to make room for more of an answer.
+    send_seconds: how long a client may take before it accepts more of an answer.
     """
 
     silent: int = 64
@@ -92,7 +92,7 @@ class ListeningSocket(socket.socket):
 
 
 class ConnectionLimiter:
-    """An ASGI application around another, told of connections by the protocol class it makes."""
+    """An ASGI application around another, notified of connections by the protocol class it makes."""
 
     def __init__(self, app: Application, limits: Limits, report: Callable[[str, str], None]):
         self._app, self._limits, self._report = app, limits, report
@@ -104,7 +104,7 @@ class ConnectionLimiter:
         self._known: dict[str, None] = {}
 
     def protocol(self) -> type[asyncio.Protocol]:
-        """uvicorn's HTTP protocol, which tells this limiter when connections open and close.
+        """uvicorn's HTTP protocol, which notifies this limiter when connections open and close.
 
         The one on h11, wherever httptools is installed or not: it bounds the size of a request's head.
         """
@@ -169,7 +169,7 @@ class ConnectionLimiter:
         return next(peer for peer, network in networks.items() if network == most)
 
     async def sweep(self) -> None:
-        """Close what has waited too long, again and again."""
+        """Close connections that have waited too long, periodically until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_EVERY)
             limit = time.monotonic() - self._limits.request_seconds
@@ -177,7 +177,7 @@ class ConnectionLimiter:
                 transport.abort()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answer a request, if there is room for it."""
+        """Answer a request, unless too many are active."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -201,7 +201,7 @@ class ConnectionLimiter:
             self._wait(peer, transport)
 
     def _wait(self, peer: Peer, transport: asyncio.Transport) -> None:
-        """The connection has a whole request to send from now on."""
+        """Start the time limit within which the connection has to send a whole request."""
         if not transport.is_closing():
             self._pending[peer] = transport, time.monotonic()
 

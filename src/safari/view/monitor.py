@@ -78,7 +78,7 @@ class Monitor:
             return {"runs": [self._describe(number) for number in range(len(self._runs))]}
 
     def since(self, have: Cursors) -> tuple[dict[str, dict[str, Any]], Cursors]:
-        """For each trial that has grown, what is new; and the cursors after that."""
+        """New data of each trial that has grown, and the cursors after it."""
         with self._lock:
             news, now = {}, {}
             for key, log in self._logs.items():
@@ -121,7 +121,7 @@ class Monitor:
         }
 
     def _attempt(self, number: int, part: str, work: Callable[[], Any], otherwise: Any) -> Any:
-        """Do it; where it fails, name the part among the run's problems and go on with `otherwise`.
+        """Result of `work`; if it fails, list the part among the run's problems and return `otherwise`.
 
         A run's files may hold anything, and one that was not thought of must not end the page.
         """
@@ -344,7 +344,7 @@ def _counts(value: Any, clients: int) -> list[list[int]] | None:
 
 
 def _texts(value: Any) -> list[str]:
-    """The first of a list of texts, each as far as there is room for it; none where it is no list."""
+    """The first of a list of texts, each cut to a limited length; none where it is no list."""
     return (
         [visible(str(each), LONGEST_LABEL) for each in value[:MOST_BY_CLASS]]
         if isinstance(value, list)

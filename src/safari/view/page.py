@@ -115,7 +115,7 @@ def frozen_page(runs: Sequence[RunFolder], rules: Mapping[str, str] | None = Non
 
 
 def freeze(runs: Sequence[RunFolder], rules: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """All that the page would have been told, as far as it fits into one file."""
+    """All data that a server would send to the page, as far as it fits into one file."""
     monitor = Monitor(runs, rules)
     while monitor.poll():
         pass

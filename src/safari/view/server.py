@@ -1,4 +1,4 @@
-"""The page over HTTP: where it listens, and a server with limits."""
+"""The page over HTTP: its listening socket, and a server with limits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def build(monitor: Monitor, token: str | None = None, hosts: frozenset[str] | No
     Parameters
     ----------
     monitor: the runs it shows.
-    token: a secret without which nobody is let in; None: everybody is.
+    token: a secret that every request needs; None: no request needs one.
     hosts: the names it answers to; None: any.
     """
     try:
@@ -46,7 +46,7 @@ def build(monitor: Monitor, token: str | None = None, hosts: frozenset[str] | No
 
 
 def is_loopback(host: str) -> bool:
-    """Can only this machine reach it?
+    """Whether only this machine can reach the host.
 
     >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
     (True, True, False)

@@ -45,7 +45,7 @@ class SimilaritySnapshots:
 
     @property
     def note(self) -> str:
-        """Why there is no snapshot, or only one; empty where there are some."""
+        """Reason why there is no snapshot, or only that of the last checkpoint; empty otherwise."""
         if self._places:
             return ""
         if self._from_checkpoint is not None:

@@ -83,7 +83,7 @@ PRESETS: dict[str, Callable[[Tables], Settings]] = {"demo": _demo, "paper": _pap
 def preset(name: str, config: Tables | None = None) -> Settings:
     """The settings of a preset for a config, given as tables: keys and values, as `override` takes them.
 
-    >>> preset("paper")[1]
+    >>> preset("paper")[3]
     ('pruning.pruner', 'synflow')
     >>> preset("best", {"clients": 100, "cohort": 10})[-1]
     ('wire.feedback', False)

@@ -13,7 +13,7 @@ import safari
 from safari.config import parse
 from safari.data import from_tensors
 from safari.engine import assemble
-from safari.errors import ConfigError
+from safari.errors import ConfigError, SafariError
 from safari.report import cells, rows_of
 from safari.tasks import Metric, Task
 
@@ -113,3 +113,14 @@ def test_only_numbers_have_units() -> None:
             "mine", "class", lambda o, y: o, lambda o, y: {}, (Metric("mae", "error"),), "mae", lambda o, y, c: None,
             standardise=True,
         )  # fmt: skip
+
+
+def test_whole_numbers_are_prices_for_regression_and_classes_for_classification(tmp_path) -> None:
+    rows = ["a,b,price"] + [f"{i % 7},{i % 5},{200_000 + 1000 * (i % 7) + i}" for i in range(200)]
+    (tmp_path / "houses.csv").write_text("\n".join(rows) + "\n")
+    data = {"name": f"hf:{tmp_path / 'houses.csv'}", "label": "price"}
+    summary = safari.run(settings(data=data), tmp_path / "run", progress=False, report=False)
+    assert summary["arms"]["drop"]["mae"]["mean"] < 50_000
+    wrong = {**settings(data=data), "task": {"name": "classification"}}
+    with pytest.raises(SafariError, match="reads whole numbers as numbers"):
+        safari.run(wrong, tmp_path / "wrong", progress=False, report=False)

@@ -64,6 +64,7 @@ def hf(
     tokens: Literal["characters", "bytes", "words"] = "characters",
     length: int = 80,
     join: bool = False,
+    numbers: bool = False,
 ) -> Data:
     """A data set of the Hugging Face hub, or a local folder or file; `hf:NAME` is short for it (extra hf).
 
@@ -81,7 +82,8 @@ def hf(
     `size`: pictures are scaled to this many pixels on each side. `normalise`: numbers get mean 0 and standard
     deviation 1 over the training samples, by channel or column. `tokens`, `length`: what a token of text is,
     and how many a sample has; longer text without labels becomes several samples. `join`: rows of one owner
-    are one text.
+    are one text. `numbers`: whole numbers in the label's column are numbers and not classes; tasks whose labels are
+    numbers ask for that by themselves.
     """
     tables = _load(source, subset, revision)
     return from_hf(
@@ -100,6 +102,7 @@ def hf(
         tokens=tokens,
         length=length,
         join=join,
+        numbers=numbers,
     )
 
 
@@ -120,6 +123,7 @@ def from_hf(
     tokens: Literal["characters", "bytes", "words"] = "characters",
     length: int = 80,
     join: bool = False,
+    numbers: bool = False,
 ) -> Data:
     """A `datasets.DatasetDict` (or a `Dataset`, of which some is held out) as `Data`; options as of `hf`."""
     splits = _splits(tables, name, train, test, holdout)
@@ -140,7 +144,7 @@ def from_hf(
     else:
         reader = _number_reader(splits[0], columns)
     train_x, test_x, scaling = _number_tensors(splits, reader, normalise, key)
-    train_y, test_y, classes, names = _labels(name, splits, columns.label or "")
+    train_y, test_y, classes, names = _labels(name, splits, columns.label or "", numbers)
     return Data(name, train_x, train_y, test_x, test_y, classes, owners, class_names=names, scaling=scaling)
 
 
@@ -509,14 +513,14 @@ def _sequences(texts: Texts, count: int, vocabulary: Vocabulary, length: int, ke
 Labels = tuple[Tensor, Tensor, int, tuple[str, ...]]
 
 
-def _labels(name: str, splits: tuple[Table, Table], column: str) -> Labels:
+def _labels(name: str, splits: tuple[Table, Table], column: str, numbers: bool = False) -> Labels:
     """Both splits' labels, by the type of the column."""
     feature = splits[0].features[column]
     kind = kind_of(feature)
     values = [_values(table, column) for table in splits]
-    if kind in ("float", "floats"):
-        numbers = [_rows_of_numbers(rows, column) for rows in values]
-        return numbers[0], numbers[1], numbers[0].shape[1], ()
+    if kind in ("float", "floats") or (numbers and kind == "integer"):
+        train, test = (_rows_of_numbers(rows, column) for rows in values)
+        return train, test, train.shape[1], ()
     if kind in ("classes", "integers"):
         inner = feature.feature
         return *_several(name, values, getattr(inner, "num_classes", 0)), _names_of(inner)
@@ -529,7 +533,8 @@ def _labels(name: str, splits: tuple[Table, Table], column: str) -> Labels:
     strange = sorted(set(values[1]) - set(known))
     if strange:
         raise DataError(
-            f"{name}: the label {strange[0]!r} occurs in the test split and not in the training split"
+            f"{name}: the label {strange[0]!r} occurs in the test split and not in the training split: the column "
+            f'{column!r} is read as classes (task.name = "regression" reads whole numbers as numbers)'
         )
     train_y, test_y = (torch.tensor([known[value] for value in rows]) for rows in values)
     return train_y, test_y, len(known), tuple(map(str, known))

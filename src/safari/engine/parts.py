@@ -12,7 +12,7 @@ from torch import nn
 from safari.aggregation import GATES, RULES, STEPS, Compensation, Gate, ServerStep
 from safari.aggregation.steps import steps_of
 from safari.config import Config, Plug
-from safari.data import DATASETS, PARTITIONS, Data, as_data
+from safari.data import DATASETS, PARTITIONS, Data, as_data, hf
 from safari.engine.device import device_of
 from safari.errors import ConfigError, PruneError, SafariError, TrustError, brief
 from safari.federation.algorithm import running_average_of
@@ -163,6 +163,8 @@ def load_data(config: Config, parts: Parts | None = None) -> Data:
     """The data set that a config names, on the CPU."""
     name, options = config.data.name, dict(config.data.options)
     factory = DATASETS.factory(name, options) if parts is None else parts.data
+    if parts is not None and parts.task.labels == "numbers" and factory is hf:
+        options = {"numbers": True, **options}
     return as_data(DATASETS.call(name, lambda: factory(**options)), name)
 
 

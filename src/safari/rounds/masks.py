@@ -31,8 +31,8 @@ def refuse_dead_layers(mask: Tensor, layout: Layout, pruning: Pruning, whose: st
     dead = [e.name for e in weight_entries(layout) if not bool(mask[e.offset : e.end].any())]
     if dead and not pruning.allow_dead_layers:
         raise ConfigError(
-            f"pruning: {whose} keeps nothing of {', '.join(dead)}, so nothing would pass there: keep some of each "
-            'layer with pruning.least = 0.02, or divide the cut between layers with pruning.scope = "erk" '
+            f"pruning: {whose} keeps nothing of {', '.join(dead)}, so nothing would pass there: divide the cut "
+            'between layers with pruning.scope = "erk", or keep some of each layer with pruning.least = 0.1 '
             "(pruning.allow_dead_layers = true runs it as it is)"
         )
 

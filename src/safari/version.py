@@ -9,7 +9,7 @@ from pathlib import Path
 __version__ = "0.1.0"
 
 # What shows, ships, compares or only offers what the others compute: its code changes no number of a trial.
-_WITHOUT_NUMBERS = ("api.py", "cli", "flower", "lab", "net", "report", "sweep", "view")
+_WITHOUT_NUMBERS = ("api.py", "cli", "exports.py", "flower", "lab", "net", "report", "sweep", "view")
 
 
 @cache

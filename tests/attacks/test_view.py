@@ -135,11 +135,6 @@ def odd_checkpoint(run):
     run.trial("drop", 0).save(Saved(1, {"rule.similarity": torch.zeros(3, 3, dtype=torch.bfloat16)}, {}))
 
 
-def odder_checkpoint(run):
-    state = {"rule.alike": torch.zeros(3, 3).to(torch.float8_e4m3fn), "rule.met": torch.zeros(3, 3)}
-    run.trial("drop", 0).save(Saved(1, state, {}))
-
-
 def long_model(run):
     (run.path / "model.json").write_text('{"numbers": 1' + "0" * 400 + "}")
 
@@ -168,7 +163,6 @@ def deep_side_file(run):
         (long_round_of_seconds, "timings.jsonl, line 2 was skipped: round 1000"),
         (deep_config, "the newest config.toml cannot be shown"),
         (odd_checkpoint, "rule.similarity must be of F16, F32, F64, got BF16"),
-        (odder_checkpoint, "rule.alike must be of F16, F32, F64, got F8_E4M3"),
         (long_model, ""),
         (link_for_a_file, "trials/drop/seed-0/rounds.jsonl"),
         (fifo_for_a_file, "trials/drop/seed-0/timings.jsonl"),

@@ -86,7 +86,7 @@ def test_run_from_a_config_with_changes(here):
     assert lines[2].split()[0] == "drop"
     # Progress is no result, so it goes elsewhere.
     assert done.stderr.startswith("run folder: mine\ndrop  seed 0  round 1/3  top-1 ")
-    assert done.stderr.endswith("report: mine/report.html\n")
+    assert "report: mine/report.html\nlook at it in the browser:" in done.stderr
 
 
 def test_run_json_is_the_summary_and_the_folder_has_a_name_by_default(here):

@@ -240,8 +240,8 @@ def complete(cwd: Path, *words: str) -> list[str]:
 
 
 def test_a_shell_is_offered_commands_options_keys_and_names(tmp_path):
-    commands = ["compare", "completion", "export", "init", "list", "net", "reproduce", "resume", "run", "show", "sweep",
-                "validate", "view", "wire"]  # fmt: skip
+    commands = ["compare", "completion", "export", "flower", "init", "list", "net", "reproduce", "resume", "run",
+                "show", "sweep", "validate", "view", "wire"]  # fmt: skip
     assert complete(tmp_path, "") == commands
     assert complete(tmp_path, "re") == ["reproduce", "resume"]
     assert {"--set", "--seeds", "--out", "--json"} <= set(complete(tmp_path, "run", "--"))

@@ -360,7 +360,7 @@ def test_the_fast_way_is_not_noted(here, change):
 def test_the_command_prints_the_note_on_standard_error_in_one_line(here):
     config = put(BASE, {"rounds": 1, "model": {"name": "mine.py:by_loop"}})
     (here / "slow.toml").write_text(to_toml(parse(config)))
-    done = CliRunner().invoke(cli, ["run", "slow.toml", "--out", "slow", "--json"])
+    done = CliRunner().invoke(cli, ["run", "slow.toml", "--trust", "--out", "slow", "--json"])
     assert done.exit_code == 0, done.output
     assert done.stderr.splitlines()[:2] == ["run folder: slow", f"note: {NOTE}"]
     assert "arms" in json.loads(done.stdout)

@@ -100,7 +100,7 @@ def test_a_number_that_does_not_exist_is_nan_also_where_none_does(synthetic):
     assert run.columns("summary")["rounds_to_target"] == [None]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/runs.md", "examples/notebooks/first_run.ipynb"])
+@pytest.mark.parametrize("page", ["docs/runs.md", "examples/notebooks/first_run.ipynb"])
 def test_the_example_that_compares_arms_works_with_several_seeds(finished, page):
     text = (Path(__file__).parents[2] / page).read_text(encoding="utf-8").replace('\\"', '"')
     index, columns, values = re.search(

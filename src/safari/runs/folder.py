@@ -52,7 +52,10 @@ FAILURE = "failure.txt"
 _SEED = re.compile(r"seed-(0|[1-9]\d{0,18})")
 # All that this package puts into a run's folder.
 _OWN = frozenset(
-    {f"{name}.json" for name in ("clients", "model", "task", "environment", "plugins", "summary", "mlflow")}
+    {
+        f"{name}.json"
+        for name in ("clients", "model", "data", "task", "environment", "plugins", "summary", "mlflow")
+    }
     | {"config.toml", "report.html", "trials", "figures", "plugins", "tensorboard", FAILURE}
 )
 # What is derived from the records of a whole trial, by packages above this one.

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from claims import BASE, TINY, write
+from safari.aggregation import RULES
 from safari.config import parse
 from safari.errors import ConfigError
 from safari.sweep.plan import digest
@@ -241,9 +242,7 @@ def test_results_from_before_feedback_was_automatic_keep_their_names() -> None:
          ["FILE: checks[0].against must be one of drop, perfect, safari; got 'perfct' "
           "(did you mean 'perfect'?)"]),
         ('unranked = ["perfekt", "drop"]\n' + TINY,
-         ["FILE: unranked must be one of attainable, cluster-fedvarp, drop, fdms, fedau, fedvarp, few, "
-          "geometric-median, known-p, majority-vote, mifa, perfect, safari, safari+, stale, trimmed-mean; "
-          "got 'perfekt' (did you mean 'perfect'?)"]),
+         [f"FILE: unranked must be one of {', '.join(sorted(RULES))}; got 'perfekt' (did you mean 'perfect'?)"]),
         (TINY.replace('against = "perfect"\nmargin = 0.99', "at_least = 85"),
          ["FILE: checks[0].at_least must lie between 0 and 1, because top1 is a fraction; got 85"]),
         (TINY.replace('against = "perfect"\nmargin = 0.99', 'column = "average_top5"\nat_least = nan'),

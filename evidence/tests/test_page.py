@@ -418,7 +418,7 @@ def test_versions_of_the_code_stand_beside_each_other_only_when_told(
     assert isinstance(refused.exception, RunError)
     assert str(refused.exception) == (
         f"{out} holds trials that other versions of the code made ({code_version()}; this one is another), "
-        "and new ones would stand beside them. Choose another --out, or add --mix-versions: then the page "
+        "and new ones would stand beside them. Choose another --out, or add --mix-versions: then the report "
         "says which version made what"
     )
     assert (out / "results.json").read_bytes() == before

@@ -147,9 +147,8 @@ def test_hovering_the_strip_says_who_stood_in(browse, place, small):
     x = 58 + (line["round"] - 1) / 39 * (box["width"] - 70)
     y = 10 + 1.5 * (box["height"] - 40) / 6
     tip = hover(page, "arrivals", x / box["width"], y / box["height"])
-    assert tip.startswith(
-        f"Round {line['round']}, client 1\n\nlost on the way up; client {line['stand_ins']['1'][0]} stood in"
-    )
+    assert tip.startswith(f"Round {line['round']}, client 1, 20")
+    assert f"Z\n\nlost on the way up; client {line['stand_ins']['1'][0]} stood in" in tip
     arrived = sum(1 in r["arrived"] for r in lines)
     assert f"arrived so far\n{arrived} of 40" in tip
 

@@ -127,13 +127,13 @@ export function drawClasses(page, node) {
   node.dataset.shown = key;
   const count = Math.max(...rows.map(({ means }) => means.length));
   const names = page.store.runs[rows[0].arm.run].class_names;
-  const head = el("tr", {}, el("th", { scope: "col" }, "class"), Array.from({ length: count }, (_, k) => el("th", { scope: "col" }, names[k] ?? String(k))));
+  const head = el("tr", {}, el("th", { scope: "col" }, "accuracy of class"), Array.from({ length: count }, (_, k) => el("th", { scope: "col" }, names[k] ?? String(k))));
   const body = rows.map(({ arm, means }) =>
     el("tr", {}, el("th", { scope: "row" }, arm.label), means.map((value) => el("td", { class: "share", style: { "--share": String(value || 0) } }, Number.isFinite(value) ? asPercent(value, 0) : NOTHING))),
   );
   fill(
     node,
-    scroll("Accuracy by class", el("table", { class: "numbers" }, el("caption", {}, "Accuracy by class"), el("thead", {}, head), el("tbody", {}, body))),
+    scroll("Accuracy by class", el("table", { class: "numbers" }, el("thead", {}, head), el("tbody", {}, body))),
     el("p", { class: "caption" }, "The global model in the newest test, mean over seeds: which classes an arm has learned, and which it has forgotten."),
   );
 }

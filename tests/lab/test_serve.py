@@ -126,11 +126,15 @@ SETTINGS = {
 }  # fmt: skip
 
 
+def fails(message: object, context: object) -> None:
+    raise RuntimeError("no data here")
+
+
 def begun(run: Path, **more: object) -> Path:
-    """A run of one round, as the app leaves it, with clients that never answer."""
+    """A run of one round, as the app leaves it, with clients that answer with an error."""
     world = world_of(SETTINGS | more)
     strategy = SafariStrategy(world.fresh_module(), 2, "drop", config=world.config, run=run, give_up=None)
-    strategy.start(Loopback({1: None, 2: None}), num_rounds=1, timeout=0.1)
+    strategy.start(Loopback({1: fails, 2: fails}), num_rounds=1, timeout=1)
     return run
 
 

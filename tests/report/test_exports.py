@@ -126,7 +126,16 @@ def test_numbers_come_back_in_their_own_units():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("input_shape", [10**5, 10**5]), ("input_shape", [-1]), ("classes", 10**9), ("tokens", "many")],
+    [
+        ("input_shape", [10**5, 10**5]),
+        ("input_shape", [-1]),
+        ("classes", 10**9),
+        ("tokens", "many"),
+        ("label_kind", None),
+        ("inputs", {"mean": [0.5]}),
+        ("labels", "none"),
+        ("class_names", 7),
+    ],
 )
 def test_a_crafted_description_builds_no_giant(run, tmp_path, field, value):
     import shutil

@@ -15,7 +15,7 @@ from safari.report.gather import read_run
 from safari.report.live import show_figures
 from safari.report.style import styled
 from safari.report.table import cells, rows_of, to_text
-from safari.report.trained import Picked, TrainedModel, pick
+from safari.report.trained import Picked, TrainedModel, pick, saved_model
 from safari.runs import RunFolder, RunMetrics, Trial, summarise
 from safari.runs.tables import TEXTS, Columns, columns
 
@@ -125,12 +125,7 @@ class Run:
             average: the running average instead, where the run keeps one (`aggregation.average`).
             best: after the round with the best score instead, where the run keeps that (`checkpoint.best`).
         """
-        trial = self._trial(arm, seed)
-        name = "average" if average else "model"
-        tensors = (trial.read_best() if best else trial.read_checkpoint()).tensors
-        if name not in tensors:
-            raise RunError(f"{trial.path} keeps no running average: aggregation.average is off")
-        return tensors[name]
+        return saved_model(self._trial(arm, seed), average=average, best=best)[1]
 
     def module(
         self,
@@ -160,7 +155,7 @@ class Run:
         best: bool = False,
         net: nn.Module | None = None,
     ) -> Picked:
-        """The trained model with what is known about it, for `safari.export`; arguments as of `module`."""
+        """The trained model with what is known about it, for `safari.exports.export`; arguments as of `module`."""
         return pick(self.folder, self._trial(arm, seed), average=average, best=best, net=net)
 
     def _trial(self, arm: str | None, seed: int | None) -> Trial:

@@ -74,26 +74,32 @@ class Picked:
     average: bool
 
 
-def pick(
-    run: RunFolder, trial: Trial, *, average: bool = False, best: bool = False, net: nn.Module | None = None
-) -> Picked:
-    """The model of a trial's newest checkpoint, or the one with the best score; see `Run.module`."""
+def saved_model(trial: Trial, *, average: bool, best: bool) -> tuple[int, Tensor]:
+    """The round and the vector of a trial's newest model, of its running average, or of its best model."""
     saved = trial.read_best() if best else trial.read_checkpoint()
     name = "average" if average else "model"
     if name not in saved.tensors:
         raise RunError(f"{trial.path} keeps no running average: aggregation.average is off")
+    return saved.round, saved.tensors[name]
+
+
+def pick(
+    run: RunFolder, trial: Trial, *, average: bool = False, best: bool = False, net: nn.Module | None = None
+) -> Picked:
+    """The model of a trial's newest checkpoint, or the one with the best score; see `Run.module`."""
+    done, vector = saved_model(trial, average=average, best=best)
     facts = _checked(run.read(FILE), run)
     arm = next(each for each in run.config.arms if each.name == trial.arm)
     net = _built(run.config.for_arm(arm), facts) if net is None else net
-    layout, vector = Layout.of(net), saved.tensors[name]
+    layout = Layout.of(net)
     if len(vector) != layout.size:
         raise RunError(
             f"net must have {len(vector)} numbers, as the model of {trial.path}, got {layout.size}"
         )
     layout.write(net, vector)
-    record = next((each for each in trial.records() if each.round == saved.round), None)
+    record = next((each for each in trial.records() if each.round == done), None)
     module = TrainedModel(net, facts).eval()
-    return Picked(run, trial, saved.round, vector, module, layout, facts, record, average)
+    return Picked(run, trial, done, vector, module, layout, facts, record, average)
 
 
 def _checked(facts: Mapping[str, Any], run: RunFolder) -> Mapping[str, Any]:
@@ -111,7 +117,28 @@ def _checked(facts: Mapping[str, Any], run: RunFolder) -> Mapping[str, Any]:
             raise RunError(
                 f"{run.path / FILE}: {name} must be whole and at most {most}, got {brief(facts.get(name))}"
             )
+    if facts.get("label_kind") not in ("class", "tokens", "numbers"):
+        kind = brief(facts.get("label_kind"))
+        raise RunError(f"{run.path / FILE}: label_kind must be class, tokens or numbers, got {kind}")
+    for name in ("inputs", "labels"):
+        if facts.get(name) is not None and not _is_scaling(facts[name]):
+            raise RunError(
+                f"{run.path / FILE}: {name} must have mean and scale, lists of as many numbers, got "
+                f"{brief(facts[name])}"
+            )
+    for name in ("class_names", "vocabulary"):
+        if not isinstance(facts.get(name, []), list):
+            raise RunError(f"{run.path / FILE}: {name} must be a list of texts, got {brief(facts[name])}")
     return facts
+
+
+def _is_scaling(value: Any) -> bool:
+    """Mean and scale, as `safari.data.Scaling` has them."""
+    rows: list[Any] = (
+        [value.get(name) for name in ("mean", "scale")] if isinstance(value, Mapping) else [None]
+    )
+    numbers = all(isinstance(row, list) and row and all(type(x) in (int, float) for x in row) for row in rows)
+    return numbers and len({len(row) for row in rows}) == 1
 
 
 def _whole(values: Any) -> bool:
